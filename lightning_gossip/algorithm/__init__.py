@@ -1,0 +1,57 @@
+"""The papers, pure: tensors, numpy, networkx. No process, thread, clock, socket or Lightning below this package."""
+
+from lightning_gossip.algorithm.mixing import (
+    ExchangeLaw,
+    MixingWeights,
+    check_doubly_stochastic,
+    consensus_distance,
+    expected_pair_matrix,
+    mean_square_gap,
+    mixing_matrix,
+    pair_matrix,
+    spectral_gap,
+)
+from lightning_gossip.algorithm.partner import PartnerPicker, ResolvedRoles, Roles, resolve_roles
+from lightning_gossip.algorithm.staleness import StalenessHistogram, VersionCounter
+from lightning_gossip.algorithm.topology import (
+    TOPOLOGIES,
+    Topology,
+    bipartite_complete,
+    complete,
+    exponential,
+    from_edges,
+    hypercube,
+    make_topology,
+    ring,
+    star,
+    torus,
+)
+
+__all__ = [
+    "TOPOLOGIES",
+    "ExchangeLaw",
+    "MixingWeights",
+    "PartnerPicker",
+    "ResolvedRoles",
+    "Roles",
+    "StalenessHistogram",
+    "Topology",
+    "VersionCounter",
+    "bipartite_complete",
+    "check_doubly_stochastic",
+    "complete",
+    "consensus_distance",
+    "expected_pair_matrix",
+    "exponential",
+    "from_edges",
+    "hypercube",
+    "make_topology",
+    "mean_square_gap",
+    "mixing_matrix",
+    "pair_matrix",
+    "resolve_roles",
+    "ring",
+    "spectral_gap",
+    "star",
+    "torus",
+]

@@ -1,0 +1,155 @@
+r"""The published model of one worker, and the half-difference rule that keeps the mean.
+
+Lian, Zhang, Zhang, Liu: Asynchronous Decentralized Parallel SGD (ICML 2018, arXiv 1710.06952), Algorithm 1. One worker i
+computes a gradient at a stale read of its model while its model is being averaged with other workers' models:
+
+    X_{k+1} = X_k W_k − γ ∂g(X̂_k; ξ_k, i_k)
+
+| letter | here | what it is |
+|---|---|---|
+| x | ``tensors`` | the parameters that the training thread owns; autograd may hold them, so nobody else touches them |
+| y | ``published`` | the model that the others see and change |
+| m | ``merges`` | the sum of the changes made to y since x last took them over: y = (x at the last pull) + m |
+
+At a step boundary, after an optimizer of any kind has moved x:
+
+    x ← x + m ;  y ← x ;  m ← 0                                                      (push and pull)
+
+and in an exchange of i with j, in pieces, any time in between:
+
+    s_i ← y_i ;  (send s_i, receive s_j) ;  d ← ½ (s_j − s_i) ;  y_i += d ;  m_i += d      (merge)
+
+Departure from the paper: there the averaging is atomic with respect to the gradient update. Here both ends apply ± the
+same d, computed from the same two snapshots, so Σ_i y_i changes by local updates only, whatever happens between the
+snapshot and the merge (``tests/algorithm/test_replica.py::test_sum_is_preserved_whatever_happens_in_between``).
+
+Running statistics (BatchNorm) are exponential averages, not sums of gradients: a layer with momentum a replaces b by
+(1 − a)·b + a·batch. Applied to the merged value b + m instead of b this is x + (1 − a)·m, so such a tensor takes over only
+``retention`` = 1 − a of m per forward pass. With the whole of m a running variance could turn negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_gossip.algorithm.staleness import VersionCounter
+
+
+class Replica:
+    """The published model y of one worker and the merges m that its training thread has not seen yet.
+
+    Not thread-safe: the caller guards every method by one lock and holds it only for the copy. Memory: two flat vectors of
+    the model's size.
+
+    Args:
+        tensors: the parameters and floating-point buffers to publish, in the same order on every worker. Their current
+            values are published at once.
+        retention: per tensor, the share of the merges that one forward pass leaves in place; 1 for everything but
+            running statistics. Default: all 1.
+        dtype: of the published model; default: the type that all tensors promote to, at least float32.
+    """
+
+    def __init__(
+        self, tensors: Sequence[Tensor], *, retention: Sequence[float] | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        self.dtype = dtype if dtype is not None else common_dtype(tensors)
+        self.numel = sum(t.numel() for t in tensors)
+        self.published = torch.empty(self.numel, dtype=self.dtype)
+        self.merges = torch.zeros(self.numel, dtype=self.dtype)
+        self._published_views = views_like(self.published, tensors)
+        self._merge_views = views_like(self.merges, tensors)
+        shares = retention if retention is not None else [1.0] * len(tensors)
+        self._fading = [(view, share) for view, share in zip(self._merge_views, shares, strict=True) if share != 1.0]
+        self._changes = VersionCounter()
+        self._pulled_version = 0
+        self._dirty = False
+        self._copy_in(tensors)
+
+    @property
+    def version(self) -> int:
+        """Number of changes (merged exchanges and pushes) that the published model has seen."""
+        return self._changes.version
+
+    @torch.no_grad()
+    def push_pull(self, tensors: Sequence[Tensor], *, forward_passes: int = 1) -> int:
+        """Publish the local update and take over the merges: x ← x + m; y ← x; m ← 0.
+
+        Without merges since the last call this is one copy, y ← x.
+
+        Args:
+            tensors: x, the same tensors in the same order as at construction; changed in place.
+            forward_passes: how many forward passes in training mode led to this update (gradient accumulation).
+
+        Returns:
+            The staleness of this update: the number of exchanges merged between the pull of the model that the
+            gradient was computed at and this push.
+        """
+        if self._dirty:
+            for view, share in self._fading:
+                view.mul_(share**forward_passes)
+            torch._foreach_add_(list(tensors), self._merge_views)
+            self.merges.zero_()
+            self._dirty = False
+        staleness = self._changes.staleness(self._pulled_version)
+        self._copy_in(tensors)
+        self._pulled_version = self._changes.changed()
+        return staleness
+
+    def snapshot(self, chunk: slice, out: Tensor) -> None:
+        """Copy one chunk of y into ``out``, shape ``(chunk.stop - chunk.start,)``."""
+        out.copy_(self.published[chunk])
+
+    def merge(self, chunk: slice, half_difference: Tensor) -> None:
+        """Add d = ½ (s_j − s_i) to one chunk of y and of m."""
+        self.published[chunk] += half_difference
+        self.merges[chunk] += half_difference
+        self._dirty = True
+
+    @torch.no_grad()
+    def copy_out(self, tensors: Sequence[Tensor]) -> None:
+        """x ← y, in place."""
+        torch._foreach_copy_(list(tensors), self._published_views)
+
+    def exchange_done(self) -> None:
+        """Count one completed exchange as one change of the published model."""
+        self._changes.changed()
+
+    @torch.no_grad()
+    def _copy_in(self, tensors: Sequence[Tensor]) -> None:
+        torch._foreach_copy_(self._published_views, list(tensors))
+
+
+def half_difference(mine: Tensor, theirs: Tensor) -> Tensor:
+    """d = ½ (s_j − s_i), computed in the memory of ``theirs``. The other end gets exactly −d."""
+    return theirs.sub_(mine).mul_(0.5)
+
+
+def common_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
+    """The type that holds all tensors' values, at least float32 so that averaging half-precision values loses nothing."""
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+def views_like(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Views of a flat vector, one per tensor, with its shape and, where it is dense, its strides.
+
+    Equal strides make the copies between x and y plain memory copies for channels_last tensors too.
+    """
+    views = []
+    offset = 0
+    for tensor in tensors:
+        piece = flat[offset : offset + tensor.numel()]
+        dense = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+        views.append(piece.as_strided(tensor.shape, tensor.stride()) if dense else piece.view(tensor.shape))
+        offset += tensor.numel()
+    return views
+
+
+def chunk_slices(numel: int, chunk_numel: int) -> list[slice]:
+    """Cut ``numel`` elements into consecutive slices of at most ``chunk_numel``."""
+    return [slice(start, min(start + chunk_numel, numel)) for start in range(0, numel, chunk_numel)]

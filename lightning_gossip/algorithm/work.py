@@ -1,0 +1,187 @@
+"""Who takes which batch: one epoch's samples shared by workers of different speed.
+
+An epoch is one seeded permutation of the data cut into batches. Every worker claims the next batch from one shared counter,
+so a fast worker takes more of them and each sample is taken exactly once. Lian et al. (2018) §5 measure epochs this way.
+
+The counter alone has a bad end: a worker that is ten times slower and claims one of the last batches makes the others
+wait for ten of their steps. So a worker claims only if it would be done with the batch no later than the others could be:
+
+    (held + 1) · own step time  ≤  T*                                                     (claim rule)
+
+with T* the time after which the workers that still claim, this one included, could have finished everything that is
+unclaimed, if each first finishes the batches that it holds:
+
+    T* = min { T : Σ_j max(0, ⌊T / p_j⌋ − held_j) ≥ remaining }
+
+p_j is the step time of worker j. ``held`` counts the batches claimed and not yet stepped on, the ones that a DataLoader
+prefetches included; the others are taken to hold as many as the loader keeps ahead of them (``lookahead``). With one
+worker left T* is its own time for all that remains, so the last one never leaves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from lightning_gossip.errors import ConfigurationError
+
+Batch = list[int]
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """What one epoch consists of, the same on every worker.
+
+    Args:
+        samples: number of samples in the data set.
+        batch_size: samples a batch.
+        shuffle: a new permutation each epoch, or the order of the data set.
+        drop_last: leave out a last batch that is smaller than the rest.
+        seed: of the permutations; the same on every worker.
+    """
+
+    samples: int
+    batch_size: int
+    shuffle: bool
+    drop_last: bool
+    seed: int
+
+    def __len__(self) -> int:
+        return self.samples // self.batch_size if self.drop_last else math.ceil(self.samples / self.batch_size)
+
+    def batches(self, epoch: int) -> list[Batch]:
+        """The batches of one epoch as lists of sample indices; together they hold each index exactly once."""
+        if self.shuffle:
+            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
+            order = torch.randperm(self.samples, generator=generator).tolist()
+        else:
+            order = list(range(self.samples))
+        return [order[i * self.batch_size : (i + 1) * self.batch_size] for i in range(len(self))]
+
+
+def check_enough_batches(batches: int, workers: int) -> None:
+    """Each worker is sure of one batch an epoch, so that all of them reach its end; fewer batches are refused.
+
+    Raises:
+        ConfigurationError: if there are fewer batches than workers.
+    """
+    if batches < workers:
+        raise ConfigurationError(
+            f"The epoch has {batches} batches for {workers} workers, and each worker needs at least one."
+            f" Use a smaller batch_size or at most {batches} workers."
+        )
+
+
+def at_least_one_each(pending: Sequence[Batch], workers: int) -> list[Batch]:
+    """The batches left over by an interrupted epoch, cut finer if there are fewer of them than workers.
+
+    If there are fewer samples than workers some are repeated, as a DistributedSampler pads.
+    """
+    if len(pending) >= workers:
+        return [list(batch) for batch in pending]
+    left = [sample for batch in pending for sample in batch]
+    if not left:
+        return []
+    left += [left[i % len(left)] for i in range(workers - len(left))]
+    return [part.tolist() for part in np.array_split(np.asarray(left), workers)]
+
+
+def joint_finish_time(remaining: int, step_times: Sequence[float], held: Sequence[int]) -> float:
+    """T*: when the given workers could have finished ``remaining`` more batches, in the unit of ``step_times``.
+
+    Args:
+        remaining: batches that nobody has claimed.
+        step_times: p_j > 0 of the workers that still claim; infinite for one that has left.
+        held: held_j ≥ 0, batches each of them finishes first.
+
+    Returns:
+        min {T : Σ_j max(0, ⌊T/p_j⌋ − held_j) ≥ remaining}; infinity if nobody is left to take them.
+    """
+    claiming = [(p, h) for p, h in zip(step_times, held, strict=True) if math.isfinite(p)]
+    if remaining <= 0:
+        return 0.0
+    if not claiming:
+        return math.inf
+    # The k-th further batch of worker j is done at (held_j + k) p_j. T* is the remaining-th smallest of these times over all
+    # j, and it is at most what any one worker would need alone: bisect on T between 0 and that.
+    low, high = 0.0, min((h + remaining) * p for p, h in claiming)
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        done = sum(max(0, math.floor(middle / p * (1 + 1e-12)) - h) for p, h in claiming)
+        low, high = (low, middle) if done >= remaining else (middle, high)
+    return high
+
+
+def may_claim(
+    *, held: int, own_step: float | None, remaining: int, step_times: Sequence[float], rank: int, lookahead: int
+) -> bool:
+    """The claim rule: whether this worker should take one more batch of the epoch.
+
+    Args:
+        held: batches this worker has claimed and not yet stepped on.
+        own_step: its step time, or None before its first step.
+        remaining: batches that nobody has claimed yet.
+        step_times: of all workers by rank, infinite for those that have left, NaN where nothing is known yet.
+        rank: this worker's place in ``step_times``.
+        lookahead: batches that the data loader keeps ahead of a step; taken as held by every other worker.
+
+    Returns:
+        True if it should claim; False if it should leave the rest of the epoch to the others.
+    """
+    if remaining <= 0:
+        return False
+    if own_step is None:
+        # nothing measured yet: the fair share of what is left
+        return (held + 1) * len(step_times) <= remaining
+    known = sorted(p for p in step_times if not math.isnan(p))
+    typical = known[(len(known) - 1) // 2] if known else own_step
+    if not math.isfinite(typical):
+        typical = own_step
+    times = [typical if math.isnan(p) else p for p in step_times]
+    times[rank] = own_step
+    holding = [lookahead] * len(times)
+    holding[rank] = held
+    return (held + 1) * own_step <= joint_finish_time(remaining, times, holding) * (1 + 1e-9)
+
+
+class Ledger:
+    """What one worker has claimed and stepped on in the current epoch, in the order of claiming.
+
+    A data loader hands batches over in the order in which their indices were drawn, so the batch of a step is the oldest
+    claim that has not been stepped on.
+    """
+
+    def __init__(self) -> None:
+        self._claimed: list[int] = []
+        self._stepped = 0
+
+    @property
+    def held(self) -> int:
+        """Batches claimed and not yet stepped on."""
+        return len(self._claimed) - self._stepped
+
+    @property
+    def stepped(self) -> int:
+        """Batches stepped on."""
+        return self._stepped
+
+    @property
+    def current(self) -> int:
+        """Position, in the epoch, of the batch that the next step is about."""
+        return self._claimed[self._stepped]
+
+    def claim(self, position: int) -> None:
+        """Note a claim of the batch at this position of the epoch."""
+        self._claimed.append(position)
+
+    def step(self) -> None:
+        """Note that the oldest held batch has been trained on."""
+        self._stepped += 1
+
+    def unstepped(self) -> list[int]:
+        """Positions claimed and not stepped on: an interrupted epoch has to hand them out again."""
+        return self._claimed[self._stepped :]

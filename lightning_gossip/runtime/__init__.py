@@ -1,0 +1,20 @@
+"""The only place with a thread, a lock and a clock: the gossip, the rendezvous, the shared work."""
+
+from lightning_gossip.runtime.clock import Interval, StepTimer, Timeline, now_s
+from lightning_gossip.runtime.gossip import Gossip, GossipCounters
+from lightning_gossip.runtime.rendezvous import Agreement, Purpose, Rendezvous
+from lightning_gossip.runtime.work_queue import EpochQueue, Store
+
+__all__ = [
+    "Agreement",
+    "EpochQueue",
+    "Gossip",
+    "GossipCounters",
+    "Interval",
+    "Purpose",
+    "Rendezvous",
+    "Store",
+    "StepTimer",
+    "Timeline",
+    "now_s",
+]

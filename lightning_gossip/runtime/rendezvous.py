@@ -1,0 +1,110 @@
+"""All workers together: what they came for, and the exact mean of their models. The only collectives of the gossip.
+
+Every worker calls the same methods in the same order on the default process group. :meth:`Rendezvous.agree` is where a fast
+worker waits for the slow ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_gossip.algorithm.replica import chunk_slices
+from lightning_gossip.errors import ConfigurationError
+
+_CHUNK_NUMEL = 4 << 20  # elements per all-reduce: bounds the extra memory to one chunk
+
+
+class Purpose(IntEnum):
+    """Why a worker has come."""
+
+    EPOCH_END = 1
+    VALIDATE = 2
+    SAVE = 3
+    STOP = 4  # somebody was told to stop (SIGTERM)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all workers know once all have arrived.
+
+    Args:
+        stop: somebody came to stop, so all do.
+        should_stop: some worker's trainer wants to end the fit.
+        optimizer_steps: of each rank.
+    """
+
+    stop: bool
+    should_stop: bool
+    optimizer_steps: tuple[int, ...]
+
+
+class Rendezvous:
+    """The collectives of one worker on the default process group.
+
+    Args:
+        device: where the group's backend wants its tensors.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def agree(self, purpose: Purpose, *, should_stop: bool, optimizer_steps: int) -> Agreement:
+        """Wait for every worker, and learn what each came for.
+
+        Raises:
+            ConfigurationError: on all ranks, if they came for different things that cannot be done together.
+        """
+        mine = torch.tensor([purpose, should_stop, optimizer_steps], dtype=torch.int64, device=self._device)
+        everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyones, mine)
+        rows = torch.stack(everyones).tolist()
+        purposes = [Purpose(row[0]) for row in rows]
+        stop = Purpose.STOP in purposes
+        if not stop and len(set(purposes)) > 1:
+            came = ", ".join(f"rank {rank} for {purpose.name}" for rank, purpose in enumerate(purposes))
+            raise ConfigurationError(
+                f"The workers came to a rendezvous for different things: {came}. Inside an epoch they are at different steps,"
+                " so validation and checkpoints there need equal shares of the data: pass work_sharing=False, or"
+                " save and validate at the end of an epoch."
+            )
+        return Agreement(stop, any(row[1] for row in rows), tuple(row[2] for row in rows))
+
+    def average(self, flat: Tensor) -> float:
+        """Replace a vector by its mean over all workers, the same bits on all of them.
+
+        Args:
+            flat: shape (d,), changed in place.
+
+        Returns:
+            This worker's squared distance ‖x_i − x̄‖² to the mean.
+        """
+        world_size = dist.get_world_size()
+        distance = 0.0
+        for chunk in chunk_slices(flat.numel(), _CHUNK_NUMEL):
+            piece = flat[chunk]
+            mean = piece.to(self._device, copy=True)
+            dist.all_reduce(mean)
+            mean = mean.div_(world_size).to(flat.device)
+            distance += float(torch.linalg.vector_norm(piece.sub_(mean), dtype=torch.float64) ** 2)
+            piece.copy_(mean)
+        return distance
+
+    def mean(self, value: float) -> float:
+        """The mean of a number over all workers."""
+        total = torch.tensor([value], dtype=torch.float64, device=self._device)
+        dist.all_reduce(total)
+        return float(total) / dist.get_world_size()
+
+    def all_equal(self, values: Sequence[int]) -> bool:
+        """Whether all workers hold the same integers."""
+        mine = torch.tensor(list(values), dtype=torch.int64, device=self._device)
+        low, high = mine.clone(), mine.clone()
+        dist.all_reduce(low, op=dist.ReduceOp.MIN)
+        dist.all_reduce(high, op=dist.ReduceOp.MAX)
+        return bool((low == high).all())

@@ -1,0 +1,142 @@
+"""The shared counter behind work sharing: each worker claims the next batch of the epoch from a store.
+
+One round trip a claim while the epoch is long, a second one near its end, where the claim rule needs everybody's step time.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Protocol
+
+from lightning_gossip.algorithm.work import Ledger, may_claim
+
+_REFRESH_CLAIMS = 16  # step times change slowly; near the end they are read before each claim
+_PUBLISH_CHANGE = 0.1  # publish the own step time again when it has changed by a tenth
+
+
+class Store(Protocol):
+    """The part of ``torch.distributed.Store`` that is used; operations are atomic."""
+
+    def add(self, key: str, amount: int, /) -> int:
+        """Add to a counter that starts at 0; returns its new value."""
+
+    def set(self, key: str, value: bytes | str, /) -> None:
+        """Set a value."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all of the keys are set."""
+
+    def multi_get(self, keys: list[str], /) -> list[bytes]:
+        """Read values, waiting for those that are not set yet."""
+
+
+class EpochQueue:
+    """One worker's access to the batches of one epoch.
+
+    Args:
+        store: shared by all workers.
+        key: prefix of this epoch's keys; new for every epoch.
+        rank: this worker.
+        workers: how many there are.
+        batches: positions 0 … batches − 1 are handed out, at least one to each worker.
+        lookahead: batches that the data loader keeps ahead of a step.
+    """
+
+    def __init__(self, store: Store, key: str, *, rank: int, workers: int, batches: int, lookahead: int) -> None:
+        self.ledger = Ledger()
+        self.batches = batches
+        self.left_early = False
+        self._store = store
+        self._key = key
+        self._rank = rank
+        self._workers = workers
+        self._lookahead = lookahead
+        self._remaining = batches - workers
+        self._step_times = [math.nan] * workers
+        self._published_s: float | None = None
+        self._claims = 0
+        self._done = False
+        self._last_left = False
+        store.set(self._time_key(rank), _pack(math.nan))
+
+    def claim(self, step_s: float | None) -> int | None:
+        """Take the next batch.
+
+        Args:
+            step_s: this worker's time a batch in seconds, or None if it is not known yet.
+
+        Returns:
+            Its position in the epoch, or None if this worker is done with claiming: nothing is left, or the others will be
+            faster.
+        """
+        if self._done:
+            return None
+        if self._claims == 0:
+            position: int | None = self._rank  # each worker is sure of one batch
+        else:
+            position = self._claim_shared(step_s)
+        if position is None:
+            self._done = True
+            self._publish(math.inf)
+            return None
+        self._claims += 1
+        self.ledger.claim(position)
+        return position
+
+    def unclaimed(self) -> list[int]:
+        """Positions that nobody has claimed; meaningful while nobody claims, and once every worker has its first batch."""
+        return list(range(self._workers + self._store.add(f"{self._key}/next", 0), self.batches))
+
+    def _claim_shared(self, step_s: float | None) -> int | None:
+        if self._workers > 1 and not self._last_left:
+            self._consult(step_s)
+            if not may_claim(
+                held=self.ledger.held,
+                own_step=step_s,
+                remaining=self._remaining,
+                step_times=self._step_times,
+                rank=self._rank,
+                lookahead=self._lookahead,
+            ):
+                # The counter decides between workers that leave at the same moment: the last one stays.
+                self._last_left = self._store.add(f"{self._key}/left", 1) == self._workers
+                if not self._last_left:
+                    self.left_early = self._remaining > 0
+                    return None
+        position = self._workers + self._store.add(f"{self._key}/next", 1) - 1
+        self._remaining = max(0, self.batches - position - 1)
+        return position if position < self.batches else None
+
+    def _consult(self, step_s: float | None) -> None:
+        """Bring the own step time, everybody's, and what remains up to date, as far as the decision needs it."""
+        if step_s is not None and (
+            self._published_s is None or abs(step_s / self._published_s - 1.0) > _PUBLISH_CHANGE
+        ):
+            self._publish(step_s)
+        if self._claims % _REFRESH_CLAIMS == 1 or self._is_near_end(step_s):
+            keys = [self._time_key(rank) for rank in range(self._workers)]
+            if self._store.check(keys):  # a worker that has not begun this epoch has set nothing, and is not waited for
+                self._step_times = [_unpack(value) for value in self._store.multi_get(keys)]
+            self._remaining = self.batches - self._workers - self._store.add(f"{self._key}/next", 0)
+
+    def _is_near_end(self, step_s: float | None) -> bool:
+        finite = [p for p in self._step_times if math.isfinite(p) and p > 0]
+        slowness = max(1.0, (step_s or 0.0) / min(finite)) if finite else 1.0
+        held = max(self.ledger.held, self._lookahead) + 1
+        return self._remaining <= 4 * self._workers * held * slowness + _REFRESH_CLAIMS * self._workers
+
+    def _publish(self, step_s: float) -> None:
+        self._published_s = step_s
+        self._store.set(self._time_key(self._rank), _pack(step_s))
+
+    def _time_key(self, rank: int) -> str:
+        return f"{self._key}/step_s/{rank}"
+
+
+def _pack(value: float) -> bytes:
+    return struct.pack("<d", value)
+
+
+def _unpack(value: bytes) -> float:
+    return float(struct.unpack("<d", value)[0])

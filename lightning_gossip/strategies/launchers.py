@@ -1,0 +1,40 @@
+"""Lightning's launchers, with one thing before: the strategy checks what it was given while there is only one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher, _SubprocessScriptLauncher
+from typing_extensions import override
+
+Preflight = Callable[[pl.Trainer, pl.LightningModule], None]
+
+
+class CheckedSubprocessLauncher(_SubprocessScriptLauncher):
+    """Runs the user's script once more for each further worker (``start_method="popen"``)."""
+
+    preflight: Preflight
+
+    @override
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:
+        _check(self.preflight, function, args, trainer)
+        return super().launch(function, *args, trainer=trainer, **kwargs)
+
+
+class CheckedMultiProcessingLauncher(_MultiProcessingLauncher):
+    """Starts the workers by spawn, fork or forkserver."""
+
+    preflight: Preflight
+
+    @override
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:
+        _check(self.preflight, function, args, trainer)
+        return super().launch(function, *args, trainer=trainer, **kwargs)
+
+
+def _check(preflight: Preflight, function: Callable[..., Any], args: Any, trainer: pl.Trainer | None) -> None:
+    model = next((arg for arg in args if isinstance(arg, pl.LightningModule)), None)
+    if trainer is not None and model is not None and function.__name__ == "_fit_impl":
+        preflight(trainer, model)

@@ -1,0 +1,84 @@
+"""One value of every logged metric on all ranks, without a collective inside an epoch.
+
+Lightning reduces a metric over ranks only where the user passed ``sync_dist=True``, and then also in the middle of an epoch if
+the metric is logged on every step. Both are wrong here: workers in the middle of an epoch are at different steps, and at its end
+a value that differs over ranks splits ReduceLROnPlateau, EarlyStopping and the best checkpoint's path. So inside the epoch
+every value is the worker's own, and at its end every value is reduced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+from torchmetrics import Metric
+from typing_extensions import override
+
+_warned: set[str] = set()
+
+
+class SynchronizedResults(_ResultCollection):
+    """Lightning's collection of logged values; epoch values are always reduced, training step values never."""
+
+    @override
+    def log(self, fx: str, name: str, value: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        if self.training and kwargs.get("sync_dist"):
+            if kwargs.get("on_step") and name not in _warned:
+                _warned.add(name)
+                rank_zero_warn(
+                    f"self.log({name!r}, on_step=True, sync_dist=True) would make all workers wait for each other at every step."
+                    " The value on a step is this worker's own; the value of the epoch is reduced over all workers. Drop"
+                    " sync_dist=True to silence this."
+                )
+            kwargs["sync_dist"] = False
+        super().log(fx, name, value, **kwargs)
+
+    @staticmethod
+    @override
+    def _get_cache(result_metric: _ResultMetric, on_step: bool) -> Tensor | None:
+        sync = result_metric.meta.sync
+        reduces = not on_step and result_metric.meta.on_epoch and result_metric.is_tensor and not sync.rank_zero_only
+        if not reduces:
+            return _ResultCollection._get_cache(result_metric, on_step)
+        asked = sync.should
+        sync.should = True
+        try:
+            return _ResultCollection._get_cache(result_metric, on_step)
+        finally:
+            sync.should = asked
+
+
+class LocalMetrics:
+    """Keeps torchmetrics that are computed in the middle of an epoch from synchronising.
+
+    Args:
+        model: whose metrics.
+        may_synchronize: asked at each computation.
+    """
+
+    def __init__(self, model: torch.nn.Module, may_synchronize: Callable[[], bool]) -> None:
+        self._changed: list[tuple[Metric, str, Any]] = []
+        for module in model.modules():
+            if isinstance(module, Metric):
+                available = module.distributed_available_fn
+
+                def gated(available: Callable[[], bool] = available) -> bool:
+                    return available() and may_synchronize()
+
+                self._set(module, "distributed_available_fn", gated)
+                # a value computed in the middle of the epoch must not be returned at its end
+                self._set(module, "compute_with_cache", False)
+
+    def _set(self, metric: Metric, name: str, value: Any) -> None:
+        self._changed.append((metric, name, getattr(metric, name)))
+        object.__setattr__(metric, name, value)
+
+    def restore(self) -> None:
+        """Give the metrics their own behaviour back."""
+        for metric, name, value in reversed(self._changed):
+            object.__setattr__(metric, name, value)
+        self._changed.clear()

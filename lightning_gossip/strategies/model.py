@@ -1,0 +1,75 @@
+"""The tensors of a model that workers share: which, in what order, and how their statistics mix."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from lightning_gossip.errors import ConfigurationError
+
+
+def shared_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """What is averaged: parameters that require a gradient, and floating-point buffers. Tied weights appear once.
+
+    Frozen parameters do not change, integer buffers are counts. A complex tensor is given as a real view.
+    """
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    named += [(name, buffer) for name, buffer in model.named_buffers() if _is_averaged(buffer)]
+    return [(name, torch.view_as_real(t.detach()) if t.is_complex() else t) for name, t in named]
+
+
+def retention(model: nn.Module, names: list[str]) -> list[float]:
+    """Per tensor, the share of a merge that one forward pass in training mode keeps; see ``algorithm.replica``."""
+    shares: dict[str, float] = {}
+    for prefix, module in model.named_modules():
+        if isinstance(module, _NormBase) and module.track_running_stats:
+            # momentum=None is a cumulative average, in which a merge has no fixed weight: take it over at the rendezvous only
+            share = 0.0 if module.momentum is None else 1.0 - module.momentum
+            for name in ("running_mean", "running_var"):
+                shares[f"{prefix}.{name}" if prefix else name] = share
+    return [shares.get(name, 1.0) for name in names]
+
+
+def layout(named: list[tuple[str, Tensor]]) -> int:
+    """A fingerprint of names, shapes, strides and types, 63 bits."""
+    text = repr([(name, tuple(t.shape), t.stride(), str(t.dtype)) for name, t in named])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def start_equal(model: nn.Module) -> None:
+    """Copy rank 0's parameters and buffers, frozen and integer ones too, to all ranks. Collective.
+
+    Raises:
+        ConfigurationError: if the model is not built of the same tensors everywhere.
+    """
+    everything = list(_parameters_and_buffers(model))
+    mine = [(name, tuple(t.shape), str(t.dtype)) for name, t in everything]
+    everyones: list[list[tuple[str, tuple[int, ...], str]]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyones, mine)
+    for rank, theirs in enumerate(everyones):
+        if theirs != everyones[0]:
+            differing = sorted({name for name, *_ in set(theirs) ^ set(everyones[0])})
+            raise ConfigurationError(
+                f"The model of rank {rank} differs from that of rank 0 in {', '.join(differing[:5]) or 'the order of its tensors'}."
+                " All ranks must build the same model: do not let its shape depend on the rank or on unseeded randomness."
+            )
+    with torch.no_grad():
+        for _, tensor in everything:
+            contiguous = tensor.detach().contiguous()
+            dist.broadcast(torch.view_as_real(contiguous) if contiguous.is_complex() else contiguous, src=0)
+            if contiguous.data_ptr() != tensor.data_ptr():
+                tensor.copy_(contiguous)
+
+
+def _is_averaged(buffer: Tensor) -> bool:
+    return buffer.is_floating_point() or buffer.is_complex()
+
+
+def _parameters_and_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()

@@ -1,0 +1,62 @@
+"""What a run says about its workers. Plain values: they cross process borders and go into summary.json."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class WorkerReport:
+    """One worker's account since the beginning of the fit.
+
+    ``None`` where the strategy has no such thing.
+
+    Args:
+        rank: whose.
+        steps: optimizer steps, its own.
+        samples: samples it trained on.
+        exchanges: completed exchanges, started or answered.
+        refused: requests of its own that a busy worker refused.
+        bytes_sent: payload of its exchanges.
+        staleness_mean, staleness_p95, staleness_max: changes of its published model between pull and push of a step.
+        busy_s: seconds in training steps.
+        wait_s: seconds at rendezvous before the last worker came.
+        last_wait_s: the same, at the last one.
+        left_early: whether it left the last batches of the epoch to faster workers.
+        batch_s: its median time a batch, in seconds.
+    """
+
+    rank: int
+    steps: int = 0
+    samples: int = 0
+    exchanges: int | None = None
+    refused: int | None = None
+    bytes_sent: int | None = None
+    staleness_mean: float | None = None
+    staleness_p95: float | None = None
+    staleness_max: int | None = None
+    busy_s: float = 0.0
+    wait_s: float = 0.0
+    last_wait_s: float = 0.0
+    left_early: bool = False
+    batch_s: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+@dataclass
+class FitReport:
+    """What all workers know after a rendezvous.
+
+    Args:
+        workers: one account each, by rank.
+        consensus_distance: (1/n) Σ ‖x_i − x̄‖² just before the last rendezvous averaged the models.
+        rendezvous: how many there have been.
+    """
+
+    workers: list[WorkerReport] = field(default_factory=list)
+    consensus_distance: float | None = None
+    rendezvous: int = 0

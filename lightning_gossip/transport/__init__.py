@@ -1,0 +1,18 @@
+"""Moves vectors between workers and knows no algorithm."""
+
+from lightning_gossip.transport.base import Kind, Message, Pending, Transport
+from lightning_gossip.transport.faults import Fault, FaultyTransport
+from lightning_gossip.transport.gloo import GlooTransport
+from lightning_gossip.transport.memory import MemoryNetwork, MemoryTransport
+
+__all__ = [
+    "Fault",
+    "FaultyTransport",
+    "GlooTransport",
+    "Kind",
+    "MemoryNetwork",
+    "MemoryTransport",
+    "Message",
+    "Pending",
+    "Transport",
+]

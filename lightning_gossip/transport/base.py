@@ -1,0 +1,124 @@
+"""How vectors and short messages travel between workers; knows no algorithm.
+
+A transport has three lanes, which never wait for each other:
+- the **inbox**: short messages from anybody (requests for an exchange, calls to a meeting, stop). One listener reads it.
+- **replies**: the answer of one peer to one request, waited for with a deadline.
+- **swaps**: both ends send a vector and receive one, at the same time, in the order of the calls.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import Protocol
+
+from torch import Tensor
+
+WORDS = 8  # int64 words of a message on the wire: magic, then the fields of Message, then spare zeros
+MAGIC = 0x6C676F73_0001  # "lgos", version 1 of the message format
+
+
+class Kind(IntEnum):
+    """What a message is about."""
+
+    EXCHANGE = 1  # "average with me"
+    ACCEPT = 2  # answer: start sending
+    REFUSE = 3  # answer: not now
+    MEET = 4  # everybody comes to a rendezvous after the current step
+    STOP = 5  # the listener may end
+
+
+@dataclass(frozen=True)
+class Message:
+    """A short message: plain integers, so that nothing on the wire is ever unpickled.
+
+    Args:
+        kind: what it is about.
+        session: number of the gossip session (the stretch between two rendezvous) that the sender is in.
+        layout: fingerprint of the sender's published tensors; exchanges need equal ones.
+        step_us: the sender's step time in microseconds, 0 if unknown.
+        value: depends on the kind.
+    """
+
+    kind: Kind
+    session: int = 0
+    layout: int = 0
+    step_us: int = 0
+    value: int = 0
+
+    def words(self) -> list[int]:
+        """As ``WORDS`` integers for the wire."""
+        body = [int(getattr(self, field.name)) for field in fields(self)]
+        return [MAGIC, *body] + [0] * (WORDS - 1 - len(body))
+
+    @classmethod
+    def from_words(cls, words: list[int]) -> Message:
+        """From the wire.
+
+        Raises:
+            ValueError: if this is not a message of this version.
+        """
+        if len(words) != WORDS or words[0] != MAGIC:
+            raise ValueError(f"not a message of this version: {words}")
+        kind, session, layout, step_us, value = words[1:6]
+        return cls(Kind(kind), session, layout, step_us, value)
+
+
+class Pending(Protocol):
+    """A swap under way."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Block until both vectors have arrived.
+
+        Raises:
+            PeerError: when the peer is gone or the time is over.
+        """
+
+
+class Transport(ABC):
+    """One worker's end. Methods may be called from several threads, each lane by one thread a peer at a time."""
+
+    rank: int
+    world_size: int
+
+    @abstractmethod
+    def post(self, peer: int, message: Message) -> None:
+        """Put a message into a peer's inbox; does not wait for it to be read."""
+
+    @abstractmethod
+    def next_message(self) -> tuple[int, Message]:
+        """Block until somebody's message is in the inbox; the one wait without a deadline. A STOP message ends it.
+
+        Returns:
+            The sender and the message.
+        """
+
+    @abstractmethod
+    def reply(self, peer: int, message: Message) -> None:
+        """Answer the request of a peer."""
+
+    @abstractmethod
+    def await_reply(self, peer: int, timeout_s: float) -> Message:
+        """Block until the peer has answered.
+
+        Raises:
+            PeerError: when the peer is gone or the time is over.
+        """
+
+    @abstractmethod
+    def swap(self, peer: int, mine: Tensor, theirs: Tensor) -> Pending:
+        """Start to send ``mine`` and to receive into ``theirs``; both belong to the transport until the wait is over."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what the transport holds. May be called twice."""
+
+    def request(self, peer: int, message: Message, timeout_s: float) -> Message:
+        """Ask a peer and wait for its answer.
+
+        Raises:
+            PeerError: when the peer is gone or the time is over.
+        """
+        self.post(peer, message)
+        return self.await_reply(peer, timeout_s)

@@ -1,0 +1,81 @@
+"""Workers as threads of one process. For tests, and for anything that must choose its interleavings."""
+
+from __future__ import annotations
+
+import queue
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import Tensor
+
+from lightning_gossip.errors import PeerError
+from lightning_gossip.transport.base import Kind, Message, Pending, Transport
+
+
+T = TypeVar("T")
+
+
+class MemoryNetwork:
+    """The queues that connect ``world_size`` workers of one process."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self.inbox: list[queue.Queue[tuple[int, Message]]] = [queue.Queue() for _ in range(world_size)]
+        self.replies: dict[tuple[int, int], queue.Queue[Message]] = defaultdict(queue.Queue)
+        self.vectors: dict[tuple[int, int], queue.Queue[Tensor]] = defaultdict(queue.Queue)
+
+    def transport(self, rank: int) -> MemoryTransport:
+        """The end of one worker."""
+        return MemoryTransport(self, rank)
+
+
+class MemoryTransport(Transport):
+    """One worker's end of a :class:`MemoryNetwork`. A swap copies the vector once, as a socket would."""
+
+    def __init__(self, network: MemoryNetwork, rank: int) -> None:
+        self.rank = rank
+        self.world_size = network.world_size
+        self._network = network
+
+    def post(self, peer: int, message: Message) -> None:
+        self._network.inbox[peer].put((self.rank, message))
+
+    def next_message(self) -> tuple[int, Message]:
+        return self._network.inbox[self.rank].get()
+
+    def reply(self, peer: int, message: Message) -> None:
+        self._network.replies[self.rank, peer].put(message)
+
+    def await_reply(self, peer: int, timeout_s: float) -> Message:
+        return _get(self._network.replies[peer, self.rank], timeout_s, peer, "reply")
+
+    def swap(self, peer: int, mine: Tensor, theirs: Tensor) -> Pending:
+        self._network.vectors[self.rank, peer].put(mine.clone())
+        return _MemorySwap(self._network.vectors[peer, self.rank], peer, theirs)
+
+    def close(self) -> None:
+        """Nothing is held; wakes this worker's own listener."""
+        self._network.inbox[self.rank].put((self.rank, Message(Kind.STOP)))
+
+
+@dataclass
+class _MemorySwap:
+    incoming: queue.Queue[Tensor]
+    peer: int
+    theirs: Tensor
+
+    def wait(self, timeout_s: float) -> None:
+        self.theirs.copy_(_get(self.incoming, timeout_s, self.peer, "exchange"))
+
+
+def _get(source: queue.Queue[T], timeout_s: float, peer: int, phase: str) -> T:
+    try:
+        return source.get(timeout=timeout_s)
+    except queue.Empty:
+        raise PeerError(
+            f"Rank {peer} did not answer within {timeout_s:.3g} s ({phase}). Look at its log.",
+            rank=peer,
+            phase=phase,
+            seconds=timeout_s,
+        ) from None
