@@ -13,8 +13,8 @@ __all__ = [
     "Interval",
     "Purpose",
     "Rendezvous",
-    "Store",
     "StepTimer",
+    "Store",
     "Timeline",
     "now_s",
 ]

@@ -102,7 +102,7 @@ class Gossip:
         self._not_before_s = 0.0  # after a refusal
         self._own_step_s = 0.0
         self._peer_step_s: dict[int, float] = {}
-        self._meeting_session = 0  # the last session in which a rendezvous was asked for
+        self._meeting_session = -1  # the last session in which a rendezvous was asked for
         self._failure: BaseException | None = None
         self._backoff = random.Random(transport.rank)
         self._threads: list[threading.Thread] = []
@@ -186,7 +186,8 @@ class Gossip:
         self.raise_failure()
         replica = self._open_replica()
         with self._model_lock:
-            replica.push_pull(tensors)
+            # no forward pass since the last pull: running statistics take over all of the merges
+            replica.push_pull(tensors, forward_passes=0)
         return replica
 
     def call_meeting(self) -> None:
@@ -194,12 +195,12 @@ class Gossip:
         for peer in range(self._transport.world_size):
             if peer != self._transport.rank:
                 self._transport.post(peer, Message(Kind.MEET, self._session))
-        self._meeting_session = self._session
+        self._note_meeting(self._session)
 
     @property
     def meeting_called(self) -> bool:
         """Whether somebody has asked for a rendezvous in this session."""
-        return self._meeting_session >= self._session
+        return self._meeting_session == self._session
 
     @property
     def is_open(self) -> bool:
@@ -226,7 +227,10 @@ class Gossip:
             self._state.notify_all()
         if together:
             successor = (self._transport.rank + 1) % self._transport.world_size
-            self._transport.post(successor, Message(Kind.STOP))
+            try:
+                self._transport.post(successor, Message(Kind.STOP))
+            except PeerError as error:
+                log.warning("rank %d: %s", self._transport.rank, error)
         deadline = Deadline.after(timeout_s)
         for thread in self._threads:
             if together or thread.name != "gossip-listener":
@@ -255,7 +259,7 @@ class Gossip:
                 return
             if message.kind is Kind.MEET:
                 # a worker that is not yet in that session comes to the meeting after its first step there
-                self._meeting_session = max(self._meeting_session, message.session)
+                self._note_meeting(message.session)
             elif message.kind is Kind.EXCHANGE:
                 self._answer(peer, message)
             else:
@@ -265,15 +269,17 @@ class Gossip:
         accepted = self._begin(request.session)
         same_layout = request.layout == self._layout
         self._note_step_time(peer, request.step_us)
-        self._transport.reply(peer, self._message(Kind.ACCEPT if accepted and same_layout else Kind.REFUSE))
+        try:
+            self._transport.reply(peer, self._message(Kind.ACCEPT if accepted and same_layout else Kind.REFUSE))
+        except BaseException:
+            if accepted:
+                self._end()
+            raise
         if accepted and same_layout:
             self._exchange(peer)
         elif accepted:
             self._end()
-            raise ConfigurationError(
-                f"Rank {peer} publishes other tensors than rank {self._transport.rank}. The parameters with"
-                " requires_grad, their shapes, types and memory formats must be the same on all ranks when an epoch begins."
-            )
+            raise self._layout_error(peer)
 
     def _call(self) -> None:
         refusals = 0
@@ -286,6 +292,8 @@ class Gossip:
                 refusals = 0
             else:
                 self._end()
+                if answer.session == self._session and answer.layout != self._layout:
+                    raise self._layout_error(peer)
                 self.counters.refused += 1
                 refusals += 1
                 ceiling_s = min(_BACKOFF_S[0] * 2.0**refusals, _BACKOFF_S[1])
@@ -316,7 +324,9 @@ class Gossip:
     def _begin(self, session: int) -> bool:
         """Become busy, if an exchange of this session may begin."""
         with self._state:
-            if self._phase is not _Phase.OPEN or self._busy or session != self._session:
+            if self._phase is not _Phase.OPEN or self._failure is not None:
+                return False
+            if self._busy or session != self._session:
                 return False
             self._busy = True
             return True
@@ -367,7 +377,18 @@ class Gossip:
                 self._state.notify_all()
 
     def _message(self, kind: Kind) -> Message:
-        return Message(kind, self._session, self._layout, int(self._own_step_s * 1e6))
+        with self._state:
+            return Message(kind, self._session, self._layout, int(self._own_step_s * 1e6))
+
+    def _note_meeting(self, session: int) -> None:
+        with self._state:
+            self._meeting_session = max(self._meeting_session, session)
+
+    def _layout_error(self, peer: int) -> ConfigurationError:
+        return ConfigurationError(
+            f"Rank {peer} publishes other tensors than rank {self._transport.rank}. The parameters with"
+            " requires_grad, their shapes, types and memory formats must be the same on all ranks when an epoch begins."
+        )
 
     def _open_replica(self) -> Replica:
         if self._replica is None:

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -101,3 +102,29 @@ def remove_replicas(checkpoint: str | os.PathLike[str]) -> None:
     """Delete the states beside a checkpoint, if there are any."""
     shutil.rmtree(replica_path(checkpoint, 0).parent, ignore_errors=True)
 
+
+def gather(mine: Any) -> list[Any]:
+    """Everybody's value, by rank. Collective if there are several workers."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [mine]
+    everyones: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, mine)
+    return everyones
+
+
+def own_state(trainer: pl.Trainer) -> dict[str, Any]:
+    """What one worker has for itself: model, optimizers, gradient scaler."""
+    return {
+        "model": trainer.lightning_module.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer in trainer.optimizers],
+        "precision": trainer.precision_plugin.state_dict(),
+    }
+
+
+def load_own_state(trainer: pl.Trainer, state: dict[str, Any]) -> None:
+    """Put back a state of :func:`own_state`."""
+    trainer.lightning_module.load_state_dict(state["model"])
+    for optimizer, optimizer_state in zip(trainer.optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(optimizer_state)
+    if state["precision"]:
+        trainer.precision_plugin.load_state_dict(state["precision"])

@@ -7,11 +7,13 @@ Lightning fetches one batch ahead and so knows the last one when it comes; see d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
+from typing_extensions import override
 
 from lightning_gossip.algorithm.work import Batch, EpochPlan, at_least_one_each, check_enough_batches
 from lightning_gossip.runtime.work_queue import EpochQueue, Store
@@ -67,100 +69,8 @@ class EpochPosition:
     pieces: list[Batch]  # sample indices of batches that an earlier resume had to cut finer
 
 
-class SharedBatches(Sampler[Batch]):
-    """The batches that this worker claims from the epoch shared by all. Has no length: nobody knows how many they will be.
-
-    Args:
-        plan: of the epoch, the same on all workers.
-        store: holds the shared counter.
-        key: prefix of this fit's keys in the store, the same on all workers and new for each fit.
-        rank: this worker.
-        workers: how many there are.
-        lookahead: see :func:`lookahead_of`.
-        epoch: asked for the current epoch when an iteration begins.
-        batch_s: asked for this worker's time a batch in seconds.
-    """
-
-    def __init__(
-        self,
-        plan: EpochPlan,
-        store: Store,
-        key: str,
-        *,
-        rank: int,
-        workers: int,
-        lookahead: int,
-        epoch: Callable[[], int],
-        batch_s: Callable[[], float | None],
-    ) -> None:
-        check_enough_batches(len(plan), workers)
-        self.plan = plan
-        self.queue: EpochQueue | None = None
-        self._store = store
-        self._key = key
-        self._rank = rank
-        self._workers = workers
-        self._lookahead = lookahead
-        self._epoch = epoch
-        self._batch_s = batch_s
-        self._iterations = 0
-        self._batches: list[Batch] = []  # of the current epoch, by position
-        self._indices: list[int] | None = None  # of these batches in the plan; None if they were cut finer
-        self._resume_at: EpochPosition | None = None
-
-    @property
-    def nominal_length(self) -> int:
-        """Batches an epoch a worker if all were equally fast."""
-        return math.ceil(len(self.plan) / self._workers)
-
-    def __iter__(self) -> Iterator[Batch]:
-        batches = self._begin()
-        queue = self.queue
-        assert queue is not None
-        while (position := queue.claim(self._batch_s())) is not None:
-            yield batches[position]
-
-    def resume(self, position: EpochPosition) -> None:
-        """The next iteration over this epoch takes its pending batches only."""
-        self._resume_at = position
-
-    def unstepped(self) -> list[int]:
-        """Positions that this worker has claimed in the current epoch and not trained on."""
-        return [] if self.queue is None else self.queue.ledger.unstepped()
-
-    def position(self, unstepped: list[int]) -> EpochPosition:
-        """Where the epoch stands, given what all workers together hold; nobody may claim meanwhile."""
-        queue = self.queue
-        assert queue is not None
-        pending = sorted([*unstepped, *queue.unclaimed()])
-        if self._indices is None:
-            return EpochPosition(self._epoch(), [], [self._batches[position] for position in pending])
-        return EpochPosition(self._epoch(), [self._indices[position] for position in pending], [])
-
-    def _begin(self) -> list[Batch]:
-        epoch = self._epoch()
-        batches = self.plan.batches(epoch)
-        self._indices = list(range(len(batches)))
-        resume, self._resume_at = self._resume_at, None
-        if resume is not None and resume.epoch == epoch and (resume.pending or resume.pieces):
-            left = [batches[index] for index in resume.pending] + resume.pieces
-            batches = at_least_one_each(left, self._workers)
-            self._indices = resume.pending if not resume.pieces and len(left) == len(batches) else None
-        self._batches = batches
-        self._iterations += 1
-        self.queue = EpochQueue(
-            self._store,
-            f"{self._key}/{epoch}/{self._iterations}",
-            rank=self._rank,
-            workers=self._workers,
-            batches=len(batches),
-            lookahead=self._lookahead,
-        )
-        return batches
-
-
-class StaticBatches(Sampler[Batch]):
-    """Every n-th batch of the epoch, the same number for each worker; the last ones are repeated where it does not come out even.
+class EpochBatches(Sampler[Batch], ABC):
+    """The batches of an epoch that one worker trains on, one epoch after the other.
 
     Args:
         plan: of the epoch, the same on all workers.
@@ -170,24 +80,156 @@ class StaticBatches(Sampler[Batch]):
     """
 
     def __init__(self, plan: EpochPlan, *, rank: int, workers: int, epoch: Callable[[], int]) -> None:
-        check_enough_batches(len(plan), workers)
         self.plan = plan
-        self._rank = rank
-        self._workers = workers
+        self.rank = rank
+        self.workers = workers
         self._epoch = epoch
-        self._skip: tuple[int, int] | None = None
+        self._resume_at: EpochPosition | None = None
+        self._batches: list[Batch] = plan.batches(0)  # of the current epoch, by position
+        self._indices: list[int] | None = None  # of these batches in the plan; None if they were cut finer
 
-    def __len__(self) -> int:
-        return math.ceil(len(self.plan) / self._workers)
+    @property
+    def nominal_length(self) -> int:
+        """Batches an epoch a worker if all were equally fast."""
+        return math.ceil(len(self.plan) / self.workers)
 
-    def __iter__(self) -> Iterator[Batch]:
+    @property
+    def batches(self) -> int:
+        """Batches of the current epoch, of all workers; fewer after a resume in its middle."""
+        return len(self._batches)
+
+    @abstractmethod
+    def step(self) -> int:
+        """Note that the oldest batch handed out has been trained on; returns its position in the epoch."""
+
+    @abstractmethod
+    def unstepped(self) -> list[int]:
+        """Positions that are this worker's and that it has not trained on."""
+
+    @abstractmethod
+    def unclaimed(self) -> list[int]:
+        """Positions that are nobody's yet; meaningful while nobody claims."""
+
+    def resume(self, position: EpochPosition) -> None:
+        """The next iteration over this epoch takes its pending batches only."""
+        self._resume_at = position
+
+    def position(self, unstepped: Iterable[int]) -> EpochPosition:
+        """Where the epoch stands, given what all workers together have not trained on; nobody may claim meanwhile."""
+        pending = sorted({position for position in [*unstepped, *self.unclaimed()] if position < len(self._batches)})
+        if self._indices is None:
+            return EpochPosition(self._epoch(), [], [self._batches[position] for position in pending])
+        return EpochPosition(self._epoch(), [self._indices[position] for position in pending], [])
+
+    def _begin(self) -> list[Batch]:
+        """The batches of the epoch that begins or goes on."""
         epoch = self._epoch()
         batches = self.plan.batches(epoch)
-        batches += batches[: len(self) * self._workers - len(batches)]
-        skip, self._skip = self._skip, None
-        done = skip[1] if skip is not None and skip[0] == epoch else 0
-        yield from batches[self._rank :: self._workers][done:]
+        self._indices = list(range(len(batches)))
+        resume, self._resume_at = self._resume_at, None
+        if resume is not None and resume.epoch == epoch and (resume.pending or resume.pieces):
+            left = [batches[index] for index in resume.pending] + resume.pieces
+            batches = at_least_one_each(left, self.workers)
+            self._indices = resume.pending if not resume.pieces and len(left) == len(batches) else None
+        self._batches = batches
+        return batches
 
-    def resume(self, epoch: int, done: int) -> None:
-        """The next iteration over this epoch leaves out the first ``done`` batches, which were trained on before the stop."""
-        self._skip = (epoch, done)
+
+class SharedBatches(EpochBatches):
+    """The batches that this worker claims from the epoch shared by all. Has no length: nobody knows how many they will be.
+
+    Args:
+        plan, rank, workers, epoch: see :class:`EpochBatches`.
+        store: holds the shared counter.
+        key: prefix of this fit's keys in the store, the same on all workers and new for each fit.
+        lookahead: see :func:`lookahead_of`.
+        batch_s: asked for this worker's time a batch in seconds.
+    """
+
+    def __init__(
+        self,
+        plan: EpochPlan,
+        *,
+        rank: int,
+        workers: int,
+        epoch: Callable[[], int],
+        store: Store,
+        key: str,
+        lookahead: int,
+        batch_s: Callable[[], float | None],
+    ) -> None:
+        check_enough_batches(len(plan), workers)
+        super().__init__(plan, rank=rank, workers=workers, epoch=epoch)
+        self.queue: EpochQueue | None = None
+        self._store = store
+        self._key = key
+        self._lookahead = lookahead
+        self._batch_s = batch_s
+        self._iterations = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        batches = self._begin()
+        self._iterations += 1
+        queue = EpochQueue(
+            self._store,
+            f"{self._key}/{self._epoch()}/{self._iterations}",
+            rank=self.rank,
+            workers=self.workers,
+            batches=len(batches),
+            lookahead=self._lookahead,
+        )
+        self.queue = queue
+        while (position := queue.claim(self._batch_s())) is not None:
+            yield batches[position]
+
+    @override
+    def step(self) -> int:
+        assert self.queue is not None
+        position = self.queue.ledger.current
+        self.queue.ledger.step()
+        return position
+
+    @override
+    def unstepped(self) -> list[int]:
+        return [] if self.queue is None else self.queue.ledger.unstepped()
+
+    @override
+    def unclaimed(self) -> list[int]:
+        return [] if self.queue is None else self.queue.unclaimed()
+
+
+class StaticBatches(EpochBatches):
+    """Every n-th batch of the epoch, the same number for each worker; the first ones again where it does not come out even."""
+
+    def __init__(self, plan: EpochPlan, *, rank: int, workers: int, epoch: Callable[[], int]) -> None:
+        super().__init__(plan, rank=rank, workers=workers, epoch=epoch)
+        self._own: list[int] = []
+        self._stepped = 0
+
+    def __len__(self) -> int:
+        return self.nominal_length
+
+    def __iter__(self) -> Iterator[Batch]:
+        batches = self._begin()
+        share = math.ceil(len(batches) / self.workers)
+        self._own = [i % len(batches) for i in range(self.rank, share * self.workers, self.workers)]
+        self._stepped = 0
+        for position in self._own:
+            yield batches[position]
+
+    def resumed_share(self, position: EpochPosition) -> int:
+        """How many batches this worker gets of an epoch that goes on from a position."""
+        return math.ceil(max(len(position.pending) + len(position.pieces), self.workers) / self.workers)
+
+    @override
+    def step(self) -> int:
+        self._stepped += 1
+        return self._own[self._stepped - 1]
+
+    @override
+    def unstepped(self) -> list[int]:
+        return self._own[self._stepped :]
+
+    @override
+    def unclaimed(self) -> list[int]:
+        return []

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from typing_extensions import override
 
-if TYPE_CHECKING:
-    from lightning_gossip.strategies.decentralized import DecentralizedStrategy
+from lightning_gossip.runtime.rendezvous import Purpose
+from lightning_gossip.strategies.fit import Fit
 
 
 class StrategyHooks(Callback):
     """Stands first among the callbacks of a fit, so that the others see the model as it is after the rendezvous."""
 
-    def __init__(self, strategy: DecentralizedStrategy) -> None:
-        self._strategy = strategy
+    def __init__(self, fit: Fit) -> None:
+        self._fit = fit
 
     @override
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        self._strategy.after_batch(trainer)
+    def on_train_batch_end(self, *_: Any) -> None:
+        self._fit.after_batch()
 
     @override
-    def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        self._strategy.before_epoch_end(trainer)
+    def on_train_epoch_end(self, *_: Any) -> None:
+        self._fit.rendezvous(Purpose.EPOCH_END)  # only if the loop was left before the last batch
 
     @override
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        self._strategy.after_failure(exception)
+        if not isinstance(exception, SIGTERMException):
+            self._fit.fail()

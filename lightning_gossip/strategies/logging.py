@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torchmetrics import Metric
 from typing_extensions import override

@@ -76,7 +76,7 @@ def why_static_shares(trainer: pl.Trainer) -> str | None:
         return f"limit_train_batches={trainer.limit_train_batches} counts the batches of each worker"
     if trainer.val_check_interval != 1.0 or trainer.check_val_every_n_epoch is None:
         return f"val_check_interval={trainer.val_check_interval} validates inside the epoch"
-    if not trainer.use_distributed_sampler:
+    if not trainer._accelerator_connector.use_distributed_sampler:
         return "use_distributed_sampler=False leaves the samples to the user"
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, ModelCheckpoint) and callback._every_n_train_steps:

@@ -3,10 +3,14 @@
 Two groups, because a time-out on any operation closes every connection of its Gloo group: *control* carries the inbox,
 whose listener waits without a deadline, and *data* carries replies and vectors, which have one. Neither shares anything
 with the default group, on which the training thread runs its collectives, so the two never wait for each other.
+
+A Gloo send ends only when the peer receives it, and is lost if its handle is dropped before. So posting to an inbox does
+not wait, and keeps the handle: of a request until its answer has come, of the rest until the end.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,10 +20,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gossip.errors import PeerError, ProtocolError
-from lightning_gossip.transport.base import WORDS, Message, Pending, Transport
+from lightning_gossip.transport.base import WORDS, Kind, Message, Pending, Transport
+
+log = logging.getLogger(__name__)
 
 _FOREVER = timedelta(days=3650)  # the listener ends by a message, never by a time-out
 _REQUEST, _REPLY, _VECTOR = 1, 2, 3  # tags
+_FLUSH_S = 10.0  # for the peers' listeners to read the last messages when all close together
 
 
 class GlooTransport(Transport):
@@ -33,44 +40,63 @@ class GlooTransport(Transport):
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self._timeout_s = timeout_s
-        self._control: dist.ProcessGroup | None = dist.new_group(backend="gloo", timeout=_FOREVER)
-        self._data: dist.ProcessGroup | None = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self._control: dist.ProcessGroup | None = _new_group(_FOREVER)
+        self._data: dist.ProcessGroup | None = _new_group(timedelta(seconds=timeout_s))
+        self._requests: dict[int, tuple[dist.Work, Tensor]] = {}  # by peer: one request at a time
+        self._others: list[tuple[Kind, dist.Work, Tensor]] = []  # a few in a run: calls to a meeting, stop
 
     def post(self, peer: int, message: Message) -> None:
-        self._send(message, peer, self._control, _REQUEST, "message")
+        words = torch.tensor(message.words(), dtype=torch.int64)
+        with _PeerTrouble(peer, "message"):
+            work = _started(dist.isend(words, dst=peer, group=_open(self._control), tag=_REQUEST))
+        if message.kind is Kind.EXCHANGE:
+            self._requests[peer] = (work, words)
+        else:
+            self._others.append((message.kind, work, words))
 
     def next_message(self) -> tuple[int, Message]:
         words = torch.zeros(WORDS, dtype=torch.int64)
-        work = _started(dist.irecv(words, group=self._control, tag=_REQUEST))
+        work = _started(dist.irecv(words, group=_open(self._control), tag=_REQUEST))
         work.wait(_FOREVER)
         return int(work._source_rank()), _parse(words)
 
     def reply(self, peer: int, message: Message) -> None:
-        self._send(message, peer, self._data, _REPLY, "reply")
+        words = torch.tensor(message.words(), dtype=torch.int64)
+        with _PeerTrouble(peer, "reply"):
+            sending = _started(dist.isend(words, dst=peer, group=_open(self._data), tag=_REPLY))
+            sending.wait(timedelta(seconds=self._timeout_s))
 
     def await_reply(self, peer: int, timeout_s: float) -> Message:
         words = torch.zeros(WORDS, dtype=torch.int64)
         with _PeerTrouble(peer, "reply"):
-            _started(dist.irecv(words, src=peer, group=self._data, tag=_REPLY)).wait(timedelta(seconds=timeout_s))
+            receiving = _started(dist.irecv(words, src=peer, group=_open(self._data), tag=_REPLY))
+            receiving.wait(timedelta(seconds=timeout_s))
+        self._requests.pop(peer, None)
         return _parse(words)
 
     def swap(self, peer: int, mine: Tensor, theirs: Tensor) -> Pending:
         with _PeerTrouble(peer, "exchange"):
-            receiving = _started(dist.irecv(theirs, src=peer, group=self._data, tag=_VECTOR))
-            sending = _started(dist.isend(mine, dst=peer, group=self._data, tag=_VECTOR))
+            receiving = _started(dist.irecv(theirs, src=peer, group=_open(self._data), tag=_VECTOR))
+            sending = _started(dist.isend(mine, dst=peer, group=_open(self._data), tag=_VECTOR))
         return _GlooSwap(peer, receiving, sending)
 
     def close(self) -> None:
-        """Destroy both groups. A listener still blocked on one keeps it alive until its STOP arrives."""
+        """Destroy both groups, once the peers have read this worker's STOP messages.
+
+        A listener still blocked on a group keeps it alive until its STOP arrives.
+        """
+        for kind, work, _ in self._others:
+            if kind is Kind.STOP:
+                try:
+                    work.wait(timedelta(seconds=_FLUSH_S))
+                except RuntimeError:
+                    log.warning("rank %d: a peer did not read the message that ends its listener", self.rank)
+        self._requests.clear()
+        self._others.clear()
         for group in (self._control, self._data):
             if group is not None and dist.is_initialized():
                 dist.destroy_process_group(group)
         self._control = self._data = None
-
-    def _send(self, message: Message, peer: int, group: dist.ProcessGroup | None, tag: int, phase: str) -> None:
-        words = torch.tensor(message.words(), dtype=torch.int64)
-        with _PeerTrouble(peer, phase):
-            _started(dist.isend(words, dst=peer, group=group, tag=tag)).wait(timedelta(seconds=self._timeout_s))
 
 
 @dataclass
@@ -107,6 +133,20 @@ class _PeerTrouble:
                 phase=self._phase,
                 seconds=waited,
             ) from error
+
+
+def _new_group(timeout: timedelta) -> dist.ProcessGroup:
+    group = dist.new_group(backend="gloo", timeout=timeout)
+    if not isinstance(group, dist.ProcessGroup):
+        raise ProtocolError("This process is not a member of the group that it has just created.")
+    return group
+
+
+def _open(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The group; never None, which torch.distributed takes for the default group."""
+    if group is None:
+        raise ProtocolError("The transport is used after it was closed.")
+    return group
 
 
 def _started(work: dist.Work | None) -> dist.Work:

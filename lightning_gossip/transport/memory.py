@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from lightning_gossip.errors import PeerError
 from lightning_gossip.transport.base import Kind, Message, Pending, Transport
-
 
 T = TypeVar("T")
 
@@ -22,8 +20,10 @@ class MemoryNetwork:
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
         self.inbox: list[queue.Queue[tuple[int, Message]]] = [queue.Queue() for _ in range(world_size)]
-        self.replies: dict[tuple[int, int], queue.Queue[Message]] = defaultdict(queue.Queue)
-        self.vectors: dict[tuple[int, int], queue.Queue[Tensor]] = defaultdict(queue.Queue)
+        # all at once and not on first use: two threads that create the same queue would each keep their own
+        pairs = [(sender, receiver) for sender in range(world_size) for receiver in range(world_size)]
+        self.replies: dict[tuple[int, int], queue.Queue[Message]] = {pair: queue.Queue() for pair in pairs}
+        self.vectors: dict[tuple[int, int], queue.Queue[Tensor]] = {pair: queue.Queue() for pair in pairs}
 
     def transport(self, rank: int) -> MemoryTransport:
         """The end of one worker."""
@@ -37,6 +37,7 @@ class MemoryTransport(Transport):
         self.rank = rank
         self.world_size = network.world_size
         self._network = network
+        self._closed = False
 
     def post(self, peer: int, message: Message) -> None:
         self._network.inbox[peer].put((self.rank, message))
@@ -55,7 +56,10 @@ class MemoryTransport(Transport):
         return _MemorySwap(self._network.vectors[peer, self.rank], peer, theirs)
 
     def close(self) -> None:
-        """Nothing is held; wakes this worker's own listener."""
+        """Nothing is held; wakes this worker's own listener, once."""
+        if self._closed:
+            return
+        self._closed = True
         self._network.inbox[self.rank].put((self.rank, Message(Kind.STOP)))
 
 

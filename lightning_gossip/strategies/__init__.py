@@ -1,0 +1,8 @@
+"""Lightning glue: translate, delegate, return."""
+
+from lightning_gossip.strategies.adpsgd import ADPSGDStrategy
+from lightning_gossip.strategies.decentralized import DecentralizedStrategy
+from lightning_gossip.strategies.registry import STRATEGIES, register
+from lightning_gossip.strategies.reports import FitReport, WorkerReport
+
+__all__ = ["STRATEGIES", "ADPSGDStrategy", "DecentralizedStrategy", "FitReport", "WorkerReport", "register"]

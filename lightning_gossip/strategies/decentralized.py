@@ -1,0 +1,311 @@
+"""What all decentralized strategies are to Lightning: a DDPStrategy without DDP.
+
+Translate, delegate, return: everything that lasts for one fit is in :class:`~lightning_gossip.strategies.fit.Fit`, and what the
+strategies differ in is in their :class:`~lightning_gossip.strategies.algorithm.Algorithm`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, get_args
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.fabric.utilities.distributed import _distributed_is_initialized
+from lightning.fabric.utilities.seed import reset_seed
+from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.plugins import Precision
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch.nn import Module
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.runtime.clock import Timeline
+from lightning_gossip.runtime.rendezvous import Purpose
+from lightning_gossip.strategies import checkpoints
+from lightning_gossip.strategies.algorithm import Algorithm
+from lightning_gossip.strategies.fit import Fit
+from lightning_gossip.strategies.hooks import StrategyHooks
+from lightning_gossip.strategies.launchers import CheckedMultiProcessingLauncher, CheckedSubprocessLauncher
+from lightning_gossip.strategies.logging import LocalMetrics, SynchronizedResults
+from lightning_gossip.strategies.model import start_equal
+from lightning_gossip.strategies.options import (
+    AtRendezvous,
+    CheckpointKind,
+    FitOptions,
+    StartMethod,
+    WorkSharing,
+    check_choice,
+    refuse_unknown,
+)
+from lightning_gossip.strategies.patches import Patches
+from lightning_gossip.strategies.preflight import check_model, check_plugins, check_trainer
+from lightning_gossip.strategies.reports import FitReport
+
+
+class DecentralizedStrategy(DDPStrategy):
+    """Base of the strategies of this package. Behaves like Lightning's DDP wherever the workers are together.
+
+    Args:
+        work_sharing: ``"auto"`` shares each epoch's batches between the workers where that is possible (a map-style data set
+            with an ordinary sampler), so that fast workers take more of them; ``True`` insists; ``False`` gives equal shares.
+        at_rendezvous: ``"adopt"`` makes every worker go on from the mean model; ``"evaluate"`` validates and saves the mean,
+            then puts each worker's own model back (for comparisons of algorithms).
+        checkpoint: ``"mean"`` writes an ordinary Lightning checkpoint: the mean model and the mean of the optimizers' states;
+            ``"replicas"`` also writes each worker's own state beside it, and resumes from it.
+        start_method: how Lightning starts the workers: ``"popen"``, ``"spawn"``, ``"fork"`` or ``"forkserver"``.
+        process_group_backend, timeout: of the default process group, as for DDP. ``timeout`` bounds the wait at a rendezvous.
+        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as for every Lightning strategy.
+
+    Raises:
+        ConfigurationError: for a value that cannot work, and for an unknown argument.
+    """
+
+    def __init__(
+        self,
+        *,
+        work_sharing: WorkSharing = "auto",
+        at_rendezvous: AtRendezvous = "adopt",
+        checkpoint: CheckpointKind = "mean",
+        start_method: StartMethod = "popen",
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = timedelta(minutes=30),
+        accelerator: Accelerator | None = None,
+        parallel_devices: list[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+        **unknown: Any,
+    ) -> None:
+        refuse_unknown(type(self), unknown)
+        check_choice("start_method", start_method, get_args(StartMethod))
+        check_plugins(
+            accelerator=accelerator,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+        )
+        super().__init__(
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+            process_group_backend=process_group_backend,
+            timeout=timeout,
+            start_method=start_method,
+        )
+        self.fit_options = FitOptions(work_sharing, at_rendezvous, checkpoint)
+        self.report = FitReport()
+        self.timeline = Timeline()
+        self._fit: Fit | None = None
+        self._patches = Patches()
+        self._local_metrics: LocalMetrics | None = None
+        self._loaded: tuple[dict[str, Any], _PATH] | None = None
+
+    @abstractmethod
+    def check(self, world_size: int) -> None:
+        """Refuse options that do not fit the number of workers.
+
+        Raises:
+            ConfigurationError: naming the option.
+        """
+
+    @abstractmethod
+    def algorithm(self, timeline: Timeline) -> Algorithm:
+        """A new worker's part of the algorithm, for one fit."""
+
+    # -- before the processes ----------------------------------------------------------------------------------------
+
+    @override
+    def _configure_launcher(self) -> None:
+        assert self.cluster_environment is not None
+        launcher: CheckedSubprocessLauncher | CheckedMultiProcessingLauncher
+        if self._start_method == "popen":
+            launcher = CheckedSubprocessLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
+        else:
+            launcher = CheckedMultiProcessingLauncher(self, start_method=self._start_method)
+        launcher.preflight = self.preflight
+        self._launcher = launcher
+
+    def preflight(self, trainer: pl.Trainer, model: pl.LightningModule) -> None:
+        """Check everything that can be checked while there is one process only.
+
+        Raises:
+            ConfigurationError: naming the value, what is accepted, and what to write instead.
+        """
+        check_trainer(trainer)
+        check_model(model, sync_batchnorm=self._layer_sync is not None)
+        self.check(self._workers)
+
+    @property
+    def _workers(self) -> int:
+        """How many there will be; known before there is a process group."""
+        return self.num_nodes * self.num_processes
+
+    # -- setup and teardown ------------------------------------------------------------------------------------------
+
+    @override
+    def setup_distributed(self) -> None:
+        if self._workers > 1:
+            super().setup_distributed()
+        else:  # plain training: no group
+            reset_seed()
+            self.set_world_ranks()
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        train_loop = trainer.fit_loop.epoch_loop
+        for loop in (train_loop, train_loop.val_loop, trainer.validate_loop, trainer.test_loop):
+            self._patches.set(loop, "_results", SynchronizedResults(training=loop is train_loop))
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._begin_fit(trainer)
+        super().setup(trainer)
+
+    def _begin_fit(self, trainer: pl.Trainer) -> None:
+        timeline = Timeline()
+        loaded, path = self._loaded or ({}, None)
+        self._fit = fit = Fit(
+            trainer,
+            self.algorithm(timeline) if self._workers > 1 else None,
+            self.fit_options,
+            timeline=timeline,
+            restored=loaded.get(checkpoints.KEY),
+            restored_from=path,
+        )
+        self.report, self.timeline = fit.report, timeline
+        fit.work.install(self._patches)
+        self._local_metrics = LocalMetrics(trainer.lightning_module, lambda: not fit.in_session)
+        trainer.callbacks.insert(0, StrategyHooks(fit))  # type: ignore[attr-defined]
+        self._patch_loops(trainer, fit)
+
+    def _patch_loops(self, trainer: pl.Trainer, fit: Fit) -> None:
+        """Lightning synchronises all workers at places that no hook reaches; see docs/assumptions.md."""
+        loop, signals = trainer.fit_loop.epoch_loop, trainer._signal_connector
+        self._patches.set(loop, "_broadcast_sigterm_tensor", lambda: None)
+        run_validation = loop.val_loop.run
+
+        def validate_after_rendezvous() -> Any:
+            fit.rendezvous(Purpose.EPOCH_END if trainer.should_stop else Purpose.VALIDATE)
+            return run_validation()
+
+        def note_sigterm(signum: Any, _: Any) -> None:
+            if not fit.stop_requested and self.launcher is not None:
+                self.launcher.kill(signum)  # type: ignore[attr-defined]
+            fit.request_stop()
+
+        self._patches.set(loop.val_loop, "run", validate_after_rendezvous)
+        self._patches.set(signals, "_sigterm_notifier_fn", note_sigterm)
+
+    @override
+    def configure_ddp(self) -> None:
+        assert isinstance(self.model, pl.LightningModule)
+        if self._workers > 1:
+            start_equal(self.model)
+
+    @override
+    def setup_optimizers(self, trainer: pl.Trainer) -> None:
+        with self._running_fit.work.nominal_batches():
+            super().setup_optimizers(trainer)
+
+    @override
+    def teardown(self) -> None:
+        if self._fit is not None:
+            self._fit.close()
+            trainer = self._fit.trainer
+            trainer.callbacks[:] = [c for c in trainer.callbacks if not isinstance(c, StrategyHooks)]  # type: ignore[attr-defined]
+            self._fit = None
+        if self._local_metrics is not None:
+            self._local_metrics.restore()
+        self._patches.restore()
+        self._loaded = None
+        super().teardown()
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    @override
+    def process_dataloader(self, dataloader: object) -> object:
+        return self._fit.work.process(dataloader) if self._fit is not None else dataloader
+
+    @override
+    def on_train_start(self) -> None:
+        self._running_fit.begin()
+
+    @override
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self._running_fit.before_batch(batch)
+
+    @override
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], Any],
+        model: pl.LightningModule | Module | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        output = super().optimizer_step(optimizer, closure, model, **kwargs)
+        self._running_fit.optimizer_stepped()
+        return output
+
+    @override
+    def on_train_end(self) -> None:
+        self._running_fit.end()
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        if self._fit is not None and not isinstance(exception, SIGTERMException):
+            self._fit.fail()
+
+    @override
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        if self._fit is None or not self._fit.failed:  # a worker that has failed is not waited for, and waits for nobody
+            super().barrier(*args, **kwargs)
+
+    @property
+    def _running_fit(self) -> Fit:
+        if self._fit is None:
+            raise ConfigurationError(
+                f"{type(self).__name__} trains in Trainer.fit only. Call trainer.fit(model) of lightning.pytorch."
+            )
+        return self._fit
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    @override
+    def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
+        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        self._loaded = (checkpoint, checkpoint_path)
+        return checkpoint
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        if self._fit is not None:
+            self._fit.rendezvous(Purpose.SAVE)
+        return super().lightning_module_state_dict()
+
+    @override
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        state = super().optimizer_state(optimizer)
+        if self._fit is None or self._fit.failed or not _distributed_is_initialized():
+            return state
+        return checkpoints.mean_optimizer_state(state, self.root_device)
+
+    @override
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
+        if self._fit is not None and not self._fit.failed:
+            self._fit.extend_checkpoint(checkpoint, filepath)
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    @override
+    def remove_checkpoint(self, filepath: _PATH) -> None:
+        super().remove_checkpoint(filepath)
+        if self.is_global_zero:
+            checkpoints.remove_replicas(filepath)

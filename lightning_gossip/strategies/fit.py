@@ -1,0 +1,292 @@
+"""One fit of one worker: sessions of training without a collective, and the rendezvous between them."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities.data import _extract_batch_size
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+
+from lightning_gossip.runtime.clock import StepTimer, Timeline, now_s
+from lightning_gossip.runtime.rendezvous import Agreement, Purpose, Rendezvous
+from lightning_gossip.strategies import checkpoints
+from lightning_gossip.strategies.algorithm import Algorithm
+from lightning_gossip.strategies.options import FitOptions
+from lightning_gossip.strategies.reports import FitReport, WorkerReport
+from lightning_gossip.strategies.work import FitWork
+
+
+class Fit:
+    """The state of one worker from ``Trainer.fit``'s setup to its teardown.
+
+    Args:
+        trainer: whose fit.
+        algorithm: what happens between two rendezvous; None with a single worker, which trains plainly.
+        options: of the strategy.
+        timeline: where computing and waiting are recorded.
+        restored: our part of the checkpoint that the fit resumes from, if any.
+        restored_from: where that checkpoint lies.
+    """
+
+    def __init__(
+        self,
+        trainer: pl.Trainer,
+        algorithm: Algorithm | None,
+        options: FitOptions,
+        *,
+        timeline: Timeline,
+        restored: dict[str, Any] | None,
+        restored_from: str | os.PathLike[str] | None,
+    ) -> None:
+        strategy = trainer.strategy
+        self.trainer = trainer
+        self.report = FitReport()
+        self.in_session = False
+        self.stop_requested = False
+        self.failed = False
+        self._stopped_together = False
+        self._timeline = timeline
+        self._algorithm = algorithm
+        self._options = options
+        self._restored = restored
+        self._restored_from = restored_from
+        self._meeting = Rendezvous(strategy.root_device)
+        self._batch_timer = StepTimer()
+        self._own = WorkerReport(rank=trainer.global_rank)
+        self._optimizer_stepped = False
+        self._forward_passes = 0
+        self._own_model: list[Tensor] | None = None
+        key, seed = strategy.broadcast((uuid.uuid4().hex[:12], int(os.environ.get("PL_GLOBAL_SEED", 0))))
+        self.work = FitWork(trainer, options.work_sharing, key=key, seed=seed, batch_s=lambda: self._batch_timer.median_s)
+
+    # -- in the order of the training loop ---------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """All workers have loaded what there was to load and start to train."""
+        if self._restored is not None:
+            self._resume(self._restored)
+        self.work.begin_fit()
+        if self._algorithm is not None:
+            self._algorithm.start()
+
+    def before_batch(self, batch: Any) -> None:
+        """A batch has been fetched and is about to be trained on."""
+        if not self.in_session:
+            self._open_session()
+        self.work.begin_batch(_size_of(batch))
+
+    def optimizer_stepped(self) -> None:
+        """An optimizer has stepped on the current batch."""
+        self._optimizer_stepped = True
+
+    def after_batch(self) -> None:
+        """The batch has been trained on: push and pull, and go to the rendezvous if it is time."""
+        if not self.in_session:
+            return
+        self.work.end_batch()
+        self._forward_passes += 1
+        self._time_batch()
+        if self._optimizer_stepped:
+            self._own.steps += 1
+            if self._algorithm is not None:
+                batch_s = self._batch_timer.median_s
+                step_s = None if batch_s is None else batch_s * self._forward_passes
+                self._algorithm.step(forward_passes=self._forward_passes, step_s=step_s)
+            self._optimizer_stepped = False
+            self._forward_passes = 0
+        if self.stop_requested or (self._algorithm is not None and self._algorithm.meeting_called()):
+            self._stop()
+        elif self.trainer.is_last_batch or self.trainer.fit_loop.epoch_loop._is_training_done:
+            self.rendezvous(Purpose.EPOCH_END)
+
+    def rendezvous(self, purpose: Purpose) -> None:
+        """Meet all workers, if a session is open: the model becomes the exact mean.
+
+        Raises:
+            SIGTERMException: if some worker was told to stop; then all of them raise it.
+        """
+        if not self.in_session or self.failed:
+            return
+        steps = self.trainer.global_step
+        agreement = Agreement(purpose is Purpose.STOP, self.trainer.should_stop, (steps,))
+        if self._algorithm is not None:
+            agreement = self._meet(self._algorithm, purpose, steps)
+        self.in_session = False
+        self._batch_timer.pause()
+        self.trainer.should_stop = self.trainer.should_stop or agreement.should_stop
+        self._set_global_step(agreement)
+        if agreement.stop:
+            self._mark_epoch_unfinished()
+        elif purpose is Purpose.EPOCH_END:
+            self.work.end_epoch()
+        self._account()
+        if agreement.stop:
+            self.trainer._signal_connector.received_sigterm = True
+            self._stopped_together = True
+            raise SIGTERMException
+
+    def end(self) -> None:
+        """All workers have ended the fit."""
+        self._own_model = None
+        self.close(together=True)
+
+    # -- from outside the training loop ------------------------------------------------------------------------------
+
+    def request_stop(self) -> None:
+        """This worker was told to stop (SIGTERM). Called by a signal handler: only sets a flag."""
+        self.stop_requested = True
+
+    def fail(self) -> None:
+        """This worker has failed: it meets nobody any more."""
+        self.failed = not self._stopped_together
+
+    def close(self, *, together: bool | None = None) -> None:
+        """End threads; may be called twice. Without ``together``: together if all workers have agreed to stop."""
+        if self._algorithm is not None:
+            self._algorithm.close(together=self._stopped_together if together is None else together)
+            self._algorithm = None
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def extend_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
+        """Add our part to a checkpoint that all workers are writing together."""
+        mine = {
+            "unstepped": self.work.batches.unstepped() if self.work.batches is not None else [],
+            "rng": checkpoints.rng_state(),
+            "algorithm": self._algorithm.state_dict() if self._algorithm is not None else {},
+        }
+        everyones = checkpoints.gather(mine)
+        unstepped = [position for theirs in everyones for position in theirs["unstepped"]]
+        checkpoint[checkpoints.KEY] = {
+            "world_size": self.trainer.world_size,
+            "work": self.work.state(unstepped),
+            "workers": [{"rng": theirs["rng"], "algorithm": theirs["algorithm"]} for theirs in everyones],
+            "replicas": self._options.checkpoint == "replicas",
+        }
+        if self._options.checkpoint == "replicas":
+            with self._own_weights():
+                checkpoints.save_replica(path, self.trainer.global_rank, checkpoints.own_state(self.trainer))
+
+    def _resume(self, restored: dict[str, Any]) -> None:
+        self.work.resume(restored["work"])
+        rank, world_size = self.trainer.global_rank, self.trainer.world_size
+        if restored["world_size"] != world_size:
+            what = "the mean model; each worker's own state" if restored["replicas"] else "the mean model; random generators"
+            rank_zero_warn(
+                f"The checkpoint was written by {restored['world_size']} workers and is resumed by {world_size}: all start from"
+                f" {what} cannot be put back."
+            )
+            return
+        own = None
+        if restored["replicas"] and self._restored_from is not None:
+            own = checkpoints.load_replica(self._restored_from, rank)
+            if not self.trainer.strategy.reduce_boolean_decision(own is not None):
+                own = None
+                rank_zero_warn(
+                    f"Some worker's own state is missing beside {os.fspath(self._restored_from)!r}: all start from the mean."
+                )
+        if own is not None:
+            checkpoints.load_own_state(self.trainer, own)
+        checkpoints.set_rng_state(restored["workers"][rank]["rng"])
+        if self._algorithm is not None:
+            self._algorithm.load_state_dict(restored["workers"][rank]["algorithm"])
+
+    # -- details -----------------------------------------------------------------------------------------------------
+
+    def _open_session(self) -> None:
+        if self._algorithm is not None:
+            if self._own_model is not None:
+                _copy(self._own_model, self._algorithm.shared())
+                self._own_model = None
+            self._algorithm.open(self.trainer.lightning_module)
+        self._forward_passes = 0
+        self._batch_timer.tick(now_s())
+        self.in_session = True
+
+    def _meet(self, algorithm: Algorithm, purpose: Purpose, steps: int) -> Agreement:
+        arrived_s = now_s()
+        agreement = self._meeting.agree(purpose, should_stop=self.trainer.should_stop, optimizer_steps=steps)
+        all_here_s = now_s()
+        self._timeline.record("wait", arrived_s, all_here_s)
+        self._own.last_wait_s = all_here_s - arrived_s
+        self._own.wait_s += self._own.last_wait_s
+        algorithm.settle()
+        if self._options.at_rendezvous == "evaluate":
+            self._own_model = [tensor.detach().clone() for tensor in algorithm.shared()]
+        self.report.consensus_distance = self._meeting.mean(algorithm.average(self._meeting))
+        return agreement
+
+    def _time_batch(self) -> None:
+        ended_s = now_s()
+        batch_s = self._batch_timer.tick(ended_s)
+        if batch_s is not None:
+            self._own.busy_s += batch_s
+            self._timeline.record("compute", ended_s - batch_s, ended_s)
+
+    def _stop(self) -> None:
+        if self.stop_requested and self._algorithm is not None:
+            self._algorithm.call_meeting()
+        self.rendezvous(Purpose.STOP)
+
+    def _set_global_step(self, agreement: Agreement) -> None:
+        """With shared work the workers' step counts differ; from here on all have the mean, as file names and limits need."""
+        agreed = round(sum(agreement.optimizer_steps) / len(agreement.optimizer_steps))
+        loop = self.trainer.fit_loop.epoch_loop
+        if self.trainer.lightning_module.automatic_optimization:
+            total = loop.automatic_optimization.optim_progress.optimizer.step.total
+        else:
+            total = loop.manual_optimization.optim_step_progress.total
+        shift = agreed - total.completed
+        total.ready += shift
+        total.completed += shift
+
+    def _mark_epoch_unfinished(self) -> None:
+        """Whether the epoch was over is rank 0's view in Lightning's checkpoint; make it that of all workers."""
+        batches = self.work.batches
+        if batches is None:
+            return
+        unstepped = [position for theirs in checkpoints.gather(batches.unstepped()) for position in theirs]
+        position = batches.position(unstepped)
+        self.trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = not (position.pending or position.pieces)
+
+    def _account(self) -> None:
+        self._own.samples = self.work.samples
+        self._own.left_early = self.work.left_early
+        self._own.batch_s = self._batch_timer.median_s
+        if self._algorithm is not None:
+            self._algorithm.complete(self._own)
+        self.report.workers = [WorkerReport(**theirs) for theirs in checkpoints.gather(self._own.as_dict())]
+        self.report.rendezvous += 1
+
+    @contextmanager
+    def _own_weights(self) -> Iterator[None]:
+        """This worker's own model, where it is only set aside for the mean's evaluation."""
+        if self._own_model is None or self._algorithm is None:
+            yield
+            return
+        shared = self._algorithm.shared()
+        mean = [tensor.detach().clone() for tensor in shared]
+        _copy(self._own_model, shared)
+        try:
+            yield
+        finally:
+            _copy(mean, shared)
+
+
+@torch.no_grad()
+def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:
+    torch._foreach_copy_(targets, sources)
+
+
+def _size_of(batch: Any) -> int:
+    """Samples in a batch; 1 where Lightning cannot tell either."""
+    sizes = list(_extract_batch_size(batch))
+    return sizes[0] if sizes else 1

@@ -1,0 +1,78 @@
+"""Options that all strategies of this package share."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from lightning_gossip.errors import ConfigurationError
+
+WorkSharing = Literal["auto"] | bool
+AtRendezvous = Literal["adopt", "evaluate"]
+CheckpointKind = Literal["mean", "replicas"]
+StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How a fit treats data, the mean model and checkpoints; see :class:`~lightning_gossip.strategies.DecentralizedStrategy`."""
+
+    work_sharing: WorkSharing = "auto"
+    at_rendezvous: AtRendezvous = "adopt"
+    checkpoint: CheckpointKind = "mean"
+
+    def __post_init__(self) -> None:
+        check_choice("work_sharing", self.work_sharing, (True, False, "auto"))
+        check_choice("at_rendezvous", self.at_rendezvous, get_args(AtRendezvous))
+        check_choice("checkpoint", self.checkpoint, get_args(CheckpointKind))
+
+
+def check_choice(name: str, value: object, accepted: Iterable[object]) -> None:
+    """Refuse a value that is not one of a few.
+
+    Raises:
+        ConfigurationError: naming the value and what is accepted.
+    """
+    accepted = tuple(accepted)
+    if not any(value is choice or (isinstance(value, str) and value == choice) for choice in accepted):
+        raise ConfigurationError(f"{name}={value!r} is not one of {', '.join(map(repr, accepted))}.")
+
+
+def check_number(name: str, value: object, *, at_least: float = 0.0, above: float | None = None) -> None:
+    """Refuse what is not a number in range.
+
+    Raises:
+        ConfigurationError: naming the value and the range.
+    """
+    bound = f"above {above:g}" if above is not None else f"of at least {at_least:g}"
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not (value > above if above is not None else value >= at_least):  # type: ignore[operator]
+        raise ConfigurationError(f"{name}={value!r} is not a number {bound}.")
+
+
+def refuse_unknown(owner: type, unknown: Mapping[str, Any]) -> None:
+    """Refuse arguments that a class does not have, with the nearest ones that it has.
+
+    Raises:
+        ConfigurationError: if there are any.
+    """
+    if not unknown:
+        return
+    known = sorted(
+        {
+            name
+            for cls in owner.__mro__
+            if cls.__module__.startswith("lightning_gossip")
+            for name, parameter in inspect.signature(cls.__init__).parameters.items()
+            if parameter.kind is parameter.KEYWORD_ONLY
+        }
+    )
+    name = next(iter(unknown))
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise ConfigurationError(
+        f"{owner.__name__} has no argument {name!r} (value {unknown[name]!r}).{hint} It has: {', '.join(known)}."
+    )

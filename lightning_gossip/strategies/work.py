@@ -1,0 +1,237 @@
+"""Work sharing in a Trainer: which batches this worker gets, and what the progress of all means for step counts.
+
+One object a fit. It replaces the training DataLoader, follows which batch a step is about, moves step schedules to the
+global count, and knows where an interrupted epoch stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import lightning.pytorch as pl
+import torch.distributed as dist
+from lightning.pytorch.utilities import CombinedLoader
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.strategies.data import (
+    EpochBatches,
+    EpochPosition,
+    SharedBatches,
+    StaticBatches,
+    lookahead_of,
+    plan_of,
+    with_batch_sampler,
+)
+from lightning_gossip.strategies.options import WorkSharing
+from lightning_gossip.strategies.patches import Patches
+from lightning_gossip.strategies.preflight import why_static_shares
+from lightning_gossip.strategies.schedulers import GlobalCountScheduler
+
+
+class FitWork:
+    """The batches of one worker in one fit.
+
+    Args:
+        trainer: whose fit.
+        option: share the work, do not, or ``"auto"``: where it is possible.
+        key: unique to this fit, the same on all workers.
+        seed: of the permutations, the same on all workers.
+        batch_s: asked for this worker's time a batch in seconds.
+    """
+
+    def __init__(
+        self,
+        trainer: pl.Trainer,
+        option: WorkSharing,
+        *,
+        key: str,
+        seed: int,
+        batch_s: Callable[[], float | None],
+    ) -> None:
+        self.batches: EpochBatches | None = None
+        self.samples = 0
+        self._trainer = trainer
+        self._option = option
+        self._key = key
+        self._seed = seed
+        self._batch_s = batch_s
+        self._loaders: list[Any] = []
+        self._count_base = 0
+        self._count_finished = 0  # batches of all workers in the epochs of this fit that have ended
+        self._count_position = 0  # in the current epoch
+        self._schedulers: list[GlobalCountScheduler] = []
+
+    # -- the data loader ---------------------------------------------------------------------------------------------
+
+    def install(self, patches: Patches) -> None:
+        """Look at the training loaders before Lightning puts its own sampler into them."""
+        source = self._trainer.fit_loop._data_source
+        original = source.dataloader
+
+        def observed() -> Any:
+            loader = original()
+            self._loaders = list(CombinedLoader(loader, "max_size_cycle").flattened) if loader is not None else []
+            return loader
+
+        patches.set(source, "dataloader", observed)
+
+    def process(self, dataloader: Any) -> Any:
+        """The loader that Lightning is to use, given what it would use under DDP."""
+        loaders, self._loaders = self._loaders, []
+        if not loaders:
+            return dataloader  # not for training
+        plan = plan_of(loaders[0], self._seed) if len(loaders) == 1 else "there are several training loaders"
+        reason = plan if isinstance(plan, str) else why_static_shares(self._trainer)
+        if self._option is True and reason is not None:
+            raise ConfigurationError(
+                f"work_sharing=True is not possible: {reason}. Use work_sharing='auto', which then gives each worker an equal"
+                " static share, or change that."
+            )
+        if (
+            isinstance(plan, str)
+            or self._trainer.overfit_batches
+            or not self._trainer._accelerator_connector.use_distributed_sampler
+        ):
+            self.batches = None
+            if self._option == "auto":
+                rank_zero_info(f"Each worker keeps its static share of the data, as under DDP: {reason}.")
+            return dataloader
+        options: dict[str, Any] = {
+            "rank": self._trainer.global_rank,
+            "workers": self._trainer.world_size,
+            "epoch": lambda: self._trainer.fit_loop.epoch_progress.current.processed,
+        }
+        if reason is not None or self._option is False or self._trainer.world_size == 1:
+            if self._option == "auto" and reason is not None:
+                rank_zero_info(f"Each worker keeps an equal static share of the data: {reason}.")
+            self.batches = StaticBatches(plan, **options)
+        else:
+            self.batches = SharedBatches(
+                plan,
+                store=dist.distributed_c10d._get_default_store(),
+                key=f"lightning_gossip/{self._key}/work",
+                lookahead=lookahead_of(loaders[0]),
+                batch_s=self._batch_s,
+                **options,
+            )
+        return with_batch_sampler(loaders[0], self.batches)
+
+    @property
+    def shared(self) -> SharedBatches | None:
+        """The shared batches, if the work is shared."""
+        return self.batches if isinstance(self.batches, SharedBatches) else None
+
+    @contextmanager
+    def nominal_batches(self) -> Iterator[None]:
+        """While ``configure_optimizers`` runs, ``estimated_stepping_batches`` knows the nominal share of an epoch."""
+        fit_loop = self._trainer.fit_loop
+        original = fit_loop.setup_data
+
+        def setup_data() -> None:
+            original()
+            if self.shared is not None:
+                fit_loop.max_batches = self.shared.nominal_length
+
+        patches = Patches()
+        patches.set(fit_loop, "setup_data", setup_data)
+        try:
+            yield
+        finally:
+            patches.restore()
+            if self.shared is not None:
+                fit_loop.max_batches = float("inf")
+
+    # -- progress ----------------------------------------------------------------------------------------------------
+
+    def begin_fit(self) -> None:
+        """All state is loaded: count from here, and move step schedules to the global count."""
+        self._count_base = self._trainer.global_step
+        if self.shared is None or not self._trainer.lightning_module.automatic_optimization:
+            return
+        for config in self._trainer.lr_scheduler_configs:
+            if config.interval == "step" and isinstance(config.scheduler, ReduceLROnPlateau):
+                raise ConfigurationError(
+                    "ReduceLROnPlateau with interval='step' would follow each worker's own losses, and learning rates would"
+                    " part. Use interval='epoch'."
+                )
+            if config.interval == "step":
+                scheduler = GlobalCountScheduler(config.scheduler, self.global_count, config.frequency)
+                scheduler.start_from(self._count_base)
+                config.scheduler = scheduler  # type: ignore[assignment]
+                self._schedulers.append(scheduler)
+
+    def begin_batch(self, batch_size: int) -> None:
+        """A batch is about to be trained on."""
+        self.samples += batch_size
+        if self.shared is not None and self.shared.queue is not None:
+            self._count_position = self.shared.queue.ledger.current + 1
+
+    def end_batch(self) -> None:
+        """It has been."""
+        if self.batches is not None:
+            self.batches.step()
+
+    def end_epoch(self) -> None:
+        """All workers have ended the epoch: schedules stand at the same count everywhere."""
+        if self.batches is not None:
+            self._count_finished += self.batches.batches
+            self._count_position = 0
+        for scheduler in self._schedulers:
+            scheduler.step()
+
+    def global_count(self) -> int:
+        """Steps that each worker would have made if all were equally fast: batches of all ÷ (workers · accumulation)."""
+        done = self._count_finished + self._count_position
+        return self._count_base + done // (self._trainer.world_size * self._trainer.accumulate_grad_batches)
+
+    @property
+    def left_early(self) -> bool:
+        """Whether this worker left the last batches of the epoch to faster ones."""
+        return self.shared is not None and self.shared.queue is not None and self.shared.queue.left_early
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def state(self, unstepped: list[int]) -> dict[str, Any] | None:
+        """Where the epoch stands, for a checkpoint; None if the batches are Lightning's own.
+
+        Args:
+            unstepped: positions that all workers together hold and have not trained on.
+        """
+        if self.batches is None:
+            return None
+        mid_epoch = not self._trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        position = asdict(self.batches.position(unstepped)) if mid_epoch else None
+        return {"plan": asdict(self.batches.plan), "position": position}
+
+    def resume(self, state: dict[str, Any] | None) -> None:
+        """Go on where a checkpoint left off. Call when Lightning's loops have their state, before the first batch."""
+        if state is None or self.batches is None:
+            return
+        plan = asdict(self.batches.plan)
+        if {**state["plan"], "seed": 0} != {**plan, "seed": 0}:
+            rank_zero_warn(
+                f"The checkpoint was written with other data or batches ({state['plan']}, now {plan}): the epoch under way"
+                " begins anew."
+            )
+            return
+        self.batches.plan = type(self.batches.plan)(**state["plan"])
+        if state["position"] is not None:
+            position = EpochPosition(**state["position"])
+            self.batches.resume(position)
+            if isinstance(self.batches, StaticBatches) and (position.pending or position.pieces):
+                self._align_progress(self.batches.nominal_length - self.batches.resumed_share(position))
+        fetcher = self._trainer.fit_loop._data_fetcher
+        if fetcher is not None:
+            iter(fetcher)  # the first iterator was made before the state was known
+
+    def _align_progress(self, done: int) -> None:
+        """Workers may have been stopped at different batches; what is left is dealt out evenly, so all stand at one."""
+        current = self._trainer.fit_loop.epoch_loop.batch_progress.current
+        shift = max(0, done) - current.ready
+        for name in ("ready", "started", "processed", "completed"):
+            setattr(current, name, max(0, getattr(current, name) + shift))
