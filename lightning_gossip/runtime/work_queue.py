@@ -6,7 +6,6 @@ One round trip a claim while the epoch is long, a second one near its end, where
 from __future__ import annotations
 
 import math
-import struct
 from typing import Protocol
 
 from lightning_gossip.algorithm.work import Ledger, may_claim
@@ -41,14 +40,27 @@ class EpochQueue:
         workers: how many there are.
         batches: positions 0 … batches − 1 are handed out, at least one to each worker.
         lookahead: batches that the data loader keeps ahead of a step.
+        speeds_key: prefix of the keys with everybody's step time, the same for all epochs of a fit, so that a new epoch
+            begins with what the last one measured; default: ``key``, and nothing is known at the start.
     """
 
-    def __init__(self, store: Store, key: str, *, rank: int, workers: int, batches: int, lookahead: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        key: str,
+        *,
+        rank: int,
+        workers: int,
+        batches: int,
+        lookahead: int,
+        speeds_key: str | None = None,
+    ) -> None:
         self.ledger = Ledger()
         self.batches = batches
         self.left_early = False
         self._store = store
         self._key = key
+        self._speeds_key = key if speeds_key is None else speeds_key
         self._rank = rank
         self._workers = workers
         self._lookahead = lookahead
@@ -58,7 +70,8 @@ class EpochQueue:
         self._claims = 0
         self._done = False
         self._last_left = False
-        store.set(self._time_key(rank), _pack(math.nan))
+        if not store.check([self._time_key(rank)]):
+            self._write(math.nan, left=False)
 
     def claim(self, step_s: float | None) -> int | None:
         """Take the next batch.
@@ -78,7 +91,7 @@ class EpochQueue:
             position = self._claim_shared(step_s)
         if position is None:
             self._done = True
-            self._publish(math.inf)
+            self._write(math.nan if step_s is None else step_s, left=True)
             return None
         self._claims += 1
         self.ledger.claim(position)
@@ -113,11 +126,12 @@ class EpochQueue:
         if step_s is not None and (
             self._published_s is None or abs(step_s / self._published_s - 1.0) > _PUBLISH_CHANGE
         ):
-            self._publish(step_s)
+            self._published_s = step_s
+            self._write(step_s, left=False)
         if self._claims % _REFRESH_CLAIMS == 1 or self._is_near_end(step_s):
             keys = [self._time_key(rank) for rank in range(self._workers)]
             if self._store.check(keys):  # a worker that has not begun this epoch has set nothing, and is not waited for
-                self._step_times = [_unpack(value) for value in self._store.multi_get(keys)]
+                self._step_times = [self._read(value) for value in self._store.multi_get(keys)]
             self._remaining = self.batches - self._workers - self._store.add(f"{self._key}/next", 0)
 
     def _is_near_end(self, step_s: float | None) -> bool:
@@ -126,17 +140,14 @@ class EpochQueue:
         held = max(self.ledger.held, self._lookahead) + 1
         return self._remaining <= 4 * self._workers * held * slowness + _REFRESH_CLAIMS * self._workers
 
-    def _publish(self, step_s: float) -> None:
-        self._published_s = step_s
-        self._store.set(self._time_key(self._rank), _pack(step_s))
+    def _write(self, step_s: float, *, left: bool) -> None:
+        """Publish the own step time, and the epoch that this worker has left, if so."""
+        self._store.set(self._time_key(self._rank), f"{step_s!r} {self._key if left else ''}")
+
+    def _read(self, value: bytes) -> float:
+        """A worker's step time; infinite if it has left this epoch."""
+        step_s, left = value.decode().split(" ", 1)
+        return math.inf if left == self._key else float(step_s)
 
     def _time_key(self, rank: int) -> str:
-        return f"{self._key}/step_s/{rank}"
-
-
-def _pack(value: float) -> bytes:
-    return struct.pack("<d", value)
-
-
-def _unpack(value: bytes) -> float:
-    return float(struct.unpack("<d", value)[0])
+        return f"{self._speeds_key}/step_s/{rank}"

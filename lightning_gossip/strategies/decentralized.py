@@ -167,7 +167,10 @@ class DecentralizedStrategy(DDPStrategy):
             self._patches.set(loop, "_results", SynchronizedResults(training=loop is train_loop))
         if trainer.state.fn == TrainerFn.FITTING:
             self._begin_fit(trainer)
-        super().setup(trainer)
+        if self._workers > 1:
+            super().setup(trainer)
+        else:
+            super(DDPStrategy, self).setup(trainer)  # DDP's would broadcast on a group that does not exist
 
     def _begin_fit(self, trainer: pl.Trainer) -> None:
         timeline = Timeline()
@@ -203,6 +206,10 @@ class DecentralizedStrategy(DDPStrategy):
 
         self._patches.set(loop.val_loop, "run", validate_after_rendezvous)
         self._patches.set(signals, "_sigterm_notifier_fn", note_sigterm)
+
+    @override
+    def _setup_model(self, model: Module) -> Module:  # type: ignore[override]
+        return model
 
     @override
     def configure_ddp(self) -> None:

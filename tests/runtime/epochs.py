@@ -6,7 +6,7 @@ import heapq
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch.distributed as dist
@@ -19,21 +19,26 @@ class Worker:
     """What one worker did in the epoch."""
 
     step_s: float
-    positions: list[int]
-    held_at_leaving: int | None
-    own_at_leaving: float
-    finished_s: float
-    longest_s: float
+    positions: list[int] = field(default_factory=list)
+    held_at_leaving: int | None = None  # None if it took batches until none were left
+    first_s: float = 0.0  # when it had done the one batch that each worker is sure of
+    finished_s: float = 0.0
+    surprise_s: float = 0.0  # by how much the steps begun since its last claim took longer than it had reckoned
 
 
 @dataclass
 class Epoch:
     workers: list[Worker]
     batches: int
+    started_s: float
 
     @property
     def ends_s(self) -> float:
         return max(worker.finished_s for worker in self.workers)
+
+    @property
+    def length_s(self) -> float:
+        return self.ends_s - self.started_s
 
     @property
     def ideal_s(self) -> float:
@@ -41,8 +46,9 @@ class Epoch:
         rate = sum(1 / worker.step_s for worker in self.workers)
         return max(self.batches / rate, max(worker.step_s for worker in self.workers))
 
-    def waits(self) -> list[tuple[float, Worker]]:
-        return [(self.ends_s - worker.finished_s, worker) for worker in self.workers]
+    def wait_s(self, worker: Worker) -> float:
+        """For the others, beyond the one batch that each of them must do whatever it takes."""
+        return self.ends_s - min(self.ends_s, max(worker.finished_s, *(w.first_s for w in self.workers)))
 
 
 class EagerQueue(EpochQueue):
@@ -53,60 +59,69 @@ class EagerQueue(EpochQueue):
         return super()._claim_shared(step_s)
 
 
-def run_epoch(
+def run_epochs(
     step_times: Sequence[float],
     *,
     batches: int,
-    lookahead: int | Sequence[int] = 1,
+    epochs: int = 2,
+    lookahead: int = 1,
     noise: float = 0.0,
-    known: bool = True,
-    starts: Sequence[float] | None = None,
+    skew_s: float = 0.0,
     seed: int = 0,
     queue: type[EpochQueue] = EpochQueue,
-) -> Epoch:
-    """One epoch: a worker claims ``lookahead`` batches up front and one more each time it begins one.
+) -> list[Epoch]:
+    """Epochs one after the other; in the first one the first claims are made blindly, later the step times are known.
+
+    A worker claims ``lookahead`` batches up front and one more each time it begins one.
 
     Args:
         noise: each step takes the step time times a lognormal factor of this sigma and of median 1.
-        known: the step times are known from an earlier epoch; otherwise the first claims are made blindly.
-        starts: when each worker begins the epoch.
+        skew_s: the workers begin an epoch at random moments within this many seconds.
     """
-    n = len(step_times)
     generator = np.random.default_rng(seed)
     store = dist.HashStore()
-    lookaheads = [lookahead] * n if isinstance(lookahead, int) else list(lookahead)
-    queues: dict[int, EpochQueue] = {}
-    recent = [deque([p] if known else [], maxlen=9) for p in step_times]
-    workers = [Worker(p, [], None, p, 0.0, 0.0) for p in step_times]
-    running: dict[int, float] = {}  # the length of the step under way
+    recent: list[deque[float]] = [deque(maxlen=9) for _ in step_times]
+    history: list[Epoch] = []
+    now = 0.0
+    for number in range(epochs):
+        n = len(step_times)
+        workers = [Worker(p) for p in step_times]
+        queues: dict[int, EpochQueue] = {}
+        running: dict[int, float] = {}  # length of the step under way
+        events = [(now + skew_s * float(generator.random()), rank) for rank in range(n)]
+        history.append(Epoch(workers, batches, min(events)[0]))
 
-    def claim(rank: int) -> None:
-        own = statistics.median(recent[rank]) if recent[rank] else None
-        position = queues[rank].claim(own)
-        if position is not None:
-            workers[rank].positions.append(position)
-        elif queues[rank].left_early and workers[rank].held_at_leaving is None:
-            workers[rank].held_at_leaving = queues[rank].ledger.held
-            workers[rank].own_at_leaving = own or 0.0
+        def claim(
+            rank: int, queues: dict[int, EpochQueue] = queues, workers: list[Worker] = workers
+        ) -> None:
+            own = statistics.median(recent[rank]) if recent[rank] else None
+            position = queues[rank].claim(own)
+            if position is not None:
+                workers[rank].positions.append(position)
+                workers[rank].surprise_s = -(queues[rank].ledger.held) * own if own else 0.0
+            elif queues[rank].left_early and workers[rank].held_at_leaving is None:
+                workers[rank].held_at_leaving = queues[rank].ledger.held
 
-    events = [((starts[rank] if starts else 0.0), rank) for rank in range(n)]
-    heapq.heapify(events)
-    while events:
-        now, rank = heapq.heappop(events)
-        if rank not in queues:
-            queues[rank] = queue(
-                store, "e", rank=rank, workers=n, batches=batches, lookahead=lookaheads[rank]
-            )
-            for _ in range(lookaheads[rank]):
+        heapq.heapify(events)
+        while events:
+            now, rank = heapq.heappop(events)
+            worker = workers[rank]
+            if rank in queues:
+                queues[rank].ledger.step()
+                recent[rank].append(running[rank])
+                worker.finished_s = now
+                worker.first_s = worker.first_s or now
+            else:
+                queues[rank] = queue(
+                    store, f"epoch {number}", rank=rank, workers=n, batches=batches, lookahead=lookahead, speeds_key="fit"
+                )
+                for _ in range(lookahead):
+                    claim(rank)
+            if queues[rank].ledger.held:
                 claim(rank)
-        else:
-            recent[rank].append(running.pop(rank))
-            queues[rank].ledger.step()
-            workers[rank].finished_s = now
-        if queues[rank].ledger.held:
-            claim(rank)
-            factor = float(np.exp(noise * generator.standard_normal())) if noise else 1.0
-            running[rank] = step_times[rank] * factor
-            workers[rank].longest_s = max(workers[rank].longest_s, running[rank])
-            heapq.heappush(events, (now + running[rank], rank))
-    return Epoch(workers, batches)
+                factor = float(np.exp(noise * generator.standard_normal())) if noise else 1.0
+                running[rank] = step_times[rank] * factor
+                worker.surprise_s += running[rank]
+                heapq.heappush(events, (now + running[rank], rank))
+        now = history[-1].ends_s
+    return history
