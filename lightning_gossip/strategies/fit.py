@@ -11,7 +11,6 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.data import _extract_batch_size
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
@@ -110,8 +109,8 @@ class Fit:
     def rendezvous(self, purpose: Purpose) -> None:
         """Meet all workers, if a session is open: the model becomes the exact mean.
 
-        Raises:
-            SIGTERMException: if some worker was told to stop; then all of them raise it.
+        If some worker was told to stop, Lightning's loop ends on all of them, as after a SIGTERM to each: at once if the epoch
+        has batches left, otherwise after its validation.
         """
         if not self.in_session or self.failed:
             return
@@ -124,14 +123,10 @@ class Fit:
         self.trainer.should_stop = self.trainer.should_stop or agreement.should_stop
         self._set_global_step(agreement)
         if agreement.stop:
-            self._mark_epoch_unfinished()
+            self._end_loops()
         elif purpose is Purpose.EPOCH_END:
             self.work.end_epoch()
         self._account()
-        if agreement.stop:
-            self.trainer._signal_connector.received_sigterm = True
-            self._stopped_together = True
-            raise SIGTERMException
 
     def end(self) -> None:
         """All workers have ended the fit."""
@@ -248,14 +243,23 @@ class Fit:
         total.ready += shift
         total.completed += shift
 
-    def _mark_epoch_unfinished(self) -> None:
-        """Whether the epoch was over is rank 0's view in Lightning's checkpoint; make it that of all workers."""
-        batches = self.work.batches
-        if batches is None:
-            return
-        unstepped = [position for theirs in checkpoints.gather(batches.unstepped()) for position in theirs]
-        position = batches.position(unstepped)
-        self.trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = not (position.pending or position.pieces)
+    def _end_loops(self) -> None:
+        """Let Lightning raise its SIGTERMException on all workers at the same point.
+
+        Whether the epoch is over is each worker's own view in Lightning's progress, and rank 0's goes into a checkpoint: make it
+        that of all.
+        """
+        self._stopped_together = True
+        self.trainer._signal_connector.received_sigterm = True
+        batches, loop = self.work.batches, self.trainer.fit_loop.epoch_loop
+        if batches is not None:
+            unstepped = [position for theirs in checkpoints.gather(batches.unstepped()) for position in theirs]
+            position = batches.position(unstepped)
+            pending = bool(position.pending or position.pieces)
+        else:
+            pending = any(checkpoints.gather(not loop.batch_progress.is_last_batch))
+        loop.batch_progress.is_last_batch = not pending
+        loop._skip_next_val = pending
 
     def _account(self) -> None:
         self._own.samples = self.work.samples

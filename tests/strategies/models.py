@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
@@ -69,15 +71,13 @@ class Net(LightningModule):
 
 def trainer(**options: Any) -> Trainer:
     """A quiet Trainer for as many workers as the environment says."""
-    import os
-
     defaults: dict[str, Any] = {
         "strategy": "adpsgd",
         "devices": int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         "accelerator": "cpu",
         "max_epochs": 2,
         "logger": False,
-        "enable_checkpointing": False,
+        "enable_checkpointing": any(isinstance(c, Checkpoint) for c in options.get("callbacks", [])),
         "enable_progress_bar": False,
         "enable_model_summary": False,
         "num_sanity_val_steps": 0,
