@@ -24,7 +24,7 @@ class CheckedSubprocessLauncher(_SubprocessScriptLauncher):
 
 
 class CheckedMultiProcessingLauncher(_MultiProcessingLauncher):
-    """Starts the workers by spawn, fork or forkserver."""
+    """Starts the workers by spawn, fork or forkserver, and brings rank 0's report back to the user's process."""
 
     preflight: Preflight
 
@@ -32,6 +32,15 @@ class CheckedMultiProcessingLauncher(_MultiProcessingLauncher):
     def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:
         _check(self.preflight, function, args, trainer)
         return super().launch(function, *args, trainer=trainer, **kwargs)
+
+    @override
+    def get_extra_results(self, trainer: pl.Trainer) -> dict[str, Any]:
+        return {**super().get_extra_results(trainer), "report": trainer.strategy.report}  # type: ignore[attr-defined]
+
+    @override
+    def update_main_process_results(self, trainer: pl.Trainer, extra: dict[str, Any]) -> None:
+        super().update_main_process_results(trainer, extra)
+        trainer.strategy.report = extra["report"]  # type: ignore[attr-defined]
 
 
 def _check(preflight: Preflight, function: Callable[..., Any], args: Any, trainer: pl.Trainer | None) -> None:

@@ -1,0 +1,53 @@
+"""A user's script, for the tests of Lightning's launchers: ``python script.py OUT STRATEGY [MODE] [DEVICES]``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import OnExceptionCheckpoint
+
+import lightning_gossip  # noqa: F401 - registers the strategies
+from tests.strategies.models import Net, flat, loader
+
+
+class Trouble(Callback):
+    """What the mode says, in the third step of rank 1."""
+
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+
+    def on_train_batch_start(self, trainer: Trainer, model: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_rank == 1 and batch_idx == 3:
+            if self.mode == "raise":
+                raise ArithmeticError("rank 1 breaks in step 3")
+            if self.mode == "sigterm":
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main(out: str, strategy: str, mode: str = "fit", devices: str = "2") -> None:
+    trainer = Trainer(
+        strategy=strategy,
+        devices=int(devices),
+        accelerator="cpu",
+        max_epochs=2,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[OnExceptionCheckpoint(out, "stopped"), Trouble(mode)],
+    )
+    model = Net()
+    trainer.fit(model, loader(400, 4), loader(32, shuffle=False))
+    if trainer.is_global_zero:
+        workers = trainer.strategy.report.workers if hasattr(trainer.strategy, "report") else []
+        result = {"accuracy": trainer.callback_metrics["val_acc"].item(), "sum": flat(model).sum().item()}
+        Path(out, "result.json").write_text(json.dumps({**result, "workers": [w.as_dict() for w in workers]}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from tests.strategies.launch import free_port
+from tests.strategies.models import Net, loader, trainer
+
+pytestmark = pytest.mark.processes
+ROOT = Path(__file__).parents[2]
+SCRIPT = "tests/strategies/script.py"
+
+
+def start(command: list[str], **environment: str) -> subprocess.Popen[str]:
+    """In a session of its own, so that what it leaves behind can be seen."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MASTER_", "WORLD_", "LOCAL_", "RANK", "GROUP_", "TORCHELASTIC"))}
+    return subprocess.Popen(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], timeout_s: float = 90.0) -> tuple[int, str, list[str]]:
+    """Exit status, output, and the command lines of processes of its session that have outlived it by 10 s."""
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    finally:
+        _, orphans = psutil.wait_procs(_session(process.pid), timeout=10)
+        for orphan in _session(process.pid):
+            orphan.kill()
+        if process.poll() is None:
+            process.communicate()
+    return process.returncode, output, [" ".join(orphan.cmdline()) for orphan in orphans if orphan.is_running()]
+
+
+def _session(leader: int) -> list[psutil.Process]:
+    members = []
+    for process in psutil.process_iter(["status"]):
+        try:
+            if os.getsid(process.pid) == leader and process.info["status"] != psutil.STATUS_ZOMBIE:
+                members.append(process)
+        except ProcessLookupError:
+            continue
+    return members
+
+
+def check(folder: Path, workers: int) -> None:
+    result = json.loads((folder / "result.json").read_text())
+    assert [w["rank"] for w in result["workers"]] == list(range(workers))
+    assert sum(w["samples"] for w in result["workers"]) == 2 * 400
+    assert all(w["exchanges"] > 0 for w in result["workers"])
+    assert result["accuracy"] > 0.7
+
+
+@pytest.mark.parametrize("strategy", ["adpsgd", "adpsgd_spawn", "adpsgd_fork"])
+def test_the_same_script_runs_under_every_start_method(strategy: str, tmp_path: Path) -> None:
+    code, output, left = finish(start([SCRIPT, str(tmp_path), strategy]))
+    assert code == 0, output
+    assert left == []
+    check(tmp_path, 2)
+
+
+def test_the_same_script_runs_under_torchrun(tmp_path: Path) -> None:
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=4", f"--master-port={free_port()}"]
+    code, output, left = finish(start([*launcher, SCRIPT, str(tmp_path), "adpsgd", "fit", "4"]))
+    assert code == 0, output
+    assert left == []
+    check(tmp_path, 4)
+
+
+@pytest.mark.parametrize("strategy", ["adpsgd", "adpsgd_fork"])
+def test_one_rank_that_raises_ends_the_job_with_its_traceback_and_no_orphan(strategy: str, tmp_path: Path) -> None:
+    code, output, left = finish(start([SCRIPT, str(tmp_path), strategy, "raise", "3"]), timeout_s=60)
+    assert code != 0
+    assert "ArithmeticError: rank 1 breaks in step 3" in output
+    assert left == []
+
+
+def test_sigterm_to_one_rank_ends_the_job_and_the_checkpoint_loads(tmp_path: Path) -> None:
+    code, output, left = finish(start([SCRIPT, str(tmp_path), "adpsgd", "sigterm", "3"]), timeout_s=60)
+    assert not (tmp_path / "result.json").exists(), output
+    assert left == []
+    assert "Traceback" not in output
+    model = Net()
+    t = trainer(strategy="auto", devices=1, max_epochs=2)
+    t.fit(model, loader(400, 4), ckpt_path=str(tmp_path / "stopped.ckpt"))
+    assert t.current_epoch == 2
+    assert torch.load(tmp_path / "stopped.ckpt", weights_only=True)["lightning_gossip"]["world_size"] == 3
+    del code
+
+
+def test_two_jobs_and_two_trainers_at_once_do_not_meet(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in "ab"]
+    jobs = []
+    for folder in folders:
+        folder.mkdir()
+        jobs.append(start([SCRIPT, str(folder), "adpsgd_fork"], MASTER_PORT=str(free_port())))
+    results = [finish(job) for job in jobs]
+    for folder, (code, output, _) in zip(folders, results, strict=True):
+        assert code == 0, output
+        check(folder, 2)
+
+
+def test_a_name_used_without_the_import_is_lightnings_own_error() -> None:
+    command = "from lightning.pytorch import Trainer; Trainer(strategy='adpsgd', accelerator='cpu', devices=2)"
+    process = start(["-c", command])
+    code, output, _ = finish(process)
+    assert code != 0
+    assert "You selected an invalid strategy name: `strategy='adpsgd'`" in output
+
+
