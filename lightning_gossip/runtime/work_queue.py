@@ -142,7 +142,7 @@ class EpochQueue:
 
     def _write(self, step_s: float, *, left: bool) -> None:
         """Publish the own step time, and the epoch that this worker has left, if so."""
-        self._store.set(self._time_key(self._rank), f"{step_s!r} {self._key if left else ''}")
+        self._store.set(self._time_key(self._rank), f"{float(step_s)!r} {self._key if left else ''}")
 
     def _read(self, value: bytes) -> float:
         """A worker's step time; infinite if it has left this epoch."""

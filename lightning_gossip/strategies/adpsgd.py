@@ -56,6 +56,10 @@ class ADPSGDStrategy(DecentralizedStrategy):
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        if isinstance(topology, str):
+            make_topology(topology, 1)  # refuses an unknown name
+        elif not isinstance(topology, Topology):
+            topology = tuple((int(a), int(b)) for a, b in topology)
         check_choice("roles", roles, get_args(Roles))
         check_number("exchanges_per_step", exchanges_per_step)
         check_number("exchange_timeout_s", exchange_timeout_s, above=0.0)

@@ -110,6 +110,10 @@ class DecentralizedStrategy(DDPStrategy):
         self._local_metrics: LocalMetrics | None = None
         self._loaded: tuple[dict[str, Any], _PATH] | None = None
 
+    def __repr__(self) -> str:
+        # Fabric and pytorch_lightning print this when they refuse the object
+        return f"<{type(self).__name__}, for the Trainer of lightning.pytorch only>"
+
     @abstractmethod
     def check(self, world_size: int) -> None:
         """Refuse options that do not fit the number of workers.
@@ -141,6 +145,7 @@ class DecentralizedStrategy(DDPStrategy):
         Raises:
             ConfigurationError: naming the value, what is accepted, and what to write instead.
         """
+        check_plugins(callbacks=trainer.callbacks, logger=trainer.loggers)  # type: ignore[attr-defined]
         check_trainer(trainer)
         check_model(model, sync_batchnorm=self._layer_sync is not None)
         self.check(self._workers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -48,9 +49,10 @@ def check_number(name: str, value: object, *, at_least: float = 0.0, above: floa
         ConfigurationError: naming the value and the range.
     """
     bound = f"above {above:g}" if above is not None else f"of at least {at_least:g}"
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not (value > above if above is not None else value >= at_least):  # type: ignore[operator]
-        raise ConfigurationError(f"{name}={value!r} is not a number {bound}.")
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        if value > above if above is not None else value >= at_least:
+            return
+    raise ConfigurationError(f"{name}={value!r} is not a number {bound}.")
 
 
 def refuse_unknown(owner: type, unknown: Mapping[str, Any]) -> None:

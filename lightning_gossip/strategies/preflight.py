@@ -18,9 +18,10 @@ def check_trainer(trainer: pl.Trainer) -> None:
     Raises:
         ConfigurationError: naming the option, and what to use instead.
     """
-    if getattr(trainer, "_val_check_time_interval", None) is not None:
+    seconds = getattr(trainer, "_val_check_time_interval", None)
+    if seconds is not None:
         raise ConfigurationError(
-            f"val_check_interval={trainer.val_check_interval!r} is a time: each worker would validate at a moment of its own."
+            f"val_check_interval of {seconds:g} s is a time: each worker would validate at a moment of its own."
             " Use val_check_interval=1.0 (once an epoch), or a number of batches."
         )
     for callback in trainer.callbacks:  # type: ignore[attr-defined]

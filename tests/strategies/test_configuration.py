@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.strategies import StrategyRegistry
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
+
+import lightning_gossip
+from lightning_gossip import ADPSGDStrategy, ConfigurationError, ProtocolError
+from lightning_gossip.algorithm import ring
+from lightning_gossip.strategies.data import plan_of
+from lightning_gossip.strategies.patches import Patches
+from lightning_gossip.strategies.schedulers import GlobalCountScheduler
+from tests.strategies.models import Net, loader, samples
+
+
+@pytest.fixture()
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal must come before any worker is started."""
+
+    def started(*_: Any, **__: Any) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr("subprocess.Popen", started)
+    monkeypatch.setattr("torch.multiprocessing.start_processes", started)
+
+
+def fit(model: Any = None, devices: int = 3, **options: Any) -> None:
+    quiet = {"logger": False, "enable_checkpointing": True, "enable_progress_bar": False, "max_epochs": 1}
+    Trainer(accelerator="cpu", devices=devices, **{"strategy": "adpsgd", **quiet, **options}).fit(model or Net(), loader())
+
+
+class WithSyncBatchNorm(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.deep = nn.Sequential(nn.SyncBatchNorm(3))
+
+
+REFUSED: list[tuple[str, Callable[[], Any], str]] = [
+    ("unknown topology", lambda: ADPSGDStrategy(topology="rnig"), "'rnig'.*ring"),
+    ("unknown argument", lambda: ADPSGDStrategy(topolgy="ring"), "no argument 'topolgy'.*Did you mean 'topology'"),
+    ("an option of DDP", lambda: ADPSGDStrategy(find_unused_parameters=True), "no argument 'find_unused_parameters'"),
+    ("unknown option value", lambda: ADPSGDStrategy(at_rendezvous="mean"), "at_rendezvous='mean' is not one of 'adopt'"),
+    ("work sharing", lambda: ADPSGDStrategy(work_sharing="yes"), "work_sharing='yes'"),
+    ("unknown roles", lambda: ADPSGDStrategy(roles="both"), "roles='both'"),
+    ("negative rate", lambda: ADPSGDStrategy(exchanges_per_step=-1), "exchanges_per_step=-1 .* at least 0"),
+    ("rate that is no number", lambda: ADPSGDStrategy(exchanges_per_step=float("nan")), "exchanges_per_step=nan"),
+    ("time that is not positive", lambda: ADPSGDStrategy(exchange_timeout_s=0), "exchange_timeout_s=0 .* above 0"),
+    ("odd exponential", lambda: fit(strategy=ADPSGDStrategy(topology="exponential")), "even"),
+    ("topology of another size", lambda: fit(strategy=ADPSGDStrategy(topology=ring(4))), "4.*3|3.*4"),
+    ("graph in two parts", lambda: fit(devices=4, strategy=ADPSGDStrategy(topology=[(0, 1), (2, 3)])), "falls into 2 parts"),
+    ("roles of an odd ring", lambda: fit(strategy=ADPSGDStrategy(roles="bipartite")), "bipartite"),
+    ("sync_batchnorm", lambda: fit(sync_batchnorm=True), "SyncBatchNorm"),
+    ("SyncBatchNorm", lambda: fit(WithSyncBatchNorm()), "'deep.0'.*SyncBatchNorm"),
+    ("validation by time", lambda: fit(val_check_interval=timedelta(minutes=1)), "val_check_interval"),
+    ("max_time", lambda: fit(max_time="00:00:10:00"), "Timer"),
+    ("timer", lambda: fit(callbacks=[Timer(timedelta(hours=1))]), "interval='epoch'"),
+    (
+        "checkpoints by time",
+        lambda: fit(callbacks=[ModelCheckpoint(train_time_interval=timedelta(minutes=1))]),
+        "train_time_interval",
+    ),
+    ("Fabric", lambda: Fabric(strategy="adpsgd", accelerator="cpu", devices=2), "Fabric.*lightning.pytorch"),
+]
+
+
+@pytest.mark.usefixtures("no_process")
+@pytest.mark.parametrize(("action", "message"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
+def test_what_cannot_work_is_refused_before_any_process_is_started(action: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        action()
+
+
+def test_objects_of_pytorch_lightning_are_refused_by_name(no_process: None) -> None:
+    other = pytest.importorskip("pytorch_lightning")
+    lightning_gossip.register()
+    with pytest.raises(ConfigurationError, match="pytorch_lightning"):
+        other.Trainer(strategy="adpsgd", accelerator="cpu", devices=2)
+    with pytest.raises(ConfigurationError, match="pytorch_lightning"):
+        fit(callbacks=[other.callbacks.LearningRateMonitor()])
+    from pytorch_lightning.plugins.io import TorchCheckpointIO
+
+    if TorchCheckpointIO.__module__.startswith("pytorch_lightning"):
+        with pytest.raises(ConfigurationError, match="checkpoint_io"):
+            ADPSGDStrategy(checkpoint_io=TorchCheckpointIO())
+
+
+def test_objects_say_whose_they_are_where_others_refuse_them() -> None:
+    with pytest.raises(ValueError, match=r"for the Trainer of lightning\.pytorch only"):
+        Fabric(strategy=ADPSGDStrategy(), accelerator="cpu", devices=2)
+
+
+def test_importing_registers_the_names_and_registering_again_changes_nothing() -> None:
+    before = set(StrategyRegistry)
+    assert {"adpsgd", "adpsgd_spawn", "adpsgd_fork", "adpsgd_notebook"} <= before
+    lightning_gossip.register()
+    assert set(StrategyRegistry) == before
+    assert isinstance(StrategyRegistry.get("adpsgd_fork"), ADPSGDStrategy)
+    assert StrategyRegistry.get("adpsgd_fork")._start_method == "fork"
+
+
+def test_a_strategy_pickles_for_spawned_workers() -> None:
+    import pickle
+
+    strategy = pickle.loads(pickle.dumps(ADPSGDStrategy(topology=[(0, 1)], exchanges_per_step=2)))
+    assert strategy.topology == ((0, 1),)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"sampler": WeightedRandomSampler([1.0] * 8, 8)}, "sampler of its own"),
+        ({"batch_sampler": BatchSampler(SequentialSampler(range(8)), 2, False)}, None),
+        ({"batch_size": None}, "batch"),
+        ({"sampler": RandomSampler(range(8), replacement=True)}, "sampler of its own"),
+        ({"sampler": RandomSampler(range(8), num_samples=4)}, "sampler of its own"),
+        ({"shuffle": True, "batch_size": 4}, None),
+    ],
+)
+def test_only_ordinary_loaders_are_handed_out(options: dict[str, Any], reason: str | None) -> None:
+    plan = plan_of(DataLoader(samples(8), **options), seed=0)
+    assert reason in plan if reason is not None else not isinstance(plan, str)
+
+
+def test_a_subclass_of_dataloader_keeps_its_behaviour() -> None:
+    class Mine(DataLoader[Any]):
+        pass
+
+    assert "Mine" in str(plan_of(Mine(samples(8)), seed=0))
+
+
+def test_patches_are_undone_and_an_unknown_name_is_an_error() -> None:
+    class Loop:
+        def run(self) -> int:
+            return 1
+
+    loop, patches = Loop(), Patches()
+    patches.set(loop, "run", lambda: 2)
+    patches.set(loop, "run", lambda: 3)
+    assert loop.run() == 3
+    patches.restore()
+    patches.restore()
+    assert loop.run() == 1
+    assert vars(loop) == {}
+    with pytest.raises(ProtocolError, match="'gone'.*lightning>=2.6"):
+        patches.set(loop, "gone", None)
+
+
+def test_a_step_schedule_moves_to_the_global_count_and_keeps_its_state() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    inner = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    count = 0
+    schedule = GlobalCountScheduler(inner, lambda: count, frequency=2)
+    optimizer.step()
+    for count, rate in [(1, 1.0), (2, 0.5), (3, 0.5), (8, 0.0625), (8, 0.0625)]:  # noqa: B007 - read by the schedule
+        schedule.step()
+        assert schedule.get_last_lr() == [rate]
+    assert schedule.state_dict() == inner.state_dict()
+    assert schedule.optimizer is optimizer
+    resumed = GlobalCountScheduler(inner, lambda: 10, frequency=2)
+    resumed.start_from(8)
+    resumed.step()
+    assert resumed.get_last_lr() == [0.03125]
+
+
+def test_importing_the_package_imports_no_recipe_library() -> None:
+    import subprocess
+
+    code = "import sys, lightning_gossip; print([m for m in ('hydra', 'wandb', 'sklearn', 'simpy') if m in sys.modules])"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert output.strip() == "[]"
