@@ -270,9 +270,7 @@ def _edge_probabilities(topology: Topology, exchanges: ExchangeLaw) -> FloatArra
         callers = topology.bipartition[0]
     else:
         raise ConfigurationError(f"got exchanges={exchanges!r}; write 'uniform_edge', 'symmetric' or 'bipartite'.")
-    called_by = [
-        1.0 / topology.degree(rank) if rank in callers and topology.n > 1 else 0.0 for rank in range(topology.n)
-    ]
+    called_by = [1.0 / topology.degree(rank) if rank in callers and topology.n > 1 else 0.0 for rank in range(topology.n)]
     return np.array([called_by[i] + called_by[j] for i, j in edges], dtype=np.float64) / len(callers)
 
 

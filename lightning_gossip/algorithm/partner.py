@@ -96,9 +96,7 @@ class PartnerPicker:
         if not isinstance(seed, (int, np.integer)) or seed < 0:
             raise ConfigurationError(f"got seed={seed!r}; it must be an integer >= 0. Write for example seed=0.")
         # spawn_key and not seed + rank: the latter would give rank 1 of seed 0 the stream of rank 0 of seed 1.
-        self._generator = np.random.Generator(
-            np.random.PCG64(np.random.SeedSequence(int(seed), spawn_key=(self.rank,)))
-        )
+        self._generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(int(seed), spawn_key=(self.rank,))))
 
     @property
     def start_share(self) -> float:
@@ -148,6 +146,5 @@ class PartnerPicker:
             self._generator.bit_generator.state = state["generator"]
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(
-                f"the partner state of rank {self.rank} cannot be read ({error!r}); pass what state_dict() returned, "
-                "or none."
+                f"the partner state of rank {self.rank} cannot be read ({error!r}); pass what state_dict() returned, or none."
             ) from error

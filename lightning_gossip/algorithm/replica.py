@@ -30,7 +30,8 @@ Running statistics (BatchNorm) are exponential averages, not sums of gradients: 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -50,19 +51,31 @@ class Replica:
         retention: per tensor, the share of the merges that one forward pass leaves in place; 1 for everything but
             running statistics. Default: all 1.
         dtype: of the published model; default: the type that all tensors promote to, at least float32.
+        host_vector: makes a zeroed vector in host memory of a length and type.
     """
 
     def __init__(
-        self, tensors: Sequence[Tensor], *, retention: Sequence[float] | None = None, dtype: torch.dtype | None = None
+        self,
+        tensors: Sequence[Tensor],
+        *,
+        retention: Sequence[float] | None = None,
+        dtype: torch.dtype | None = None,
+        host_vector: Callable[[int, torch.dtype], Tensor] | None = None,
     ) -> None:
         self.dtype = dtype if dtype is not None else common_dtype(tensors)
         self.numel = sum(t.numel() for t in tensors)
-        self.published = torch.empty(self.numel, dtype=self.dtype)
-        self.merges = torch.zeros(self.numel, dtype=self.dtype)
+        make = host_vector if host_vector is not None else _zeros
+        self.published = make(self.numel, self.dtype)
+        self.merges = make(self.numel, self.dtype)
         self._published_views = views_like(self.published, tensors)
         self._merge_views = views_like(self.merges, tensors)
         shares = retention if retention is not None else [1.0] * len(tensors)
-        self._fading = [(view, share) for view, share in zip(self._merge_views, shares, strict=True) if share != 1.0]
+        ends = list(itertools.accumulate(tensor.numel() for tensor in tensors))
+        self._fading = [
+            (stop - tensor.numel(), stop, share)
+            for tensor, stop, share in zip(tensors, ends, shares, strict=True)
+            if share != 1.0
+        ]
         self._changes = VersionCounter()
         self._pulled_version = 0
         self._dirty = False
@@ -88,10 +101,9 @@ class Replica:
             gradient was computed at and this push.
         """
         if self._dirty:
-            for view, share in self._fading:
-                view.mul_(share**forward_passes)
-            torch._foreach_add_(list(tensors), self._merge_views)
-            self.merges.zero_()
+            for start, stop, share in self._fading:
+                self.merges[start:stop] *= share**forward_passes
+            self._take_over(tensors)
             self._dirty = False
         staleness = self._changes.staleness(self._pulled_version)
         self._copy_in(tensors)
@@ -108,6 +120,10 @@ class Replica:
         self.merges[chunk] += half_difference
         self._dirty = True
 
+    def settle(self) -> Tensor:
+        """y, when all copies into it have ended; for a caller that has the model to itself."""
+        return self.published
+
     @torch.no_grad()
     def copy_out(self, tensors: Sequence[Tensor]) -> None:
         """x ← y, in place."""
@@ -117,9 +133,19 @@ class Replica:
         """Count one completed exchange as one change of the published model."""
         self._changes.changed()
 
+    def _take_over(self, tensors: Sequence[Tensor]) -> None:
+        """x ← x + m ; m ← 0."""
+        torch._foreach_add_(list(tensors), self._merge_views)
+        self.merges.zero_()
+
     @torch.no_grad()
     def _copy_in(self, tensors: Sequence[Tensor]) -> None:
+        """y ← x."""
         torch._foreach_copy_(self._published_views, list(tensors))
+
+
+def _zeros(numel: int, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(numel, dtype=dtype)
 
 
 def half_difference(mine: Tensor, theirs: Tensor) -> Tensor:

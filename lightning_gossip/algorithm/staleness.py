@@ -130,9 +130,7 @@ class StalenessHistogram:
             ConfigurationError: if q is outside [0, 1].
         """
         if not 0.0 <= q <= 1.0:
-            raise ConfigurationError(
-                f"got the quantile q={q!r}; it is a share in [0, 1]. Write 0.95 for the 95th percentile."
-            )
+            raise ConfigurationError(f"got the quantile q={q!r}; it is a share in [0, 1]. Write 0.95 for the 95th percentile.")
         # Rounded first: 0.07 * 100 is 7.000000000000001, whose ceiling would be one step too far.
         needed = math.ceil(round(q * self.count, 9))
         seen = 0

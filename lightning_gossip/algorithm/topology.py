@@ -325,9 +325,7 @@ def _size(name: str, n: int) -> int:
     except TypeError:
         size = 0
     if size < 1:
-        raise ConfigurationError(
-            f"topology {name!r}: got n={n!r} workers; n must be an integer >= 1. Pass the world size."
-        )
+        raise ConfigurationError(f"topology {name!r}: got n={n!r} workers; n must be an integer >= 1. Pass the world size.")
     return size
 
 

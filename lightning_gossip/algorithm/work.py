@@ -11,11 +11,19 @@ wait for ten of their steps. So a worker claims only if it would be done with th
 with T* the time after which the workers that still claim, this one included, could have finished everything that is
 unclaimed, if each first finishes the batches that it holds:
 
-    T* = min { T : Σ_j max(0, ⌊T / p_j⌋ − held_j) ≥ remaining }
+    T* = min { T : Σ_j max(0, ⌊T / p_j − held_j⌋) ≥ remaining }
 
 p_j is the step time of worker j. ``held`` counts the batches claimed and not yet stepped on, the ones that a DataLoader
-prefetches included; the others are taken to hold as many as the loader keeps ahead of them (``lookahead``). With one
-worker left T* is its own time for all that remains, so the last one never leaves.
+prefetches included. Nobody publishes it. Between two claims a worker has the batches that its loader keeps ahead of it
+(``lookahead``) and a part of the one in training, half of it on average; early in an epoch it may not have claimed that many
+yet. So the others are taken to hold min(lookahead + ½, their share of what has been claimed). Without the ½, workers of
+nearly the same speed leave up to four steps too early; without the minimum, slow workers with a deep prefetch fill it at the
+start of a short epoch and end it late (``tests/runtime/test_work_queue.py``).
+
+With one worker left T* is its own time for all that remains, so the last one never leaves.
+
+What the rule cannot know: how long a step takes before the first one (a slow worker then takes what its loader prefetches),
+and by how much the held steps will differ from the reckoned time.
 """
 
 from __future__ import annotations
@@ -90,16 +98,16 @@ def at_least_one_each(pending: Sequence[Batch], workers: int) -> list[Batch]:
     return [part.tolist() for part in np.array_split(np.asarray(left), workers)]
 
 
-def joint_finish_time(remaining: int, step_times: Sequence[float], held: Sequence[int]) -> float:
+def joint_finish_time(remaining: int, step_times: Sequence[float], held: Sequence[float]) -> float:
     """T*: when the given workers could have finished ``remaining`` more batches, in the unit of ``step_times``.
 
     Args:
         remaining: batches that nobody has claimed.
         step_times: p_j > 0 of the workers that still claim; infinite for one that has left.
-        held: held_j ≥ 0, batches each of them finishes first.
+        held: held_j ≥ 0, batches each of them finishes first; parts of a batch count.
 
     Returns:
-        min {T : Σ_j max(0, ⌊T/p_j⌋ − held_j) ≥ remaining}; infinity if nobody is left to take them.
+        min {T : Σ_j max(0, ⌊T/p_j − held_j⌋) ≥ remaining}; infinity if nobody is left to take them.
     """
     claiming = [(p, h) for p, h in zip(step_times, held, strict=True) if math.isfinite(p)]
     if remaining <= 0:
@@ -111,13 +119,20 @@ def joint_finish_time(remaining: int, step_times: Sequence[float], held: Sequenc
     low, high = 0.0, min((h + remaining) * p for p, h in claiming)
     for _ in range(60):
         middle = 0.5 * (low + high)
-        done = sum(max(0, math.floor(middle / p * (1 + 1e-12)) - h) for p, h in claiming)
+        done = sum(max(0, math.floor(middle / p * (1 + 1e-12) - h)) for p, h in claiming)
         low, high = (low, middle) if done >= remaining else (middle, high)
     return high
 
 
 def may_claim(
-    *, held: int, own_step: float | None, remaining: int, step_times: Sequence[float], rank: int, lookahead: int
+    *,
+    held: int,
+    own_step: float | None,
+    remaining: int,
+    claimed: int,
+    step_times: Sequence[float],
+    rank: int,
+    lookahead: int,
 ) -> bool:
     """The claim rule: whether this worker should take one more batch of the epoch.
 
@@ -125,9 +140,10 @@ def may_claim(
         held: batches this worker has claimed and not yet stepped on.
         own_step: its step time, or None before its first step.
         remaining: batches that nobody has claimed yet.
+        claimed: batches that somebody has, the ones included that each worker is sure of.
         step_times: of all workers by rank, infinite for those that have left, NaN where nothing is known yet.
         rank: this worker's place in ``step_times``.
-        lookahead: batches that the data loader keeps ahead of a step; taken as held by every other worker.
+        lookahead: batches that the data loader keeps ahead of a step.
 
     Returns:
         True if it should claim; False if it should leave the rest of the epoch to the others.
@@ -143,7 +159,8 @@ def may_claim(
         typical = own_step
     times = [typical if math.isnan(p) else p for p in step_times]
     times[rank] = own_step
-    holding = [lookahead] * len(times)
+    share = (claimed - held) / max(1, len(times) - 1)
+    holding = [min(lookahead + 0.5, share)] * len(times)
     holding[rank] = held
     return (held + 1) * own_step <= joint_finish_time(remaining, times, holding) * (1 + 1e-9)
 

@@ -78,6 +78,4 @@ class Exchanger:
     def _allocate(self, length: int, dtype: torch.dtype) -> None:
         if self._buffers and self._buffers[0][0].numel() >= length and self._buffers[0][0].dtype == dtype:
             return
-        self._buffers = [
-            (torch.empty(length, dtype=dtype), torch.empty(length, dtype=dtype)) for _ in range(self._depth)
-        ]
+        self._buffers = [(torch.empty(length, dtype=dtype), torch.empty(length, dtype=dtype)) for _ in range(self._depth)]

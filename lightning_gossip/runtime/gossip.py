@@ -2,13 +2,13 @@
 
 | thread | does | waits for |
 |---|---|---|
-| training (the caller's) | :meth:`Gossip.open`, :meth:`Gossip.step`, :meth:`Gossip.drain`, :meth:`Gossip.close` | never for the network, except in drain and close |
-| ``gossip-listener`` | answers requests, notes calls to a meeting | a message, without a deadline; a STOP message ends it |
-| ``gossip-caller`` | starts exchanges at its pace, if this worker initiates | its pace, a reply, a chunk: all with deadlines |
+| training (the caller's) | ``open``, ``step``, ``drain``, ``close`` | the network in ``drain`` and ``close`` only |
+| ``gossip-listener`` | answers requests, notes calls to a meeting | a message, without a deadline; STOP ends it |
+| ``gossip-caller`` | starts exchanges, if this worker initiates | its pace, a reply, a chunk: all with deadlines |
 
 Two locks. ``_model_lock`` guards the replica and is held for one copy only: a chunk (gossip threads) or the model
-(training thread); never across the network. ``_state`` is a condition that guards the phase and ``_busy``, and is held for a few
-instructions.
+(training thread); never across the network. ``_state`` is a condition that guards the phase and ``_busy``, and is held for a
+few instructions.
 
 One exchange at a time, started or answered (``_busy``): then no timing can make models drift apart. A worker that is busy
 answers a request with a refusal, at once, so nobody waits in a cycle: a caller waits only for a listener that is idle or in

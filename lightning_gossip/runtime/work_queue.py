@@ -108,6 +108,7 @@ class EpochQueue:
                 held=self.ledger.held,
                 own_step=step_s,
                 remaining=self._remaining,
+                claimed=self.batches - self._remaining,
                 step_times=self._step_times,
                 rank=self._rank,
                 lookahead=self._lookahead,
@@ -123,9 +124,7 @@ class EpochQueue:
 
     def _consult(self, step_s: float | None) -> None:
         """Bring the own step time, everybody's, and what remains up to date, as far as the decision needs it."""
-        if step_s is not None and (
-            self._published_s is None or abs(step_s / self._published_s - 1.0) > _PUBLISH_CHANGE
-        ):
+        if step_s is not None and (self._published_s is None or abs(step_s / self._published_s - 1.0) > _PUBLISH_CHANGE):
             self._published_s = step_s
             self._write(step_s, left=False)
         if self._claims % _REFRESH_CLAIMS == 1 or self._is_near_end(step_s):

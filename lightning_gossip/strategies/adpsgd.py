@@ -14,6 +14,7 @@ from lightning_gossip.algorithm.topology import Topology, make_topology
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.gossip import Gossip
 from lightning_gossip.runtime.rendezvous import Rendezvous
+from lightning_gossip.runtime.staging import replica_of
 from lightning_gossip.strategies.algorithm import Algorithm
 from lightning_gossip.strategies.decentralized import DecentralizedStrategy
 from lightning_gossip.strategies.model import layout, retention, shared_tensors
@@ -33,7 +34,8 @@ class ADPSGDStrategy(DecentralizedStrategy):
             :class:`~lightning_gossip.algorithm.Topology`, or the edges as pairs of ranks.
         roles: ``"bipartite"`` as in the paper (one side calls, the other answers), ``"symmetric"`` (everybody does both; a busy
             worker refuses), or ``"auto"``: bipartite where the graph allows it.
-        exchanges_per_step: averagings that a worker takes part in per step of its neighbourhood, on a regular graph; 0 for none.
+        exchanges_per_step: averagings that a worker takes part in per step of its neighbourhood (on a regular
+            graph); 0 for none.
         exchange_timeout_s: deadline, in seconds, of an answer and of each chunk of a model.
         seed: of the partner choice.
         options: see :class:`~lightning_gossip.strategies.DecentralizedStrategy`.
@@ -114,7 +116,7 @@ class GossipAlgorithm(Algorithm):
         fingerprint = layout(named)
         self._tensors = [tensor for _, tensor in named]
         if self._replica is None or fingerprint != self._layout:
-            self._replica = Replica(self._tensors, retention=retention(model, [name for name, _ in named]))
+            self._replica = replica_of(self._tensors, retention=retention(model, [name for name, _ in named]))
             self._layout = fingerprint
         else:
             self._replica.push_pull(self._tensors)
@@ -133,7 +135,7 @@ class GossipAlgorithm(Algorithm):
     @override
     def average(self, meeting: Rendezvous) -> float:
         assert self._replica is not None
-        distance = meeting.average(self._replica.published)
+        distance = meeting.average(self._replica.settle())
         self._replica.copy_out(self._tensors)
         return distance
 

@@ -14,8 +14,9 @@ from lightning_gossip.strategies.reports import WorkerReport
 class Algorithm(ABC):
     """One worker's part of a decentralized algorithm during one fit of two workers or more.
 
-    The calls come from the training thread in this order: ``start``, then per session ``open``, ``step`` …, ``settle``, ``average``, and at
-    the end ``close``. Collectives are allowed in ``start`` and ``average`` only; there all workers are together.
+    The calls come from the training thread in this order: ``start``, then per session ``open``, ``step`` …, ``settle``,
+    ``average``, and at the end ``close``. Collectives are allowed in ``start`` and ``average`` only; there all workers are
+    together.
     """
 
     @abstractmethod
@@ -59,19 +60,22 @@ class Algorithm(ABC):
     def shared(self) -> list[Tensor]:
         """The tensors that the open session averages."""
 
+    @abstractmethod
     def call_meeting(self) -> None:
         """Ask the other workers to come to a rendezvous after their current step."""
 
+    @abstractmethod
     def meeting_called(self) -> bool:
         """Whether another worker has asked for one in this session."""
-        return False
 
+    @abstractmethod
     def complete(self, report: WorkerReport) -> None:
         """Add what the algorithm counts to this worker's account."""
 
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """This worker's state, plain values for a checkpoint."""
-        return {}
 
+    @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from the state of the same rank."""

@@ -12,6 +12,7 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 import torch.distributed as dist
+from lightning.fabric.utilities.distributed import _distributed_is_initialized
 from torch import Tensor
 
 KEY = "lightning_gossip"  # of our part of the checkpoint
@@ -105,7 +106,7 @@ def remove_replicas(checkpoint: str | os.PathLike[str]) -> None:
 
 def gather(mine: Any) -> list[Any]:
     """Everybody's value, by rank. Collective if there are several workers."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if not _distributed_is_initialized() or dist.get_world_size() == 1:
         return [mine]
     everyones: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyones, mine)

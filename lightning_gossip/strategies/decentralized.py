@@ -206,7 +206,7 @@ class DecentralizedStrategy(DDPStrategy):
 
         def note_sigterm(signum: Any, _: Any) -> None:
             if not fit.stop_requested and self.launcher is not None:
-                self.launcher.kill(signum)  # type: ignore[attr-defined]
+                self.launcher.kill(signum)
             fit.request_stop()
 
         self._patches.set(loop.val_loop, "run", validate_after_rendezvous)

@@ -10,8 +10,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.utilities import rank_zero_warn
 from lightning.pytorch.utilities.data import _extract_batch_size
-from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_gossip.runtime.clock import StepTimer, Timeline, now_s
@@ -246,8 +246,8 @@ class Fit:
     def _end_loops(self) -> None:
         """Let Lightning raise its SIGTERMException on all workers at the same point.
 
-        Whether the epoch is over is each worker's own view in Lightning's progress, and rank 0's goes into a checkpoint: make it
-        that of all.
+        Whether the epoch is over is each worker's own view in Lightning's progress, and rank 0's goes into a checkpoint:
+        make it that of all.
         """
         self._stopped_together = True
         self.trainer._signal_connector.received_sigterm = True
@@ -292,5 +292,4 @@ def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:
 
 def _size_of(batch: Any) -> int:
     """Samples in a batch; 1 where Lightning cannot tell either."""
-    sizes = list(_extract_batch_size(batch))
-    return sizes[0] if sizes else 1
+    return next((size for size in _extract_batch_size(batch) if size is not None), 1)

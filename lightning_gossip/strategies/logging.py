@@ -1,9 +1,9 @@
 """One value of every logged metric on all ranks, without a collective inside an epoch.
 
-Lightning reduces a metric over ranks only where the user passed ``sync_dist=True``, and then also in the middle of an epoch if
-the metric is logged on every step. Both are wrong here: workers in the middle of an epoch are at different steps, and at its end
-a value that differs over ranks splits ReduceLROnPlateau, EarlyStopping and the best checkpoint's path. So inside the epoch
-every value is the worker's own, and at its end every value is reduced.
+Lightning reduces a metric over ranks only where the user passed ``sync_dist=True``, and then also in the middle of an epoch
+if the metric is logged on every step. Both are wrong here: workers in the middle of an epoch are at different steps, and at
+its end a value that differs over ranks splits ReduceLROnPlateau, EarlyStopping and the best checkpoint's path. So inside the
+epoch every value is the worker's own, and at its end every value is reduced.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from lightning.fabric.utilities import rank_zero_warn
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
-from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torchmetrics import Metric
 from typing_extensions import override
@@ -25,13 +25,13 @@ class SynchronizedResults(_ResultCollection):
     """Lightning's collection of logged values; epoch values are always reduced, training step values never."""
 
     @override
-    def log(self, fx: str, name: str, value: Any, **kwargs: Any) -> None:  # type: ignore[override]
+    def log(self, fx: str, name: str, value: Any, **kwargs: Any) -> None:
         if self.training and kwargs.get("sync_dist"):
             if kwargs.get("on_step") and name not in _warned:
                 _warned.add(name)
                 rank_zero_warn(
-                    f"self.log({name!r}, on_step=True, sync_dist=True) would make all workers wait for each other at every step."
-                    " The value on a step is this worker's own; the value of the epoch is reduced over all workers. Drop"
+                    f"self.log({name!r}, on_step=True, sync_dist=True) would make all workers wait for each other at every"
+                    " step. The value on a step is this worker's own; the value of the epoch is reduced over all workers. Drop"
                     " sync_dist=True to silence this."
                 )
             kwargs["sync_dist"] = False

@@ -18,7 +18,9 @@ def shared_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
 
     Frozen parameters do not change, integer buffers are counts. A complex tensor is given as a real view.
     """
-    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    named: list[tuple[str, Tensor]] = [
+        (name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
+    ]
     named += [(name, buffer) for name, buffer in model.named_buffers() if _is_averaged(buffer)]
     return [(name, torch.view_as_real(t.detach()) if t.is_complex() else t) for name, t in named]
 
@@ -54,8 +56,9 @@ def start_equal(model: nn.Module) -> None:
     for rank, theirs in enumerate(everyones):
         if theirs != everyones[0]:
             differing = sorted({name for name, *_ in set(theirs) ^ set(everyones[0])})
+            what = ", ".join(differing[:5]) or "the order of its tensors"
             raise ConfigurationError(
-                f"The model of rank {rank} differs from that of rank 0 in {', '.join(differing[:5]) or 'the order of its tensors'}."
+                f"The model of rank {rank} differs from that of rank 0 in {what}."
                 " All ranks must build the same model: do not let its shape depend on the rank or on unseeded randomness."
             )
     with torch.no_grad():

@@ -19,7 +19,7 @@ StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
 
 @dataclass(frozen=True)
 class FitOptions:
-    """How a fit treats data, the mean model and checkpoints; see :class:`~lightning_gossip.strategies.DecentralizedStrategy`."""
+    """How a fit treats data, the mean model and checkpoints; see ``DecentralizedStrategy``."""
 
     work_sharing: WorkSharing = "auto"
     at_rendezvous: AtRendezvous = "adopt"
@@ -49,10 +49,9 @@ def check_number(name: str, value: object, *, at_least: float = 0.0, above: floa
         ConfigurationError: naming the value and the range.
     """
     bound = f"above {above:g}" if above is not None else f"of at least {at_least:g}"
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-        if value > above if above is not None else value >= at_least:
-            return
-    raise ConfigurationError(f"{name}={value!r} is not a number {bound}.")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or not (value > above if above is not None else value >= at_least):  # type: ignore[operator]
+        raise ConfigurationError(f"{name}={value!r} is not a number {bound}.")
 
 
 def refuse_unknown(owner: type, unknown: Mapping[str, Any]) -> None:
@@ -68,7 +67,7 @@ def refuse_unknown(owner: type, unknown: Mapping[str, Any]) -> None:
             name
             for cls in owner.__mro__
             if cls.__module__.startswith("lightning_gossip")
-            for name, parameter in inspect.signature(cls.__init__).parameters.items()
+            for name, parameter in inspect.signature(cls).parameters.items()
             if parameter.kind is parameter.KEYWORD_ONLY
         }
     )

@@ -1,7 +1,7 @@
 """Replacements on Lightning's own objects, all of them on instances, and all undone.
 
-Lightning offers no hook for what a strategy without per-step synchronisation needs (docs/assumptions.md lists each one and why),
-so a few private methods are replaced on the objects of one Trainer. A name that is gone is an error, not a silent no-op.
+Lightning offers no hook for what a strategy without per-step synchronisation needs (docs/assumptions.md lists each one and
+why), so a few private methods are replaced on the objects of one Trainer. A name that is gone is an error, not a silent no-op.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Patches:
         """
         if not hasattr(target, name):
             raise ProtocolError(
-                f"{type(target).__module__}.{type(target).__name__} has no {name!r}: this release of Lightning is not supported."
-                " Install one that satisfies lightning>=2.6,<2.7."
+                f"{type(target).__module__}.{type(target).__name__} has no {name!r}: this release of Lightning is not"
+                " supported. Install one that satisfies lightning>=2.6,<2.7."
             )
         self._undo.append((target, name, vars(target).get(name, _ABSENT)))
         setattr(target, name, value)

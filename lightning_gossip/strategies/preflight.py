@@ -71,7 +71,7 @@ def why_static_shares(trainer: pl.Trainer) -> str | None:
     """The reason, if any, why every worker must make the same number of steps in an epoch, as under DDP."""
     if trainer.max_steps != -1:
         return f"max_steps={trainer.max_steps} counts the steps of each worker"
-    if trainer.overfit_batches:
+    if trainer.overfit_batches:  # type: ignore[attr-defined]
         return "overfit_batches is set"
     if trainer.limit_train_batches != 1.0:
         return f"limit_train_batches={trainer.limit_train_batches} counts the batches of each worker"

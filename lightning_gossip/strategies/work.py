@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch.distributed as dist
+from lightning.fabric.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities import CombinedLoader
-from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.runtime.work_queue import Store
 from lightning_gossip.strategies.data import (
     EpochBatches,
     EpochPosition,
@@ -94,7 +95,7 @@ class FitWork:
             )
         if (
             isinstance(plan, str)
-            or self._trainer.overfit_batches
+            or self._trainer.overfit_batches  # type: ignore[attr-defined]
             or not self._trainer._accelerator_connector.use_distributed_sampler
         ):
             self.batches = None
@@ -104,7 +105,7 @@ class FitWork:
         options: dict[str, Any] = {
             "rank": self._trainer.global_rank,
             "workers": self._trainer.world_size,
-            "epoch": lambda: self._trainer.fit_loop.epoch_progress.current.processed,
+            "epoch": lambda: _epochs_processed(self._trainer),
         }
         if reason is not None or self._option is False or self._trainer.world_size == 1:
             if self._option == "auto" and reason is not None:
@@ -113,7 +114,7 @@ class FitWork:
         else:
             self.batches = SharedBatches(
                 plan,
-                store=dist.distributed_c10d._get_default_store(),
+                store=cast(Store, dist.distributed_c10d._get_default_store()),
                 key=f"lightning_gossip/{self._key}/work",
                 lookahead=lookahead_of(loaders[0]),
                 batch_s=self._batch_s,
@@ -235,3 +236,9 @@ class FitWork:
         shift = max(0, done) - current.ready
         for name in ("ready", "started", "processed", "completed"):
             setattr(current, name, max(0, getattr(current, name) + shift))
+
+
+def _epochs_processed(trainer: pl.Trainer) -> int:
+    """The number of the epoch under way; that of the next one between two."""
+    progress = trainer.fit_loop.epoch_progress.current
+    return int(progress.processed)  # type: ignore[attr-defined]

@@ -71,9 +71,7 @@ def outcomes(
     return results
 
 
-def _work(
-    sender: Connection, rank: int, workers: int, port: int, scenario: Callable[..., Any], args: Any, kwargs: Any
-) -> None:
+def _work(sender: Connection, rank: int, workers: int, port: int, scenario: Callable[..., Any], args: Any, kwargs: Any) -> None:
     os.environ.update(
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
@@ -91,7 +89,7 @@ def _work(
     torch.set_num_threads(1)
     try:
         outcome = (True, scenario(*args, **kwargs))
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - told to the test
         outcome = (False, traceback.format_exc())
     sender.send(outcome)
     sender.close()

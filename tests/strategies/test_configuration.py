@@ -23,7 +23,7 @@ from lightning_gossip.strategies.schedulers import GlobalCountScheduler
 from tests.strategies.models import Net, loader, samples
 
 
-@pytest.fixture()
+@pytest.fixture
 def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal must come before any worker is started."""
 
@@ -151,7 +151,7 @@ def test_patches_are_undone_and_an_unknown_name_is_an_error() -> None:
     patches.restore()
     assert loop.run() == 1
     assert vars(loop) == {}
-    with pytest.raises(ProtocolError, match="'gone'.*lightning>=2.6"):
+    with pytest.raises(ProtocolError, match=r"'gone'.*lightning>=2\.6"):
         patches.set(loop, "gone", None)
 
 

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -21,7 +21,11 @@ SCRIPT = "tests/strategies/script.py"
 
 def start(command: list[str], **environment: str) -> subprocess.Popen[str]:
     """In a session of its own, so that what it leaves behind can be seen."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MASTER_", "WORLD_", "LOCAL_", "RANK", "GROUP_", "TORCHELASTIC"))}
+    clean = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("MASTER_", "WORLD_", "LOCAL_", "RANK", "GROUP_", "TORCHELASTIC"))
+    }
     return subprocess.Popen(
         [sys.executable, *command],
         cwd=ROOT,
@@ -49,11 +53,9 @@ def finish(process: subprocess.Popen[str], timeout_s: float = 90.0) -> tuple[int
 def _session(leader: int) -> list[psutil.Process]:
     members = []
     for process in psutil.process_iter(["status"]):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             if os.getsid(process.pid) == leader and process.info["status"] != psutil.STATUS_ZOMBIE:
                 members.append(process)
-        except ProcessLookupError:
-            continue
     return members
 
 
@@ -120,5 +122,3 @@ def test_a_name_used_without_the_import_is_lightnings_own_error() -> None:
     code, output, _ = finish(process)
     assert code != 0
     assert "You selected an invalid strategy name: `strategy='adpsgd'`" in output
-
-

@@ -1,0 +1,370 @@
+"""What does the gossip cost a worker? In time of the training thread, in bandwidth, in memory.
+
+The model is ResNet-50 as torchvision builds it, on the CPU: its 161 parameters and the 106 floating-point buffers of its
+BatchNorm layers, 267 tensors and 25.6 million float32 values in all.
+
+1. A step boundary (``Gossip.step``) against one in-place copy of the same bytes: without merges to take over, with, and while
+   an exchange with another process is going on.
+2. An exchange against plain ``isend`` and ``irecv`` of the same bytes, both directions at once, on a link of 1 Gb/s between two
+   network namespaces (needs root) and on the loopback interface, where the cores are the limit.
+3. The memory that a worker needs beyond plain training, in copies of the model.
+
+    python -m benchmarks.overhead [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchvision.models import resnet50
+
+from benchmarks.common import against, cleaning_up_on_sigterm, console, print_table, write_results
+from benchmarks.pair import LOOPBACK, Place, limited_link, run_pair
+from lightning_gossip.algorithm.partner import PartnerPicker
+from lightning_gossip.algorithm.replica import Replica, chunk_slices
+from lightning_gossip.algorithm.topology import complete
+from lightning_gossip.runtime.exchange import Exchanger
+from lightning_gossip.runtime.gossip import Gossip
+from lightning_gossip.runtime.rendezvous import Rendezvous
+from lightning_gossip.strategies.model import layout, retention, shared_tensors
+from lightning_gossip.transport.base import Kind, Message
+from lightning_gossip.transport.gloo import GlooTransport
+
+AIM_BOUNDARY = 3.0
+AIM_BANDWIDTH = 0.9
+AIM_MEMORY = 2.2
+
+LINK_MBIT = 1000
+TIMEOUT_S = 60.0
+QUIET_GAP_S = 0.005  # before each measurement, in which the core rests as it does not in training
+STEP_S = 0.060  # pace of the training thread during exchanges: longer than a chunk takes at 1 Gb/s
+MiB = 1 << 20
+DEFAULT_CHUNK = inspect.signature(Exchanger).parameters["chunk_bytes"].default
+DEFAULT_DEPTH = inspect.signature(Exchanger).parameters["depth"].default
+
+
+@dataclass
+class Published:
+    """A model, its shared tensors and a replica of them."""
+
+    tensors: list[Tensor]
+    replica: Replica
+    layout: int
+
+    @classmethod
+    def of(cls, model: torch.nn.Module) -> Published:
+        named = shared_tensors(model)
+        tensors = [tensor for _, tensor in named]
+        replica = Replica(tensors, retention=retention(model, [name for name, _ in named]))
+        return cls(tensors, replica, layout(named))
+
+    @property
+    def nbytes(self) -> int:
+        return self.replica.numel * self.replica.dtype.itemsize
+
+
+def new_gossip() -> Gossip:
+    """A gossip that exchanges nothing until it is told to, with the other process as its only neighbour."""
+    picker = PartnerPicker(complete(2), dist.get_rank())
+    gossip = Gossip(GlooTransport(TIMEOUT_S), picker, exchanges_per_step=0.0, timeout_s=TIMEOUT_S)
+    gossip.start()
+    return gossip
+
+
+def seconds(function: Callable[[], object]) -> float:
+    start_s = time.perf_counter()
+    function()
+    return time.perf_counter() - start_s
+
+
+# -- 1. the training thread ------------------------------------------------------------------------------------------
+
+
+def boundary(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Times of a copy and of a step boundary; rank 1 only answers exchanges."""
+    torch.set_num_threads(parameters["threads"])
+    published = Published.of(resnet50())
+    gossip = new_gossip()
+    gossip.open(published.replica, session=1, layout=published.layout)
+    dist.barrier()
+    results: dict[str, Any] = {}
+    if dist.get_rank() == 0:
+        results = _boundary_times(gossip, published, parameters["rounds"])
+    dist.barrier()
+    gossip.drain(published.tensors)
+    dist.barrier()
+    gossip.close(together=True)
+    return results
+
+
+def _boundary_times(gossip: Gossip, published: Published, rounds: int) -> dict[str, Any]:
+    times: dict[str, list[float]] = defaultdict(list)
+    source, target = torch.randn(published.replica.numel), torch.zeros(published.replica.numel)
+    nothing = torch.zeros(DEFAULT_CHUNK // published.replica.dtype.itemsize)
+
+    def measure(name: str, gap_s: float, function: Callable[[], object]) -> None:
+        time.sleep(gap_s)
+        times[name].append(seconds(function))
+
+    def copy() -> None:
+        target.copy_(source)
+
+    def step() -> None:
+        gossip.step(published.tensors, step_s=None)
+
+    for _ in range(3):
+        copy()
+        step()
+    for _ in range(rounds):
+        measure("copy", QUIET_GAP_S, copy)
+        measure("without merges", QUIET_GAP_S, step)
+        for chunk in chunk_slices(published.replica.numel, nothing.numel()):
+            published.replica.merge(chunk, nothing[: chunk.stop - chunk.start])
+        measure("with merges", QUIET_GAP_S, step)
+
+    gossip.exchanges_per_step = 1.0
+    gossip.step(published.tensors, step_s=1e-4)  # so that the next exchange is always due
+    time.sleep(0.5)
+    before, start_s = gossip.counters.exchanges, time.perf_counter()
+    for _ in range(rounds):
+        measure("copy during exchanges", STEP_S, copy)
+        measure("during exchanges", STEP_S, step)
+    gossip.exchanges_per_step = 0.0
+    duration_s = time.perf_counter() - start_s
+    counters = gossip.counters
+    return {
+        "median_s": {name: statistics.median(values) for name, values in times.items()},
+        "exchanges_per_s": (counters.exchanges - before) / duration_s,
+        "bytes_per_s_in_exchanges": counters.bytes_sent / counters.exchange_s if counters.exchange_s else None,
+        "nbytes": published.nbytes,
+        "tensors": len(published.tensors),
+    }
+
+
+# -- 2. the network --------------------------------------------------------------------------------------------------
+
+
+def bandwidth(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of a raw transfer and of exchanges with different chunks, in turn."""
+    torch.set_num_threads(1)
+    peer = 1 - dist.get_rank()
+    replica = Published.of(resnet50()).replica
+    mine, theirs = torch.randn(replica.numel), torch.zeros(replica.numel)
+    transport = GlooTransport(TIMEOUT_S)
+    settings = [(chunk, depth) for chunk, depth in parameters["settings"]]
+    exchangers = [Exchanger(transport, chunk_bytes=chunk, depth=depth, timeout_s=TIMEOUT_S) for chunk, depth in settings]
+
+    def raw() -> None:
+        works = [dist.irecv(theirs, src=peer), dist.isend(mine, dst=peer)]
+        for work in works:
+            assert work is not None
+            work.wait()
+
+    def exchange(exchanger: Exchanger) -> None:
+        if peer == 1:  # rank 0 calls and rank 1 answers, as in training
+            transport.request(peer, Message(Kind.EXCHANGE), TIMEOUT_S)
+        else:
+            transport.next_message()
+            transport.reply(peer, Message(Kind.ACCEPT))
+        exchanger.run(peer, replica)
+
+    times: list[list[float]] = [[] for _ in range(1 + len(exchangers))]
+    for number in range(1 + parameters["rounds"]):
+        for place in range(len(times)):
+            dist.barrier()
+            taken_s = seconds(raw if place == 0 else lambda e=exchangers[place - 1]: exchange(e))
+            both = torch.tensor([taken_s], dtype=torch.float64)
+            dist.all_reduce(both, op=dist.ReduceOp.MAX)
+            if number:  # the first round connects
+                times[place].append(float(both))
+    transport.close()
+    medians = [statistics.median(values) for values in times]
+    return {
+        "nbytes": replica.numel * replica.dtype.itemsize,
+        "raw_s": medians[0],
+        "exchanges": [
+            {"chunk_bytes": chunk, "depth": depth, "seconds": taken_s, "over_raw": medians[0] / taken_s}
+            for (chunk, depth), taken_s in zip(settings, medians[1:], strict=True)
+        ],
+    }
+
+
+# -- 3. memory -------------------------------------------------------------------------------------------------------
+
+
+def memory(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Resident memory of rank 0 before there is a replica, after some exchanges, at their peak and at a rendezvous's."""
+    torch.set_num_threads(1)
+    model = resnet50()
+    gossip = new_gossip()
+    small = Published.of(torch.nn.Sequential(torch.nn.Linear(1000, 100), torch.nn.BatchNorm1d(100)))
+    _train(gossip, small, session=1, exchanges=2)  # code, threads and connections are there already, as in any run
+    _meet(small)
+    before = _reset_peak()
+    published = Published.of(model)
+    _train(gossip, published, session=2, exchanges=parameters["exchanges"])
+    steady, peak = _resident(), _peak()
+    _reset_peak()
+    _meet(published)
+    at_rendezvous = _peak()
+    dist.barrier()
+    gossip.close(together=True)
+    copies = {"steady": steady, "peak": peak, "peak at a rendezvous": at_rendezvous}
+    return {name: (value - before) / published.nbytes for name, value in copies.items()}
+
+
+def _train(gossip: Gossip, published: Published, *, session: int, exchanges: int) -> None:
+    gossip.open(published.replica, session=session, layout=published.layout)
+    dist.barrier()
+    wanted = gossip.counters.exchanges + exchanges
+    gossip.exchanges_per_step = 1.0
+    deadline = time.monotonic() + TIMEOUT_S
+    while gossip.counters.exchanges < wanted:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{exchanges} exchanges took more than {TIMEOUT_S:.0f} s.")
+        gossip.step(published.tensors, step_s=1e-3)
+        time.sleep(0.01)
+    dist.barrier()
+    gossip.drain(published.tensors)
+    dist.barrier()
+
+
+def _meet(published: Published) -> None:
+    Rendezvous(torch.device("cpu")).average(published.replica.published)
+    published.replica.copy_out(published.tensors)
+
+
+def _resident() -> int:
+    return _status("VmRSS")
+
+
+def _peak() -> int:
+    return _status("VmHWM")
+
+
+def _reset_peak() -> int:
+    """Make the peak what is resident now; returns it in bytes."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _resident()
+
+
+def _status(key: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {key}.")
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------
+
+
+def report_boundary(places: dict[str, tuple[Place, Place]], rounds: int) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    rows = []
+    for threads in (1, 2):
+        for where, pair in places.items():
+            result = run_pair(boundary, {"threads": threads, "rounds": rounds}, pair, timeout_s=120)
+            results[f"{threads} threads, {where}"] = result
+            median = result["median_s"]
+            copy_s = median["copy"]
+            rows.append(
+                [
+                    f"{threads} thread{'s' * (threads > 1)}, {where}",
+                    against(median["without merges"] / copy_s, 1.25, at_most=True),
+                    against(median["with merges"] / copy_s, AIM_BOUNDARY, at_most=True),
+                    f"{median['copy during exchanges'] / copy_s:.2f}",
+                    f"{median['during exchanges'] / median['copy during exchanges']:.2f}",
+                    f"{median['during exchanges'] / copy_s:.2f}",
+                    f"{result['exchanges_per_s']:.2f}",
+                    f"{copy_s * 1e3:.1f} ms",
+                ]
+            )
+    columns = (
+        "training thread",
+        "without merges",
+        "with merges",
+        "a copy during exchanges",
+        "step / such a copy",
+        "step / quiet copy",
+        "exchanges / s",
+        "quiet copy",
+    )
+    caption = f"In copies of the model. Aims: about 1 without merges, ≤ {AIM_BOUNDARY:g} with. ✓ reached, ✗ missed."
+    print_table("What a step boundary costs the training thread", columns, rows, caption=caption)
+    return results
+
+
+def report_bandwidth(places: dict[str, tuple[Place, Place]], quick: bool, rounds: int) -> dict[str, Any]:
+    settings = [(DEFAULT_CHUNK, DEFAULT_DEPTH)]
+    if not quick:
+        grid = [(chunk * MiB, depth) for chunk in (1, 4, 16) for depth in (1, 2, 3)]
+        settings += [pair for pair in grid if pair not in settings]
+    results: dict[str, Any] = {}
+    for where, pair in places.items():
+        results[where] = run_pair(bandwidth, {"settings": sorted(settings), "rounds": rounds}, pair, timeout_s=240)
+    rows = []
+    for chunk, depth in sorted(settings):
+        row = [f"{chunk / MiB:g} MiB × {depth}"]
+        for where, result in results.items():
+            ratio = next(e["over_raw"] for e in result["exchanges"] if (e["chunk_bytes"], e["depth"]) == (chunk, depth))
+            is_aimed_at = where != "loopback" and (chunk, depth) == (DEFAULT_CHUNK, DEFAULT_DEPTH)
+            row.append(against(ratio, AIM_BANDWIDTH) if is_aimed_at else f"{ratio:.2f}")
+        rows.append(row)
+    rates = ", ".join(f"{where} {r['nbytes'] * 8e-9 / r['raw_s']:.2f} Gb/s each way" for where, r in results.items())
+    caption = (
+        f"Default: {DEFAULT_CHUNK / MiB:g} MiB × {DEFAULT_DEPTH}; its aim on the link: ≥ {AIM_BANDWIDTH:g}. Raw: {rates}."
+    )
+    columns = ("chunk × in flight", *results)
+    print_table("Bandwidth of an exchange over raw isend / irecv of the same bytes", columns, rows, caption=caption)
+    return results
+
+
+def report_memory() -> dict[str, Any]:
+    if not os.access("/proc/self/clear_refs", os.W_OK):
+        console.print("Memory: skipped, it needs Linux's /proc/self/clear_refs.")
+        return {}
+    copies = run_pair(memory, {"exchanges": 5}, LOOPBACK, timeout_s=120)
+    rows = [[name, against(value, AIM_MEMORY, at_most=True, digits=3)] for name, value in copies.items()]
+    caption = f"Resident memory beyond plain training, in copies of the model. Aim: ≤ {AIM_MEMORY:g}."
+    print_table("Memory of a worker after 5 exchanges", ("when", "copies"), rows, caption=caption)
+    return copies
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What the gossip costs a worker, with the tensors of ResNet-50.")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions and one chunk size")
+    arguments = parser.parse_args()
+    link = f"{LINK_MBIT / 1000:g} Gb/s link"
+    results: dict[str, Any] = {"quick": arguments.quick, "link_skipped": None}
+    with cleaning_up_on_sigterm():
+        try:
+            with limited_link(LINK_MBIT) as ends:
+                _measure({link: ends, "loopback": LOOPBACK}, arguments.quick, results)
+        except OSError as reason:
+            console.print(f"The {link} is left out: {reason}.")
+            results["link_skipped"] = str(reason)
+            _measure({"loopback": LOOPBACK}, arguments.quick, results)
+    path = write_results("overhead", results)
+    console.print(f"Written: {path.relative_to(path.parents[2])}")
+
+
+def _measure(places: dict[str, tuple[Place, Place]], quick: bool, results: dict[str, Any]) -> None:
+    results["boundary"] = report_boundary(places, rounds=10 if quick else 60)
+    results["bandwidth"] = report_bandwidth(places, quick, rounds=3 if quick else 5)
+    results["memory"] = report_memory()
+
+
+if __name__ == "__main__":
+    main()

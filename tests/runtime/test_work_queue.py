@@ -1,0 +1,170 @@
+import statistics
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+from lightning_gossip.runtime.work_queue import EpochQueue
+from tests.runtime.epochs import EagerQueue, Epoch, Worker, run_epochs
+
+MEDIANS = 1.5  # a worker that took batches until none were left waits no longer than this many median steps
+
+
+@dataclass(frozen=True)
+class Case:
+    step_times: tuple[float, ...]
+    batches: int
+    lookahead: int
+    noise: float
+    skew_s: float
+    seed: int
+
+    def run(self, queue: type[EpochQueue] = EpochQueue, epochs: int = 2) -> list[Epoch]:
+        return run_epochs(
+            self.step_times,
+            batches=self.batches,
+            lookahead=self.lookahead,
+            noise=self.noise,
+            skew_s=self.skew_s,
+            seed=self.seed,
+            queue=queue,
+            epochs=epochs,
+        )
+
+
+def random_case(seed: int, noise: float) -> Case:
+    generator = np.random.default_rng(seed)
+    n = int(generator.integers(2, 13))
+    spread = float(generator.choice([1.0, 1.1, 3.0, 10.0, 100.0]))
+    return Case(
+        step_times=tuple(float(p) for p in np.exp(generator.uniform(0.0, np.log(spread), n))),
+        batches=int(generator.integers(n, 40 * n)),
+        lookahead=int(generator.choice([1, 1, 2, 3, 5, 9])),
+        noise=noise,
+        skew_s=float(generator.choice([0.0, 1.0, 3.0])),
+        seed=seed,
+    )
+
+
+def one_slow(n: int, slowness: float, lookahead: int, noise: float = 0.05) -> Case:
+    return Case((1.0,) * (n // 2) + (slowness,) + (1.0,) * (n - n // 2 - 1), 437, lookahead, noise, 0.5, n)
+
+
+def wait_by_the_rule(epoch: Epoch, worker: Worker) -> float:
+    """Without what no rule can know: by how much the steps after the last claim differed from what had been reckoned."""
+    return epoch.wait_s(worker) - max(w.surprise_s for w in epoch.workers) + min(0.0, worker.surprise_s)
+
+
+RANDOM = [*(pytest.param(seed, 0.0, id=f"{seed}-exact") for seed in range(40))]
+RANDOM += [pytest.param(seed, 0.3, id=f"{seed}-noisy") for seed in range(100, 120)]
+
+
+@pytest.mark.parametrize(("seed", "noise"), RANDOM)
+def test_every_batch_is_taken_once_and_every_worker_takes_one(seed: int, noise: float) -> None:
+    for epoch in random_case(seed, noise).run():
+        assert sorted(p for worker in epoch.workers for p in worker.positions) == list(range(epoch.batches))
+        assert all(worker.positions for worker in epoch.workers)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_who_stays_to_the_end_waits_at_most_a_step_and_a_half(seed: int) -> None:
+    case = random_case(seed, noise=0.1 if seed % 3 == 0 else 0.0)
+    epoch = case.run()[-1]
+    median = statistics.median(case.step_times)
+    waits = [wait_by_the_rule(epoch, worker) / median for worker in epoch.workers if worker.held_at_leaving is None]
+    assert max(waits, default=0.0) <= MEDIANS, case
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_who_leaves_early_waits_at_most_its_own_steps_for_what_it_holds_and_one_more(seed: int) -> None:
+    case = random_case(seed, noise=0.1 if seed % 3 == 0 else 0.0)
+    epoch = case.run()[-1]
+    for worker in epoch.workers:
+        if worker.held_at_leaving is not None:
+            assert wait_by_the_rule(epoch, worker) <= (1 + worker.held_at_leaving) * worker.step_s, case
+
+
+@pytest.mark.parametrize("lookahead", [1, 9])
+@pytest.mark.parametrize("slowness", [10.0, 100.0])
+@pytest.mark.parametrize("n", [4, 16])
+def test_an_epoch_with_one_slow_worker_takes_little_longer_than_the_ideal(
+    n: int, slowness: float, lookahead: int
+) -> None:
+    case = one_slow(n, slowness, lookahead)
+    epoch = case.run()[-1]
+    assert epoch.length_s <= 1.12 * epoch.ideal_s + 0.5
+
+
+@pytest.mark.parametrize("lookahead", [1, 9])
+@pytest.mark.parametrize("slowness", [10.0, 100.0])
+@pytest.mark.parametrize("n", [4, 16])
+def test_without_the_rule_it_takes_much_longer(n: int, slowness: float, lookahead: int) -> None:
+    """Of several epochs, since one late claim more or less is chance."""
+    case = one_slow(n, slowness, lookahead)
+    ruled = [epoch.length_s for epoch in case.run(epochs=4)[1:]]
+    eager = [epoch.length_s for epoch in case.run(EagerQueue, epochs=4)[1:]]
+    if n == 4 and slowness == 10.0 and lookahead == 1:
+        assert statistics.mean(eager) > 1.02 * statistics.mean(ruled)
+    else:
+        assert statistics.mean(eager) > 1.15 * statistics.mean(ruled)
+
+
+def test_without_the_rule_the_fast_workers_wait_for_many_steps() -> None:
+    """Shows that the bound on waits can fail."""
+    epoch = one_slow(4, 10.0, 1).run(EagerQueue)[-1]
+    assert max(wait_by_the_rule(epoch, worker) for worker in epoch.workers) > 3 * MEDIANS
+
+
+def test_a_worker_that_knows_nothing_yet_takes_its_fair_share_at_most() -> None:
+    store = dist.HashStore()
+    queue = EpochQueue(store, "e", rank=0, workers=4, batches=20, lookahead=1)
+    taken = 0
+    while queue.claim(None) is not None:
+        taken += 1
+    assert 1 <= taken <= 20 // 4
+
+
+def test_the_last_worker_never_leaves() -> None:
+    store = dist.HashStore()
+    queues = [EpochQueue(store, "e", rank=rank, workers=3, batches=30, lookahead=1) for rank in range(3)]
+    slow, *others = queues
+    for queue in others:
+        queue.claim(1.0)
+        queue._done = True
+        store.add("e/left", 1)
+        queue._write(1.0, left=True)
+    taken = 0
+    while slow.claim(1000.0) is not None:
+        slow.ledger.step()
+        taken += 1
+    assert taken == 28
+    assert not slow.left_early
+
+
+def test_step_times_outlive_the_epoch_and_leaving_does_not() -> None:
+    store = dist.HashStore()
+    first = EpochQueue(store, "e0", rank=0, workers=2, batches=8, lookahead=1, speeds_key="fit")
+    other = EpochQueue(store, "e0", rank=1, workers=2, batches=8, lookahead=1, speeds_key="fit")
+    for queue, step_s in ((first, 1.0), (other, 100.0)):
+        while queue.claim(step_s) is not None:
+            queue.ledger.step()
+    slow = EpochQueue(store, "e1", rank=1, workers=2, batches=8, lookahead=1, speeds_key="fit")
+    assert slow.claim(100.0) == 1
+    assert slow.claim(100.0) is None  # it knows of rank 0, which has not begun this epoch
+    assert slow.left_early
+    fast = EpochQueue(store, "e1", rank=0, workers=2, batches=8, lookahead=1, speeds_key="fit")
+    taken = []
+    while (position := fast.claim(1.0)) is not None:
+        taken.append(position)
+        fast.ledger.step()
+    assert taken == [0, 2, 3, 4, 5, 6, 7]
+
+
+def test_what_nobody_claimed_can_be_told_when_the_epoch_is_interrupted() -> None:
+    store = dist.HashStore()
+    queues = [EpochQueue(store, "e", rank=rank, workers=2, batches=10, lookahead=1) for rank in range(2)]
+    taken = [queue.claim(1.0) for queue in queues] + [queues[0].claim(1.0), queues[1].claim(1.0)]
+    assert sorted([*taken, *queues[0].unclaimed()]) == list(range(10))
+    queues[0].ledger.step()
+    assert queues[0].ledger.unstepped() == [2]
