@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gossip.algorithm.replica import chunk_slices
-from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.errors import ConfigurationError, PeerError
 
 _CHUNK_NUMEL = 4 << 20  # elements per all-reduce: bounds the extra memory to one chunk
 
@@ -58,11 +58,19 @@ class Rendezvous:
         """Wait for every worker, and learn what each came for.
 
         Raises:
+            PeerError: if a worker has ended.
             ConfigurationError: on all ranks, if they came for different things that cannot be done together.
         """
         mine = torch.tensor([purpose, should_stop, optimizer_steps], dtype=torch.int64, device=self._device)
         everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(everyones, mine)
+        try:
+            dist.all_gather(everyones, mine)
+        except RuntimeError as error:
+            raise PeerError(
+                f"Another worker ended before it came to the rendezvous ({purpose.name}); its own log says why."
+                f" ({str(error).strip().splitlines()[0]})",
+                phase="rendezvous",
+            ) from error
         rows = torch.stack(everyones).tolist()
         purposes = [Purpose(row[0]) for row in rows]
         stop = Purpose.STOP in purposes

@@ -87,6 +87,7 @@ class EpochQueue:
             return None
         if self._claims == 0:
             position: int | None = self._rank  # each worker is sure of one batch
+            self._publish(step_s)
         else:
             position = self._claim_shared(step_s)
         if position is None:
@@ -96,6 +97,11 @@ class EpochQueue:
         self._claims += 1
         self.ledger.claim(position)
         return position
+
+    @property
+    def taken(self) -> int:
+        """Batches that all workers have claimed, as far as this one knows."""
+        return self.batches - self._remaining
 
     def unclaimed(self) -> list[int]:
         """Positions that nobody has claimed; meaningful while nobody claims, and once every worker has its first batch."""
@@ -124,9 +130,7 @@ class EpochQueue:
 
     def _consult(self, step_s: float | None) -> None:
         """Bring the own step time, everybody's, and what remains up to date, as far as the decision needs it."""
-        if step_s is not None and (self._published_s is None or abs(step_s / self._published_s - 1.0) > _PUBLISH_CHANGE):
-            self._published_s = step_s
-            self._write(step_s, left=False)
+        self._publish(step_s)
         if self._claims % _REFRESH_CLAIMS == 1 or self._is_near_end(step_s):
             keys = [self._time_key(rank) for rank in range(self._workers)]
             if self._store.check(keys):  # a worker that has not begun this epoch has set nothing, and is not waited for
@@ -138,6 +142,12 @@ class EpochQueue:
         slowness = max(1.0, (step_s or 0.0) / min(finite)) if finite else 1.0
         held = max(self.ledger.held, self._lookahead) + 1
         return self._remaining <= 4 * self._workers * held * slowness + _REFRESH_CLAIMS * self._workers
+
+    def _publish(self, step_s: float | None) -> None:
+        """Tell the others the own step time, if it has changed by much."""
+        if step_s is not None and (self._published_s is None or abs(step_s / self._published_s - 1.0) > _PUBLISH_CHANGE):
+            self._published_s = step_s
+            self._write(step_s, left=False)
 
     def _write(self, step_s: float, *, left: bool) -> None:
         """Publish the own step time, and the epoch that this worker has left, if so."""

@@ -20,8 +20,11 @@ from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies.strategy import TBroadcast
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch import Tensor
+from torch.distributed import ReduceOp
 from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -151,6 +154,12 @@ class DecentralizedStrategy(DDPStrategy):
         self.check(self._workers)
 
     @property
+    def epoch_progress(self) -> tuple[int, int] | None:
+        """Batches of the epoch that all workers have taken, and all of them; None where the work is not shared."""
+        queue = self._fit.work.shared.queue if self._fit is not None and self._fit.work.shared is not None else None
+        return None if queue is None else (queue.taken, queue.batches)
+
+    @property
     def _workers(self) -> int:
         """How many there will be; known before there is a process group."""
         return self.num_nodes * self.num_processes
@@ -182,7 +191,7 @@ class DecentralizedStrategy(DDPStrategy):
         loaded, path = self._loaded or ({}, None)
         self._fit = fit = Fit(
             trainer,
-            self.algorithm(timeline) if self._workers > 1 else None,
+            (lambda: self.algorithm(timeline)) if self._workers > 1 else None,
             self.fit_options,
             timeline=timeline,
             restored=loaded.get(checkpoints.KEY),
@@ -276,10 +285,25 @@ class DecentralizedStrategy(DDPStrategy):
         if self._fit is not None and not isinstance(exception, SIGTERMException):
             self._fit.fail()
 
+    # A worker that has failed waits for nobody: what Lightning still wants from all workers then, for example to save a last
+    # checkpoint, it gets from this one.
+
     @override
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        if self._fit is None or not self._fit.failed:  # a worker that has failed is not waited for, and waits for nobody
+        if not self._has_failed:
             super().barrier(*args, **kwargs)
+
+    @override
+    def broadcast(self, obj: TBroadcast, src: int = 0) -> TBroadcast:
+        return obj if self._has_failed else super().broadcast(obj, src)
+
+    @override
+    def reduce(self, tensor: Tensor, group: Any | None = None, reduce_op: ReduceOp | str | None = "mean") -> Tensor:
+        return tensor if self._has_failed else super().reduce(tensor, group, reduce_op)
+
+    @property
+    def _has_failed(self) -> bool:
+        return self._fit is not None and self._fit.failed
 
     @property
     def _running_fit(self) -> Fit:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,7 +28,7 @@ class Fit:
 
     Args:
         trainer: whose fit.
-        algorithm: what happens between two rendezvous; None with a single worker, which trains plainly.
+        make_algorithm: makes what happens between two rendezvous; None with a single worker, which trains plainly.
         options: of the strategy.
         timeline: where computing and waiting are recorded.
         restored: our part of the checkpoint that the fit resumes from, if any.
@@ -38,7 +38,7 @@ class Fit:
     def __init__(
         self,
         trainer: pl.Trainer,
-        algorithm: Algorithm | None,
+        make_algorithm: Callable[[], Algorithm] | None,
         options: FitOptions,
         *,
         timeline: Timeline,
@@ -53,7 +53,8 @@ class Fit:
         self.failed = False
         self._stopped_together = False
         self._timeline = timeline
-        self._algorithm = algorithm
+        self._make_algorithm = make_algorithm
+        self._algorithm: Algorithm | None = None
         self._options = options
         self._restored = restored
         self._restored_from = restored_from
@@ -69,7 +70,9 @@ class Fit:
     # -- in the order of the training loop ---------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """All workers have loaded what there was to load and start to train."""
+        """All workers have loaded what there was to load and start to train; again if a tuner trains first."""
+        if self._make_algorithm is not None:
+            self._algorithm = self._make_algorithm()
         if self._restored is not None:
             self._resume(self._restored)
         self.work.begin_fit()

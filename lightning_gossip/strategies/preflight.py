@@ -7,6 +7,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.nn import Module, SyncBatchNorm
 
 from lightning_gossip.errors import ConfigurationError
@@ -69,6 +70,8 @@ def check_plugins(**plugins: Any) -> None:
 
 def why_static_shares(trainer: pl.Trainer) -> str | None:
     """The reason, if any, why every worker must make the same number of steps in an epoch, as under DDP."""
+    if is_param_in_hook_signature(trainer.lightning_module.training_step, "dataloader_iter", explicit=True):
+        return "training_step takes the data loader's iterator itself"
     if trainer.max_steps != -1:
         return f"max_steps={trainer.max_steps} counts the steps of each worker"
     if trainer.overfit_batches:  # type: ignore[attr-defined]

@@ -23,9 +23,10 @@ class Trouble(Callback):
         self.mode = mode
 
     def on_train_batch_start(self, trainer: Trainer, model: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.global_rank == 1 and batch_idx == 3:
-            if self.mode == "raise":
-                raise ArithmeticError("rank 1 breaks in step 3")
+        rank = 0 if self.mode == "raise0" else 1
+        if trainer.global_rank == rank and batch_idx == 3:
+            if self.mode.startswith("raise"):
+                raise ArithmeticError(f"rank {rank} breaks in step 3")
             if self.mode == "sigterm":
                 os.kill(os.getpid(), signal.SIGTERM)
 

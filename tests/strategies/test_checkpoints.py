@@ -24,9 +24,10 @@ def _save(path: str) -> Any:
     t = trainer(enable_checkpointing=True, callbacks=[saver], max_epochs=3)
     model = Net()
     t.fit(model, loader(), loader(64, shuffle=False))
+    best, last = saver.best_model_path, saver.last_model_path  # loading a checkpoint loads the callback's state too
     t.test(model, loader(64, shuffle=False), ckpt_path="best", verbose=False)
-    best = t.validate(model, loader(64, shuffle=False), ckpt_path=saver.last_model_path, verbose=False)[0]["val_acc"]
-    return saver.best_model_path, saver.last_model_path, best
+    accuracy = t.validate(model, loader(64, shuffle=False), ckpt_path=last, verbose=False)[0]["val_acc"]
+    return best, last, accuracy
 
 
 def test_plain_lightning_loads_the_checkpoint_and_gets_the_reported_accuracy(tmp_path: Path) -> None:
@@ -231,7 +232,8 @@ class Broken(Net):
 
 
 def _broken(path: str) -> Any:
-    t = trainer(strategy=ADPSGDStrategy(exchange_timeout_s=10.0), callbacks=[OnExceptionCheckpoint(path, "broken")])
+    saver = ModelCheckpoint(dirpath=path, save_on_exception=True)
+    t = trainer(strategy=ADPSGDStrategy(exchange_timeout_s=10.0), callbacks=[OnExceptionCheckpoint(path, "broken"), saver])
     t.fit(Broken(), loader(800, 4), loader(32, shuffle=False))
 
 
@@ -240,4 +242,4 @@ def test_a_rank_that_raises_ends_and_the_others_say_who_is_gone(tmp_path: Path) 
     assert not any(ok for ok, _ in results)
     assert "rank 1 breaks in step 3" in results[1][1]
     for rank in (0, 2):
-        assert "PeerError" in results[rank][1] or "Connection closed by peer" in results[rank][1]
+        assert "PeerError" in results[rank][1]

@@ -83,11 +83,11 @@ def test_the_same_script_runs_under_torchrun(tmp_path: Path) -> None:
     check(tmp_path, 4)
 
 
-@pytest.mark.parametrize("strategy", ["adpsgd", "adpsgd_fork"])
-def test_one_rank_that_raises_ends_the_job_with_its_traceback_and_no_orphan(strategy: str, tmp_path: Path) -> None:
-    code, output, left = finish(start([SCRIPT, str(tmp_path), strategy, "raise", "3"]), timeout_s=60)
+@pytest.mark.parametrize(("strategy", "mode"), [("adpsgd", "raise"), ("adpsgd", "raise0"), ("adpsgd_fork", "raise")])
+def test_one_rank_that_raises_ends_the_job_with_its_traceback_and_no_orphan(strategy: str, mode: str, tmp_path: Path) -> None:
+    code, output, left = finish(start([SCRIPT, str(tmp_path), strategy, mode, "3"]), timeout_s=60)
     assert code != 0
-    assert "ArithmeticError: rank 1 breaks in step 3" in output
+    assert f"ArithmeticError: rank {'0' if mode == 'raise0' else '1'} breaks in step 3" in output
     assert left == []
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter
 from typing import Any
 
@@ -522,14 +523,16 @@ def test_max_steps_and_checkpoints_by_step_count_on_every_worker(tmp_path: Any) 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["epoch=0-step=10.ckpt", "epoch=0-step=5.ckpt"]
 
 
-def test_one_worker_trains_plainly_without_group_or_thread() -> None:
-    import threading
-
+def _alone() -> None:
     model = Net()
-    t = trainer(devices=1, max_epochs=2)
+    t = trainer(max_epochs=2)
     t.fit(model, loader(), loader(32, shuffle=False))
     assert not dist.is_initialized()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("gossip")]
     assert sorted(model.seen) == sorted([*range(128), *range(128)])
     assert t.strategy.report.workers[0].steps == t.global_step == 32
     assert t.validate(model, loader(32, shuffle=False), verbose=False)[0]["val_acc"] > 0.5
+
+
+def test_one_worker_trains_plainly_without_group_or_thread() -> None:
+    launch(_alone, workers=1)
