@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = "tests/strategies/script.py"
 
 
-def start(command: list[str], **environment: str) -> subprocess.Popen[str]:
+def start(command: list[str], cwd: Path = ROOT, **environment: str) -> subprocess.Popen[str]:
     """In a session of its own, so that what it leaves behind can be seen."""
     clean = {
         k: v
@@ -28,7 +28,7 @@ def start(command: list[str], **environment: str) -> subprocess.Popen[str]:
     }
     return subprocess.Popen(
         [sys.executable, *command],
-        cwd=ROOT,
+        cwd=cwd,
         env={**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
         text=True,
         stdout=subprocess.PIPE,
