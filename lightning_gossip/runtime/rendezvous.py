@@ -67,8 +67,7 @@ class Rendezvous:
             dist.all_gather(everyones, mine)
         except RuntimeError as error:
             raise PeerError(
-                f"Another worker ended before it came to the rendezvous ({purpose.name}); its own log says why."
-                f" ({str(error).strip().splitlines()[0]})",
+                f"Another worker ended before it came to the rendezvous ({purpose.name}); its own log says why.",
                 phase="rendezvous",
             ) from error
         rows = torch.stack(everyones).tolist()

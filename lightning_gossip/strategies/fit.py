@@ -219,7 +219,8 @@ class Fit:
         algorithm.settle()
         if self._options.at_rendezvous == "evaluate":
             self._own_model = [tensor.detach().clone() for tensor in algorithm.shared()]
-        self.report.consensus_distance = self._meeting.mean(algorithm.average(self._meeting))
+        self._own.distance = algorithm.average(self._meeting)
+        self.report.consensus_distance = self._meeting.mean(self._own.distance)
         return agreement
 
     def _time_batch(self) -> None:

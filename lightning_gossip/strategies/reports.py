@@ -25,6 +25,7 @@ class WorkerReport:
         last_wait_s: the same, at the last one.
         left_early: whether it left the last batches of the epoch to faster workers.
         batch_s: its median time a batch, in seconds.
+        distance: ‖x_i − x̄‖² of its model just before the last rendezvous averaged the models.
     """
 
     rank: int
@@ -41,6 +42,7 @@ class WorkerReport:
     last_wait_s: float = 0.0
     left_early: bool = False
     batch_s: float | None = None
+    distance: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -11,6 +11,7 @@ not wait, and keeps the handle: of a request until its answer has come, of the r
 from __future__ import annotations
 
 import logging
+import re
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -125,9 +126,9 @@ class _PeerTrouble:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if isinstance(error, RuntimeError) and not isinstance(error, (PeerError, ProtocolError)):
             waited = time.monotonic() - self._start
-            reason = str(error).strip().splitlines()[0]
+            reason = re.sub(r"^\[[^\]]*\]\s*", "", str(error).strip()).split(". ")[0]  # without Gloo's file, line and advice
             raise PeerError(
-                f"The {self._phase} with rank {self._peer} failed after {waited:.1f} s: {reason}"
+                f"The {self._phase} with rank {self._peer} failed after {waited:.1f} s: {reason}."
                 f" Rank {self._peer} has probably ended; its own log says why.",
                 rank=self._peer,
                 phase=self._phase,

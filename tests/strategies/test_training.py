@@ -81,6 +81,30 @@ def test_counts_of_each_workers_own_keep_equal_static_shares(option: dict[str, A
     assert sorted(a + b) == list(range(64))
 
 
+def _one_slow_worker() -> Any:
+    distances: list[list[float]] = []
+
+    class Collect(Callback):
+        def on_train_epoch_end(self, trainer: Any, *_: Any) -> None:
+            distances.append([w.distance for w in trainer.strategy.report.workers])
+
+    strategy = ADPSGDStrategy(at_rendezvous="evaluate", topology="complete")
+    slow = Slow({1: 0.05, 0: 0.005, 2: 0.005, 3: 0.005})
+    t, _ = fit(data=loader(640, 4), callbacks=[slow, Collect()], max_epochs=8, strategy=strategy)
+    return t.strategy.report.workers, distances
+
+
+def test_a_slow_worker_exchanges_as_often_as_the_others_and_stays_as_near_to_the_mean() -> None:
+    workers, distances = launch(_one_slow_worker, workers=4)[0]
+    slow, others = workers[1], [workers[0], *workers[2:]]
+    assert slow.steps < 0.5 * min(w.steps for w in others)
+    # all trained for the same time, so exchanges compare as rates
+    assert slow.exchanges >= 0.5 * sorted(w.exchanges for w in workers)[2]
+    # one snapshot says little: means over the epochs' ends
+    means = [sum(values) / len(values) for values in zip(*distances, strict=True)]
+    assert means[1] <= 1.2 * max(means[0], means[2], means[3])
+
+
 def _own_sampler() -> Any:
     class Odd(SequentialSampler):
         pass
