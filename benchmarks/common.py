@@ -9,7 +9,7 @@ import platform
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NoReturn
@@ -71,23 +71,21 @@ def bounded(function: Callable[..., None], *args: Any, timeout_s: float) -> None
     try:
         process.join(timeout_s)
         if process.is_alive():
-            raise TimeoutError(f"{function.__name__} did not end within {timeout_s:.0f} s.")
+            raise TimeoutError(f"A benchmark's processes did not end within {timeout_s:.0f} s.")
     finally:
         kill_group(process.pid)
         process.join()
     if process.exitcode != 0:
-        raise RuntimeError(f"{function.__name__} failed with exit code {process.exitcode}; see its traceback above.")
+        raise RuntimeError(f"A benchmark's processes failed with exit code {process.exitcode}; see its traceback above.")
 
 
 def kill_group(leader: int | None) -> None:
     """Kill a process and whatever it started."""
     if leader is None:
         return
-    for kill in (os.killpg, os.kill):
-        try:
+    for kill in (os.killpg, os.kill):  # it may not lead its group yet
+        with suppress(ProcessLookupError):
             kill(leader, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            continue
 
 
 @contextmanager

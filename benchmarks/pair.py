@@ -42,17 +42,21 @@ class Place:
 LOOPBACK = (Place("lo"), Place("lo"))
 
 
+class LinkUnavailable(RuntimeError):
+    """This machine cannot make namespaces or links; the message says why."""
+
+
 @contextmanager
 def limited_link(rate_mbit: int) -> Iterator[tuple[Place, Place]]:
     """Two namespaces connected by a link of the given rate in each direction, removed at the end.
 
     Raises:
-        OSError: with the reason why this machine cannot have one.
+        LinkUnavailable: with the reason why this machine cannot have one.
     """
-    if os.geteuid() != 0:
-        raise OSError("network namespaces need root")
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        raise LinkUnavailable("network namespaces need root on Linux")
     if missing := [tool for tool in ("ip", "tc") if shutil.which(tool) is None]:
-        raise OSError(f"{' and '.join(missing)} (iproute2) not found")
+        raise LinkUnavailable(f"{' and '.join(missing)} (iproute2) not found")
     names = [f"gossip-{os.getpid()}-{end}" for end in "ab"]
     interfaces = [f"lg{os.getpid() % 10**7}{end}" for end in "ab"]  # at most 15 characters
     with ExitStack() as undo:
@@ -71,7 +75,11 @@ def limited_link(rate_mbit: int) -> Iterator[tuple[Place, Place]]:
 
 
 def run_pair(
-    task: Callable[[dict[str, Any]], dict[str, Any]], parameters: dict[str, Any], places: tuple[Place, Place], *, timeout_s: float
+    task: Callable[[dict[str, Any]], dict[str, Any]],
+    parameters: dict[str, Any],
+    places: tuple[Place, Place],
+    *,
+    timeout_s: float,
 ) -> dict[str, Any]:
     """Run a task in two fresh processes.
 
@@ -116,7 +124,7 @@ def _await(processes: list[subprocess.Popen[bytes]], timeout_s: float) -> None:
 def _root(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     if done.returncode != 0:
-        raise OSError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
+        raise LinkUnavailable(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
 
 
 def _main(module: str, task: str, rank: str, folder: str) -> None:

@@ -38,8 +38,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from benchmarks.common import RESULTS, against, bounded, cleaning_up_on_sigterm, console, print_table, write_results
-from benchmarks.pacing import ClusterEmulator, Pacer
+from benchmarks.pacing import Pacer
 from lightning_gossip import ADPSGDStrategy
+from lightning_gossip.callbacks import ClusterEmulator
 
 WORKERS = 4
 PERIOD_S = 0.050
@@ -209,13 +210,13 @@ def _decent_dp_worker(rank: int, batches: int, slowdown: float, folder: Path) ->
     )
     data = digits(batches)
     loader = DataLoader(data, batch_size=BATCH_SIZE, sampler=DistributedSampler(data))
-    pacer = Pacer(PERIOD_S * (slowdown if rank == SLOW_RANK else 1.0))
     dist.barrier()
     epoch = Epoch(0, time.monotonic())
-    pacer.begin()
+    pacer = Pacer(PERIOD_S * (slowdown if rank == SLOW_RANK else 1.0))
     for batch in loader:
-        loss_of(model, batch).backward()  # the wrapper's hooks average and step
+        loss = loss_of(model, batch)
         pacer.wait()
+        loss.backward()  # the wrapper's hooks average and step
         epoch.samples += len(batch[0])
     epoch.end_s = time.monotonic()
     Account([epoch]).write(folder, rank)
@@ -254,9 +255,7 @@ def measure(run: Callable[[Path], None], slowdown: float, timeout_s: float) -> l
 
 def measure_gossip(size: Size, slowdown: float) -> dict[str, Any]:
     """Gossip on in even epochs, off in odd ones; the first pair warms up."""
-    run = partial(
-        run_lightning, partial(ADPSGDStrategy, start_method="fork"), size.batches, 2 * size.pairs + 2, slowdown
-    )
+    run = partial(run_lightning, partial(ADPSGDStrategy, start_method="fork"), size.batches, 2 * size.pairs + 2, slowdown)
     epochs = measure(run, slowdown, timeout_s=300)
     measured = epochs[2:]
     on, off = ([e for e in measured if e["gossip"] is wanted] for wanted in (True, False))
@@ -326,7 +325,8 @@ def plot(results: dict[str, dict[str, Any]], path: Path) -> None:
             continue
         at = [group + (place - (len(contenders) - 1) / 2) * width for group in range(len(shares))]
         bars = axes.bar(at, [value or 0.0 for value in shares], width * 0.92, label=label, color=colour)
-        axes.bar_label(bars, fmt="%.2f", fontsize=8, padding=2)
+        ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+        axes.bar_label(bars, fmt="%.2f", fontsize=8, padding=4, bbox=ground, zorder=5)
     for group, slowdown in enumerate(results):
         bound = lockstep_share(float(slowdown))
         axes.hlines(bound, group - 0.45, group + 0.45, color="#444444", linestyle=":", linewidth=1.2, label=None)

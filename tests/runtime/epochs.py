@@ -91,9 +91,7 @@ def run_epochs(
         events = [(now + skew_s * float(generator.random()), rank) for rank in range(n)]
         history.append(Epoch(workers, batches, min(events)[0]))
 
-        def claim(
-            rank: int, queues: dict[int, EpochQueue] = queues, workers: list[Worker] = workers
-        ) -> None:
+        def claim(rank: int, queues: dict[int, EpochQueue] = queues, workers: list[Worker] = workers) -> None:
             own = statistics.median(recent[rank]) if recent[rank] else None
             position = queues[rank].claim(own)
             if position is not None:

@@ -1,3 +1,4 @@
+import functools
 import statistics
 from dataclasses import dataclass
 
@@ -20,7 +21,8 @@ class Case:
     skew_s: float
     seed: int
 
-    def run(self, queue: type[EpochQueue] = EpochQueue, epochs: int = 2) -> list[Epoch]:
+    @functools.cache  # noqa: B019 - the cases are few; two tests look at each
+    def run(self, queue: type[EpochQueue] = EpochQueue, epochs: int = 3) -> list[Epoch]:
         return run_epochs(
             self.step_times,
             batches=self.batches,
@@ -33,14 +35,16 @@ class Case:
         )
 
 
-def random_case(seed: int, noise: float) -> Case:
+def random_case(seed: int, noise: float, *, short: bool = False) -> Case:
+    """With ``short`` also epochs that are over before the loaders have prefetched; the bounds on waits need longer ones."""
     generator = np.random.default_rng(seed)
     n = int(generator.integers(2, 13))
     spread = float(generator.choice([1.0, 1.1, 3.0, 10.0, 100.0]))
+    lookahead = int(generator.choice([1, 1, 2, 3, 5, 9]))
     return Case(
         step_times=tuple(float(p) for p in np.exp(generator.uniform(0.0, np.log(spread), n))),
-        batches=int(generator.integers(n, 40 * n)),
-        lookahead=int(generator.choice([1, 1, 2, 3, 5, 9])),
+        batches=int(generator.integers(n if short else n * (lookahead + 3), 40 * n)),
+        lookahead=lookahead,
         noise=noise,
         skew_s=float(generator.choice([0.0, 1.0, 3.0])),
         seed=seed,
@@ -56,18 +60,18 @@ def wait_by_the_rule(epoch: Epoch, worker: Worker) -> float:
     return epoch.wait_s(worker) - max(w.surprise_s for w in epoch.workers) + min(0.0, worker.surprise_s)
 
 
-RANDOM = [*(pytest.param(seed, 0.0, id=f"{seed}-exact") for seed in range(40))]
-RANDOM += [pytest.param(seed, 0.3, id=f"{seed}-noisy") for seed in range(100, 120)]
+RANDOM = [*(pytest.param(seed, 0.0, id=f"{seed}-exact") for seed in range(24))]
+RANDOM += [pytest.param(seed, 0.3, id=f"{seed}-noisy") for seed in range(100, 112)]
 
 
 @pytest.mark.parametrize(("seed", "noise"), RANDOM)
 def test_every_batch_is_taken_once_and_every_worker_takes_one(seed: int, noise: float) -> None:
-    for epoch in random_case(seed, noise).run():
+    for epoch in random_case(seed, noise, short=True).run():
         assert sorted(p for worker in epoch.workers for p in worker.positions) == list(range(epoch.batches))
         assert all(worker.positions for worker in epoch.workers)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_who_stays_to_the_end_waits_at_most_a_step_and_a_half(seed: int) -> None:
     case = random_case(seed, noise=0.1 if seed % 3 == 0 else 0.0)
     epoch = case.run()[-1]
@@ -76,7 +80,7 @@ def test_who_stays_to_the_end_waits_at_most_a_step_and_a_half(seed: int) -> None
     assert max(waits, default=0.0) <= MEDIANS, case
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_who_leaves_early_waits_at_most_its_own_steps_for_what_it_holds_and_one_more(seed: int) -> None:
     case = random_case(seed, noise=0.1 if seed % 3 == 0 else 0.0)
     epoch = case.run()[-1]
@@ -88,9 +92,7 @@ def test_who_leaves_early_waits_at_most_its_own_steps_for_what_it_holds_and_one_
 @pytest.mark.parametrize("lookahead", [1, 9])
 @pytest.mark.parametrize("slowness", [10.0, 100.0])
 @pytest.mark.parametrize("n", [4, 16])
-def test_an_epoch_with_one_slow_worker_takes_little_longer_than_the_ideal(
-    n: int, slowness: float, lookahead: int
-) -> None:
+def test_an_epoch_with_one_slow_worker_takes_little_longer_than_the_ideal(n: int, slowness: float, lookahead: int) -> None:
     case = one_slow(n, slowness, lookahead)
     epoch = case.run()[-1]
     assert epoch.length_s <= 1.12 * epoch.ideal_s + 0.5

@@ -1,0 +1,98 @@
+"""What the cluster does, in the loggers of the run."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.trainer.states import TrainerFn
+from typing_extensions import override
+
+from lightning_gossip.strategies.reports import FitReport
+
+WALL = "time/wall_s"
+
+
+class GossipMonitor(Callback):
+    """Logs what the workers did, at the end of each epoch, without a collective of its own.
+
+    The values are those of ``trainer.strategy.report``, which the strategy fills at each rendezvous, where all workers are
+    together anyway. ``time/wall_s`` is logged with the validation metrics too, and where the logger is Weights & Biases,
+    they are plotted against it. With a strategy that keeps no report, such as Lightning's DDP,
+    what is known there is logged: steps and time.
+
+    | name | what |
+    |---|---|
+    | ``gossip/consensus_distance`` | (1/n) Σ ‖x_i − x̄‖² before the last rendezvous made all models equal |
+    | ``gossip/staleness_mean`` | changes of a published model between pull and push of a step, mean over all steps so far |
+    | ``gossip/exchanges``, ``gossip/bytes_sent`` | sums over the workers so far; an exchange counts at both ends |
+    | ``worker/<rank>/steps`` | optimizer steps so far |
+    | ``time/wall_s`` | seconds of training so far, those before a resume included |
+    """
+
+    def __init__(self) -> None:
+        self._before_s = 0.0  # seconds of training in the runs that this one resumes
+        self._started_s: float | None = None
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds of training so far, those before a resume included."""
+        return self._before_s + (0.0 if self._started_s is None else time.monotonic() - self._started_s)
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._started_s = time.monotonic()
+        if trainer.is_global_zero:
+            for logger in trainer.loggers:
+                if isinstance(logger, WandbLogger):
+                    _plot_against_time(logger)
+
+    @override
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            # in the same row as the validation metrics; rank 0's clock, so nothing is reduced
+            pl_module.log(WALL, self.wall_s, on_epoch=True, rank_zero_only=True)
+
+    @override
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        values = {WALL: self.wall_s, "epoch": trainer.current_epoch, **metrics(trainer)}
+        for logger in trainer.loggers:  # rank 0's write, the others' do nothing
+            logger.log_metrics(values, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"wall_s": self.wall_s}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._before_s = state_dict["wall_s"]
+
+
+def metrics(trainer: pl.Trainer) -> dict[str, float]:
+    """What is known about the workers after a rendezvous, by the name it has in loggers; without what the strategy lacks."""
+    report = getattr(trainer.strategy, "report", None)
+    if not isinstance(report, FitReport) or not report.workers:
+        return {f"worker/{rank}/steps": trainer.global_step for rank in range(trainer.world_size)}
+    workers = report.workers
+    values: dict[str, float] = {f"worker/{worker.rank}/steps": worker.steps for worker in workers}
+    if report.consensus_distance is not None:
+        values["gossip/consensus_distance"] = report.consensus_distance
+    stale = [(w.steps, w.staleness_mean) for w in workers if w.staleness_mean is not None and w.steps]
+    if stale:
+        values["gossip/staleness_mean"] = sum(n * mean for n, mean in stale) / sum(n for n, _ in stale)
+    exchanges = [w.exchanges for w in workers if w.exchanges is not None]
+    if exchanges:
+        values["gossip/exchanges"] = sum(exchanges)
+    sent = [w.bytes_sent for w in workers if w.bytes_sent is not None]
+    if sent:
+        values["gossip/bytes_sent"] = sum(sent)
+    return values
+
+
+def _plot_against_time(logger: WandbLogger) -> None:
+    logger.experiment.define_metric(WALL)
+    for names in ("gossip/*", "worker/*", "val_*"):
+        logger.experiment.define_metric(names, step_metric=WALL)

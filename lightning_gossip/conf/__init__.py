@@ -1,0 +1,1 @@
+"""Hydra configuration groups: strategy, topology, cluster. In your own app: ``hydra.searchpath: [pkg://lightning_gossip.conf]``."""

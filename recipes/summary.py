@@ -1,0 +1,121 @@
+"""The end of a run in numbers: ``summary.json`` for programs, a table for people."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.strategies import DDPStrategy, Strategy
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from lightning_gossip.strategies import STRATEGIES
+from recipes.record import RunRecord
+
+SUMMARY = "summary.json"
+_OF_WORKER = (
+    *("rank", "steps", "samples", "exchanges", "bytes_sent"),
+    *("staleness_mean", "staleness_p95", "staleness_max", "busy_s", "wait_s"),
+)
+
+
+def name_of(strategy: Strategy) -> str:
+    """What a strategy is called on the command line."""
+    for name, (cls, _) in STRATEGIES.items():
+        if type(strategy) is cls:
+            return name
+    return "ddp" if type(strategy) is DDPStrategy else type(strategy).__name__
+
+
+def summarize(record: RunRecord, *, strategy: Strategy, test_acc: float) -> dict[str, Any]:
+    """The run as one JSON object; null where the strategy has no such thing.
+
+    Args:
+        record: of the fit.
+        strategy: that it ran with.
+        test_acc: accuracy of the mean model, in [0, 1].
+    """
+    report = record.report or {}
+    reported = {worker["rank"]: worker for worker in report.get("workers", [])}
+    samples = sum(worker.samples for worker in record.workers)
+    workers = []
+    for worker in record.workers:
+        own = {"rank": worker.rank, "steps": worker.steps, "samples": worker.samples, "busy_s": worker.busy_s}
+        own.update(reported.get(worker.rank, {}))
+        workers.append({name: own.get(name) for name in _OF_WORKER})
+    topology = getattr(strategy, "topology", None)
+    return {
+        "strategy": name_of(strategy),
+        "topology": getattr(topology, "name", topology),
+        "world_size": len(record.workers),
+        "epochs": len(record.epochs),
+        "test_acc": test_acc,
+        "train_s": record.train_s,
+        "samples_per_s": samples / record.train_s if record.train_s > 0 else None,
+        "consensus_distance": report.get("consensus_distance"),
+        "period_mean": None,
+        "collectives_in_training": record.collectives,
+        "workers": workers,
+    }
+
+
+def save(summary: dict[str, Any], folder: Path) -> None:
+    """Write ``summary.json``."""
+    (folder / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+
+
+def show(summary: dict[str, Any], folder: Path, console: Console | None = None) -> None:
+    """Print the run as two tables.
+
+    Args:
+        summary: of :func:`summarize`.
+        folder: where the run's files are; printed below.
+        console: where to print; standard output if None.
+    """
+    console = console or Console()
+    console.print()
+    console.print(_workers_table(summary["workers"]))
+    console.print(_run_table(summary))
+    console.print(f"Everything else is in [bold]{folder}[/bold]", soft_wrap=True)
+
+
+def _workers_table(workers: list[dict[str, Any]]) -> Table:
+    table = Table(title="Workers", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, collapse_padding=True)
+    for heading in ("rank", "steps", "samples", "exchanges", "sent", "staleness", "p95", "max", "busy", "waited"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for worker in workers:
+        sent = worker["bytes_sent"]
+        table.add_row(
+            str(worker["rank"]),
+            str(worker["steps"]),
+            str(worker["samples"]),
+            _text(worker["exchanges"], "d"),
+            _text(None if sent is None else sent / 1e6, ".1f", " MB"),
+            _text(worker["staleness_mean"], ".2f"),
+            _text(worker["staleness_p95"], ".0f"),
+            _text(worker["staleness_max"], "d"),
+            _text(worker["busy_s"], ".1f", " s"),
+            _text(worker["wait_s"], ".1f", " s"),
+        )
+    return table
+
+
+def _run_table(summary: dict[str, Any]) -> Table:
+    topology = summary["topology"]
+    what = summary["strategy"] if topology is None else f"{summary['strategy']} on {topology}"
+    title = f"{what}, {summary['world_size']} workers"
+    table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=box.SIMPLE)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("test accuracy of the mean model", _text(summary["test_acc"], ".4f"))
+    table.add_row("training time", _text(summary["train_s"], ".1f", " s"))
+    table.add_row("samples a second", _text(summary["samples_per_s"], ".0f"))
+    table.add_row("consensus distance before the last average", _text(summary["consensus_distance"], ".3g"))
+    table.add_row("collectives inside epochs", _text(summary["collectives_in_training"], "d"))
+    return table
+
+
+def _text(value: Any, form: str, unit: str = "") -> str:
+    return "–" if value is None else f"{value:{form}}{unit}"

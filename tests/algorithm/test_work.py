@@ -1,0 +1,179 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_gossip.algorithm.work import (
+    EpochPlan,
+    Ledger,
+    at_least_one_each,
+    check_enough_batches,
+    joint_finish_time,
+    may_claim,
+)
+from lightning_gossip.errors import ConfigurationError
+
+
+@given(samples=st.integers(0, 200), batch_size=st.integers(1, 17), shuffle=st.booleans(), epoch=st.integers(0, 5))
+def test_the_batches_of_an_epoch_hold_each_index_exactly_once(samples: int, batch_size: int, shuffle: bool, epoch: int) -> None:
+    plan = EpochPlan(samples, batch_size, shuffle, drop_last=False, seed=3)
+    batches = plan.batches(epoch)
+    assert len(batches) == len(plan)
+    assert sorted(index for batch in batches for index in batch) == list(range(samples))
+    assert all(len(batch) == batch_size for batch in batches[:-1])
+
+
+@given(samples=st.integers(0, 200), batch_size=st.integers(1, 17), shuffle=st.booleans())
+def test_drop_last_leaves_out_less_than_a_batch_and_repeats_nothing(samples: int, batch_size: int, shuffle: bool) -> None:
+    plan = EpochPlan(samples, batch_size, shuffle, drop_last=True, seed=3)
+    taken = [index for batch in plan.batches(0) for index in batch]
+    assert all(len(batch) == batch_size for batch in plan.batches(0))
+    assert len(plan.batches(0)) == len(plan)
+    assert len(set(taken)) == len(taken) > samples - batch_size
+    assert set(taken) <= set(range(samples))
+
+
+def test_the_permutation_depends_on_seed_and_epoch_alone() -> None:
+    plan = EpochPlan(64, 4, shuffle=True, drop_last=False, seed=1)
+    assert plan.batches(2) == plan.batches(2)
+    assert plan.batches(2) != plan.batches(3)
+    assert plan.batches(2) != EpochPlan(64, 4, shuffle=True, drop_last=False, seed=2).batches(2)
+    assert EpochPlan(6, 4, shuffle=False, drop_last=False, seed=1).batches(9) == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_fewer_batches_than_workers_are_refused_with_what_to_do() -> None:
+    check_enough_batches(4, 4)
+    with pytest.raises(ConfigurationError, match="3 batches for 4 workers.*smaller batch_size or at most 3 workers"):
+        check_enough_batches(3, 4)
+
+
+BATCHES = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=6), max_size=8)
+
+
+@given(pending=BATCHES, workers=st.integers(1, 9))
+def test_at_least_one_each_gives_everybody_a_batch_and_loses_no_sample(pending: list[list[int]], workers: int) -> None:
+    cut = at_least_one_each(pending, workers)
+    samples = [sample for batch in pending for sample in batch]
+    if not samples:
+        assert cut == []
+        return
+    assert len(cut) >= workers
+    assert all(cut)
+    flat = [sample for batch in cut for sample in batch]
+    assert flat[: len(samples)] == samples
+    assert len(flat) == max(len(samples), workers)  # padded only if there are fewer samples than workers
+
+
+def test_enough_pending_batches_stay_as_they_are_but_are_copies() -> None:
+    pending = [[1, 2], [3]]
+    cut = at_least_one_each(pending, 2)
+    assert cut == pending
+    assert all(mine is not theirs for mine, theirs in zip(cut, pending, strict=True))
+
+
+def finish_by_simulation(remaining: int, step_times: list[float], held: list[float]) -> float:
+    """Everybody works off what it holds, then each further batch goes to whoever would end it first."""
+    if remaining <= 0:
+        return 0.0
+    done = [0] * len(step_times)
+    ends = 0.0
+    for _ in range(remaining):
+        next_ends = [(h + k + 1) * p for p, h, k in zip(step_times, held, done, strict=True)]
+        best = min(range(len(next_ends)), key=next_ends.__getitem__)
+        done[best] += 1
+        ends = max(ends, next_ends[best])
+    return ends
+
+
+@given(
+    remaining=st.integers(0, 40),
+    workers=st.lists(
+        st.tuples(st.floats(0.01, 100.0), st.one_of(st.integers(0, 9), st.sampled_from([0.5, 1.5, 9.5]))),
+        min_size=1,
+        max_size=6,
+    ),
+)
+def test_the_joint_finish_time_is_that_of_a_simulation(remaining: int, workers: list[tuple[float, float]]) -> None:
+    step_times, held = [p for p, _ in workers], [h for _, h in workers]
+    expected = finish_by_simulation(remaining, step_times, held)
+    assert joint_finish_time(remaining, step_times, held) == pytest.approx(expected, rel=1e-9)
+
+
+def test_workers_that_have_left_take_nothing() -> None:
+    assert joint_finish_time(3, [1.0, math.inf], [0, 0]) == pytest.approx(3.0)
+    assert joint_finish_time(3, [math.inf], [0]) == math.inf
+
+
+def claims(**changes: object) -> bool:
+    case: dict[str, object] = {
+        "held": 1,
+        "own_step": 1.0,
+        "remaining": 10,
+        "claimed": 100,
+        "step_times": [1.0, 1.0, 1.0, 1.0],
+        "rank": 0,
+        "lookahead": 1,
+    }
+    return may_claim(**{**case, **changes})  # type: ignore[arg-type]
+
+
+def test_nobody_claims_what_is_not_there() -> None:
+    assert not claims(remaining=0)
+    assert not claims(remaining=-3, own_step=None)
+
+
+def test_equal_workers_claim_to_the_last_batch() -> None:
+    assert claims(remaining=1)
+
+
+def test_a_slow_worker_claims_only_while_the_others_are_busy_for_as_long() -> None:
+    step_times = [10.0, 1.0, 1.0, 1.0]
+    assert claims(own_step=10.0, step_times=step_times, remaining=60)
+    assert not claims(own_step=10.0, step_times=step_times, remaining=50)
+
+
+def test_prefetched_batches_count() -> None:
+    assert claims(held=5, remaining=20)
+    assert not claims(held=9, remaining=20)
+
+
+@given(held=st.integers(0, 12), own=st.floats(0.1, 50.0), remaining=st.integers(1, 50), lookahead=st.integers(1, 9))
+def test_the_last_one_left_always_claims(held: int, own: float, remaining: int, lookahead: int) -> None:
+    times = [own, math.inf, math.inf]
+    assert claims(held=held, own_step=own, step_times=times, remaining=remaining, lookahead=lookahead)
+
+
+@given(
+    speeds=st.lists(st.floats(0.1, 50.0), min_size=2, max_size=8),
+    held=st.integers(0, 9),
+    remaining=st.integers(1, 60),
+    lookahead=st.integers(1, 9),
+)
+def test_more_left_to_do_never_turns_a_yes_into_a_no(speeds: list[float], held: int, remaining: int, lookahead: int) -> None:
+    case = {"own_step": speeds[0], "step_times": speeds, "held": held, "lookahead": lookahead}
+    if claims(**case, remaining=remaining):
+        assert claims(**case, remaining=remaining + 1)
+        assert held == 0 or claims(**{**case, "held": held - 1}, remaining=remaining)
+
+
+def test_unknown_step_times_are_taken_as_typical() -> None:
+    nan = math.nan
+    assert claims(step_times=[nan, nan, nan, nan], remaining=1)
+    assert not claims(own_step=10.0, step_times=[nan, 1.0, nan, nan], remaining=20)
+
+
+def test_before_the_first_step_a_worker_claims_its_fair_share() -> None:
+    assert claims(own_step=None, held=1, remaining=8)
+    assert not claims(own_step=None, held=1, remaining=7)
+
+
+def test_the_ledger_knows_the_batch_of_the_step_and_what_is_left() -> None:
+    ledger = Ledger()
+    for position in np.array([4, 9, 11]).tolist():
+        ledger.claim(position)
+    assert (ledger.held, ledger.stepped, ledger.current) == (3, 0, 4)
+    ledger.step()
+    assert (ledger.held, ledger.stepped, ledger.current) == (2, 1, 9)
+    assert ledger.unstepped() == [9, 11]

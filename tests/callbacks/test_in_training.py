@@ -1,0 +1,132 @@
+"""The callbacks in real runs of two worker processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from lightning.pytorch import Trainer
+from lightning.pytorch.loggers.logger import Logger
+from typing_extensions import override
+
+from lightning_gossip.callbacks import ClusterEmulator, CollectiveCounter, EpochProgressBar, GossipMonitor
+from tests.strategies.launch import launch
+from tests.strategies.models import Net, loader
+
+WORKERS = 2
+EPOCHS = 2
+
+
+class Rows(Logger):
+    """Keeps what it is given."""
+
+    name, version = "rows", 0  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[dict[str, float]] = []
+
+    @override
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # type: ignore[override]
+        self.rows.append(dict(metrics))
+
+    @override
+    def log_hyperparams(self, *_: Any, **__: Any) -> None: ...
+
+
+class Bar(EpochProgressBar):
+    """Notes what is shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[tuple[int, Any]] = []
+
+    @override
+    def on_train_batch_end(self, *args: Any) -> None:
+        super().on_train_batch_end(*args)
+        if not self.train_progress_bar.disable:
+            self.shown.append((self.train_progress_bar.n, self.train_progress_bar.total))
+
+
+def train(strategy: str, slowdown: dict[int, float]) -> dict[str, Any]:
+    counter, logger, bar = CollectiveCounter(), Rows(), Bar()
+    trainer = Trainer(
+        strategy=strategy,
+        accelerator="cpu",
+        devices=WORKERS,
+        max_epochs=EPOCHS,
+        logger=logger,
+        callbacks=[counter, GossipMonitor(), ClusterEmulator(slowdown, period_s=0.02), bar],
+        enable_checkpointing=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Net(), loader(count=256, batch_size=8), loader(count=64, batch_size=8))
+    return {
+        "count": counter.count,
+        "rows": logger.rows,
+        "shown": bar.shown,
+        "steps": trainer.strategy.report.workers if hasattr(trainer.strategy, "report") else None,
+    }
+
+
+@pytest.fixture(scope="module")
+def gossip() -> list[dict[str, Any]]:
+    results: list[dict[str, Any]] = launch(train, "adpsgd", {1: 4.0}, workers=WORKERS)
+    return results
+
+
+@pytest.fixture(scope="module")
+def ddp() -> list[dict[str, Any]]:
+    results: list[dict[str, Any]] = launch(train, "ddp", {}, workers=WORKERS)
+    return results
+
+
+@pytest.mark.processes
+def test_ddp_makes_collectives_in_training_and_they_are_counted(ddp: list[dict[str, Any]]) -> None:
+    batches = 256 // 8 // WORKERS
+    assert all(rank["count"] >= EPOCHS * (batches - 1) for rank in ddp)
+
+
+@pytest.mark.processes
+def test_adpsgd_makes_none(gossip: list[dict[str, Any]]) -> None:
+    assert [rank["count"] for rank in gossip] == [0] * WORKERS
+
+
+@pytest.mark.processes
+def test_the_slowed_worker_takes_fewer_batches(gossip: list[dict[str, Any]]) -> None:
+    fast, slow = (worker.steps for worker in gossip[0]["steps"])
+    assert fast + slow == EPOCHS * 256 // 8
+    assert fast / slow > 2.0  # 4 in a long epoch
+
+
+@pytest.mark.processes
+def test_the_monitor_logs_every_metric_of_the_gossip_with_the_time(gossip: list[dict[str, Any]]) -> None:
+    rows = [row for row in gossip[0]["rows"] if "gossip/exchanges" in row]
+    assert len(rows) == EPOCHS
+    of_gossip = {f"gossip/{name}" for name in ("consensus_distance", "staleness_mean", "exchanges", "bytes_sent")}
+    assert of_gossip | {"worker/0/steps", "worker/1/steps", "time/wall_s"} <= rows[-1].keys()
+    assert rows[1]["gossip/exchanges"] > rows[0]["gossip/exchanges"] > 0
+    assert rows[1]["time/wall_s"] > rows[0]["time/wall_s"] > 0
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("strategy", ["gossip", "ddp"])
+def test_validation_metrics_are_logged_with_the_time(strategy: str, request: pytest.FixtureRequest) -> None:
+    rows = [row for row in request.getfixturevalue(strategy)[0]["rows"] if "val_loss" in row]
+    assert len(rows) == EPOCHS
+    assert all("time/wall_s" in row for row in rows)
+
+
+@pytest.mark.processes
+def test_under_ddp_the_monitor_logs_steps_and_time(ddp: list[dict[str, Any]]) -> None:
+    rows = [row for row in ddp[0]["rows"] if "worker/1/steps" in row]
+    assert [row["worker/1/steps"] for row in rows] == [16, 32]
+    assert not any(name.startswith("gossip/") for row in rows for name in row)
+
+
+@pytest.mark.processes
+def test_the_progress_bar_shows_the_epoch_of_all_workers(gossip: list[dict[str, Any]]) -> None:
+    shown = gossip[0]["shown"]
+    assert {total for _, total in shown} == {256 // 8}
+    assert max(done for done, _ in shown) > len(shown) / EPOCHS  # more than its own
+    assert not gossip[1]["shown"]

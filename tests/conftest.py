@@ -1,0 +1,95 @@
+"""The police: whatever a test leaves behind fails it. And seeds, which are printed by hypothesis on failure."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "gossip", deadline=None, print_blob=True, derandomize=False, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("gossip")
+
+_GRACE_S = 5.0  # for what is already ending when the test returns
+
+# What libraries set once, on first use, for the whole process.
+_LIBRARY_VARIABLES = {"KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR_CACHE_DIR", "PYTEST_CURRENT_TEST"}
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + _GRACE_S
+    while (left := _suspects(before)) and time.monotonic() < deadline:
+        left[0].join(0.1)
+    assert not left, f"threads left behind: {[thread.name for thread in left]}"
+
+
+def _suspects(before: set[threading.Thread]) -> list[threading.Thread]:
+    """New threads that would keep the process alive, and ours whatever they are."""
+    new = [thread for thread in threading.enumerate() if thread not in before and thread.is_alive()]
+    return [thread for thread in new if not thread.daemon or thread.name.startswith("gossip-")]
+
+
+@pytest.fixture(autouse=True)
+def _no_process_group_left() -> Iterator[None]:
+    assert not (dist.is_available() and dist.is_initialized())
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        pytest.fail("a process group was left initialised")
+
+
+@pytest.fixture(autouse=True)
+def _no_environment_variable_changed() -> Iterator[None]:
+    before = dict(os.environ)
+    yield
+    after = dict(os.environ)
+    changed = {
+        name for name in before.keys() | after.keys() if before.get(name) != after.get(name) and name not in _LIBRARY_VARIABLES
+    }
+    if changed:
+        os.environ.clear()
+        os.environ.update(before)
+        pytest.fail(f"environment variables changed: {sorted(changed)}")
+
+
+@pytest.fixture(autouse=True)
+def _no_child_process_left() -> Iterator[None]:
+    me = psutil.Process()
+    before = {child.pid for child in me.children(recursive=True)}
+    yield
+    new = [child for child in me.children(recursive=True) if child.pid not in before and not _is_helper(child)]
+    if new:
+        _, left = psutil.wait_procs(new, timeout=_GRACE_S)
+        names = [f"{child.pid} {child.name()}" for child in left]
+        for child in left:
+            child.kill()
+        assert not left, f"child processes left behind: {names}"
+
+
+def _is_helper(process: psutil.Process) -> bool:
+    """Python's own, which live as long as the interpreter."""
+    try:
+        command = " ".join(process.cmdline())
+    except psutil.Error:
+        return True
+    return "resource_tracker" in command or "forkserver" in command

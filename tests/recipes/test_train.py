@@ -1,0 +1,108 @@
+"""The command, run as a user runs it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recipes.digits import DigitsClassifier, DigitsData
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def command(*overrides: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "HYDRA_FULL_ERROR"}
+    return subprocess.run(
+        [sys.executable, "-m", "recipes.train", *overrides, "trainer.devices=2"],
+        cwd=ROOT,
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return result
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs of AD-PSGD, gossiping and not; each goes on from its own models."""
+    folder = tmp_path_factory.mktemp("sweep")
+    done = command(
+        "--multirun",
+        "strategy.at_rendezvous=evaluate",
+        "strategy.exchanges_per_step=1,0",
+        "recipe.epochs=8",
+        f"hydra.sweep.dir={folder}",
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.processes
+def test_a_sweep_gives_a_result_for_each_job_in_one_folder(sweep: Path) -> None:
+    assert sorted(path.parent.name for path in sweep.glob("*/summary.json")) == ["0", "1"]
+
+
+@pytest.mark.processes
+def test_a_run_leaves_everything_behind(sweep: Path) -> None:
+    names = {path.name for path in (sweep / "0").iterdir()}
+    assert {"summary.json", "metrics.csv", "record.json", "model.ckpt", "learning.png", "timeline.png"} <= names
+    with (sweep / "0" / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epoch"] for row in rows] == [str(epoch) for epoch in range(8)]
+    assert {"time/wall_s", "train_loss", "val_loss", "val_acc", "gossip/consensus_distance"} <= rows[0].keys()
+    assert all(row["train_loss"] and row["val_acc"] for row in rows)
+
+
+@pytest.mark.processes
+def test_training_makes_no_collective_and_takes_every_sample_once_an_epoch(sweep: Path) -> None:
+    result = summary_of(sweep / "0")
+    assert result["collectives_in_training"] == 0
+    assert sum(worker["samples"] for worker in result["workers"]) == 8 * len(DigitsData().train)
+
+
+@pytest.mark.processes
+def test_without_exchanges_the_mean_model_is_worse(sweep: Path) -> None:
+    gossip, apart = (summary_of(sweep / job)["test_acc"] for job in "01")
+    assert gossip >= 0.95
+    assert apart <= gossip - 0.05
+
+
+@pytest.mark.processes
+def test_plain_lightning_loads_the_checkpoint_and_gets_the_reported_accuracy(sweep: Path) -> None:
+    model = DigitsClassifier.load_from_checkpoint(sweep / "0" / "model.ckpt").eval()
+    images, digits = DigitsData().test.tensors
+    with torch.no_grad():
+        accuracy = (model(images).argmax(1) == digits).float().mean().item()
+    assert accuracy == pytest.approx(summary_of(sweep / "0")["test_acc"], abs=1e-6)
+
+
+@pytest.mark.processes
+def test_ddp_runs_with_the_same_command_by_popen(tmp_path: Path) -> None:
+    done = command("strategy=ddp", "recipe.epochs=2", "logger=none", f"hydra.run.dir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    result = summary_of(tmp_path)
+    assert result["collectives_in_training"] > 0
+    assert result["consensus_distance"] is None
+    assert "test accuracy of the mean model" in done.stdout
+
+
+@pytest.mark.processes
+def test_a_wrong_value_gets_one_clear_message(tmp_path: Path) -> None:
+    done = command("strategy.topology=rnig", f"hydra.run.dir={tmp_path}")
+    assert done.returncode == 2
+    assert "ConfigurationError: unknown topology 'rnig'" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,220 @@
+"""Workers of one process: gossip on the memory transport, driven by the test."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_gossip.algorithm.partner import PartnerPicker
+from lightning_gossip.algorithm.replica import Replica
+from lightning_gossip.algorithm.topology import Topology
+from lightning_gossip.runtime.clock import Activity, Timeline
+from lightning_gossip.runtime.gossip import Gossip
+from lightning_gossip.transport import Fault, FaultyTransport, MemoryNetwork
+from tests.workers import run_threads
+
+PATIENCE_S = 30.0  # a deadline that is met with much to spare
+
+
+class Watch:
+    """Counts the exchanges of all workers and wakes whoever waits for more."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Condition()
+        self.ends = 0  # each exchange has two
+
+    def count(self) -> None:
+        with self.ended:
+            self.ends += 1
+            self.ended.notify_all()
+
+    def wait_for(self, condition: Callable[[], bool], deadline_s: float = PATIENCE_S) -> bool:
+        with self.ended:
+            return self.ended.wait_for(condition, deadline_s)
+
+
+class WatchedTimeline(Timeline):
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def record(self, activity: Activity, start_s: float, end_s: float, peer: int | None = None) -> None:
+        super().record(activity, start_s, end_s, peer)
+        self._watch.count()
+
+
+class Cluster:
+    """One gossip a rank of a topology, each with a model x of float64, in chunks of a few elements.
+
+    Args:
+        topology: who may average with whom.
+        numel: elements of a model.
+        faults: by rank.
+        retention: see Replica.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        *,
+        numel: int = 40,
+        faults: Mapping[int, Sequence[Fault]] | None = None,
+        exchanges_per_step: float = 1.0,
+        timeout_s: float = PATIENCE_S,
+        retention: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        self.n = topology.n
+        self.watch = Watch()
+        self.timelines = [WatchedTimeline(self.watch) for _ in range(self.n)]
+        network = MemoryNetwork(self.n)
+        self.transports = [FaultyTransport(network.transport(rank), (faults or {}).get(rank, ())) for rank in range(self.n)]
+        self.pickers = [PartnerPicker(topology, rank, seed=seed) for rank in range(self.n)]
+        self.gossips = [
+            Gossip(
+                self.transports[rank],
+                self.pickers[rank],
+                exchanges_per_step=exchanges_per_step,
+                timeout_s=timeout_s,
+                timeline=self.timelines[rank],
+                chunk_bytes=8 * 10,
+            )
+            for rank in range(self.n)
+        ]
+        self.generator = torch.Generator().manual_seed(seed)
+        self.retention = [retention, 1.0]
+        self.x: list[list[Tensor]] = []
+        self.reset(numel)
+        self.session = 0
+
+    def reset(self, numel: int) -> None:
+        """New independent models."""
+        first = numel // 3
+        draw = torch.randn(self.n, numel, generator=self.generator, dtype=torch.float64)
+        self.x = [[row[:first].clone(), row[first:].clone()] for row in draw]
+
+    def start(self) -> None:
+        for gossip in self.gossips:
+            gossip.start()
+
+    def open(self, rank: int, session: int | None = None, layout: int = 1) -> None:
+        replica = Replica(self.x[rank], retention=self.retention)
+        self.gossips[rank].open(replica, session=self.session if session is None else session, layout=layout)
+
+    def open_all(self) -> None:
+        self.session += 1
+        for rank in range(self.n):
+            self.open(rank)
+
+    def step_all(self, step_s: float | Sequence[float]) -> None:
+        """One step of lr 0 for everybody, which also tells the step time."""
+        for rank, gossip in enumerate(self.gossips):
+            gossip.step(self.x[rank], step_s=step_s if isinstance(step_s, float) else step_s[rank])
+
+    def drain_all(self) -> None:
+        for rank, gossip in enumerate(self.gossips):
+            gossip.drain(self.x[rank])
+
+    def wait_for_exchanges(self, count: int, deadline_s: float = PATIENCE_S) -> None:
+        goal = self.watch.ends + 2 * count
+        assert self.watch.wait_for(lambda: self.watch.ends >= goal or self.failed, deadline_s), self.counts
+        self.raise_failure()
+
+    @property
+    def failed(self) -> bool:
+        return any(gossip._failure is not None for gossip in self.gossips)
+
+    def raise_failure(self) -> None:
+        for gossip in self.gossips:
+            gossip.raise_failure()
+
+    @property
+    def counts(self) -> list[int]:
+        return [gossip.counters.exchanges for gossip in self.gossips]
+
+    def models(self) -> Tensor:
+        """Shape (n, numel)."""
+        return torch.stack([torch.cat(x) for x in self.x])
+
+    def total(self) -> Tensor:
+        return self.models().sum(0)
+
+    def distance(self) -> float:
+        """Consensus distance: Σ_i ‖x_i − x̄‖²."""
+        models = self.models()
+        return float((models - models.mean(0)).square().sum())
+
+    def close_together(self) -> None:
+        run_threads([lambda gossip=gossip: gossip.close(together=True) for gossip in self.gossips], PATIENCE_S)  # type: ignore[misc]
+        alive = [thread for gossip in self.gossips for thread in gossip._threads if thread.is_alive()]
+        assert not alive
+
+    def abandon(self) -> None:
+        """The end after a failure; closing the transports ends the listeners as the end of the process would."""
+        for gossip in self.gossips:
+            gossip.close(together=False)
+        for transport in self.transports:
+            transport.close()
+        for gossip in self.gossips:
+            for thread in gossip._threads:
+                thread.join(PATIENCE_S)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Cluster]:
+        """Started; closed together at the end, or abandoned if something went wrong."""
+        self.start()
+        try:
+            yield self
+            self.close_together()
+        finally:
+            self.abandon()
+
+
+@contextlib.contextmanager
+def training(cluster: Cluster, step: Callable[[int, int], None]) -> Iterator[None]:
+    """A training thread a rank that calls ``step(rank, number)`` until the block ends; their failures are raised."""
+    stop = threading.Event()
+
+    def train(rank: int) -> None:
+        number = 0
+        while not stop.is_set():
+            step(rank, number)
+            number += 1
+            stop.wait(0.0003)
+
+    errors: list[BaseException] = []
+
+    def guarded(rank: int) -> None:
+        try:
+            train(rank)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(rank,), daemon=True) for rank in range(cluster.n)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert not any(thread.is_alive() for thread in threads)
+    if errors:
+        raise errors[0]
+
+
+def eventually(condition: Callable[[], bool], deadline_s: float = PATIENCE_S) -> bool:
+    """Whether a condition that nobody announces becomes true in time."""
+    end_s = time.monotonic() + deadline_s
+    pause = threading.Event()
+    while not condition():
+        if time.monotonic() > end_s:
+            return False
+        pause.wait(0.002)
+    return True

@@ -1,0 +1,513 @@
+import random
+import statistics
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_gossip.algorithm.topology import Topology, complete, exponential, from_edges, ring
+from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
+from lightning_gossip.transport import Fault, Kind, Message
+from tests.runtime.cluster import PATIENCE_S, Cluster, eventually, training
+from tests.workers import run_threads
+
+GRAPHS = [
+    pytest.param(ring(6), id="ring"),
+    pytest.param(exponential(8), id="exponential"),
+    pytest.param(complete(5), id="complete"),
+    pytest.param(ring(5), id="odd ring"),
+]
+FAST_S = 1e-4  # a step time that makes the exchanges follow each other at once
+
+
+def close_to(ours: torch.Tensor, expected: torch.Tensor, models: torch.Tensor) -> bool:
+    return float((ours - expected).abs().max()) <= 1e-12 * max(1.0, float(models.abs().max())) * len(models)
+
+
+# -- the mean --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("topology", GRAPHS)
+def test_without_updates_the_sum_of_all_models_stays(topology: Topology) -> None:
+    cluster = Cluster(topology)
+    before = cluster.total()
+    with cluster.running():
+        cluster.open_all()
+        with training(cluster, lambda rank, _: cluster.gossips[rank].step(cluster.x[rank], step_s=FAST_S)):
+            cluster.wait_for_exchanges(1000)
+        cluster.drain_all()
+    assert close_to(cluster.total(), before, cluster.models())
+    assert sum(cluster.counts) >= 2000
+    assert sum(cluster.counts) % 2 == 0  # each exchange was counted at both its ends
+
+
+@pytest.mark.parametrize("topology", GRAPHS)
+def test_local_updates_change_the_sum_by_exactly_themselves(topology: Topology) -> None:
+    cluster = Cluster(topology)
+    before = cluster.total()
+    generators = [torch.Generator().manual_seed(rank) for rank in range(cluster.n)]
+    updates = [torch.zeros(40, dtype=torch.float64) for _ in range(cluster.n)]
+
+    def step(rank: int, _: int) -> None:
+        update = torch.randn(40, generator=generators[rank], dtype=torch.float64)
+        updates[rank] += update
+        for x, u in zip(cluster.x[rank], update.split([13, 27]), strict=True):
+            x += u
+        cluster.gossips[rank].step(cluster.x[rank], step_s=FAST_S)
+
+    with cluster.running():
+        cluster.open_all()
+        with training(cluster, step):
+            cluster.wait_for_exchanges(300)
+        cluster.drain_all()
+    expected = before + torch.stack(updates).sum(0)
+    assert close_to(cluster.total(), expected, cluster.models())
+
+
+def test_sessions_one_after_the_other_keep_the_mean() -> None:
+    cluster = Cluster(exponential(8))
+    before = cluster.total()
+    distances = [cluster.distance()]
+    with cluster.running():
+        for _ in range(10):
+            cluster.open_all()
+            cluster.step_all(FAST_S)
+            cluster.wait_for_exchanges(10)
+            cluster.drain_all()
+            distances.append(cluster.distance())
+    assert close_to(cluster.total(), before, cluster.models())
+    assert all(later < earlier for earlier, later in zip(distances, distances[1:], strict=False))
+
+
+def test_draining_takes_over_all_merges_of_running_statistics_too() -> None:
+    """No forward pass lies between the last pull and the drain, so nothing fades."""
+    cluster = Cluster(ring(2), retention=0.5)
+    before = cluster.models()
+    with cluster.running():
+        cluster.open_all()
+        cluster.wait_for_exchanges(1)
+        cluster.drain_all()
+    assert torch.allclose(cluster.models(), before.mean(0).expand(2, -1), rtol=0, atol=1e-12)
+
+
+# -- delays ----------------------------------------------------------------------------------------------------------------
+
+
+def jitter(seed: int, longest_s: float) -> Callable[[int], float]:
+    return lambda number: longest_s * random.Random(seed * 10_007 + number).random()
+
+
+DELAYS = {
+    "random": lambda rank: [
+        Fault("delay", "request", seconds=jitter(rank, 0.003)),
+        Fault("delay", "swap", seconds=jitter(rank + 100, 0.002)),
+    ],
+    "one end of every exchange late": lambda rank: [Fault("delay", "swap", seconds=0.002)] if rank % 2 else [],
+    "the first chunk late": lambda rank: [Fault("delay", "swap", at=lambda number: number % 4 == 0, seconds=0.004)],
+    "requests in bursts": lambda rank: [Fault("delay", "request", at=lambda number: number % 5 == 0, seconds=0.01)],
+}
+
+
+@pytest.mark.parametrize("topology", [pytest.param(exponential(6), id="exponential"), pytest.param(ring(5), id="odd")])
+@pytest.mark.parametrize("delays", DELAYS)
+def test_no_timing_makes_the_largest_model_grow(delays: str, topology: Topology) -> None:
+    cluster = Cluster(topology, faults={rank: DELAYS[delays](rank) for rank in range(topology.n)})
+    largest = float(cluster.models().abs().max())
+    norms = [float(cluster.models().norm(dim=1).max())]
+
+    def step(rank: int, _: int) -> None:
+        gossip = cluster.gossips[rank]
+        gossip.step(cluster.x[rank], step_s=FAST_S)
+        assert max(float(x.abs().max()) for x in cluster.x[rank]) <= largest + 1e-12
+
+    with cluster.running():
+        for _ in range(4):
+            cluster.open_all()
+            with training(cluster, step):
+                cluster.wait_for_exchanges(12)
+            cluster.drain_all()
+            norms.append(float(cluster.models().norm(dim=1).max()))
+    assert all(later <= earlier + 1e-12 for earlier, later in zip(norms, norms[1:], strict=False))
+
+
+@st.composite
+def connected_graphs(draw: st.DrawFn) -> Topology:
+    n = draw(st.integers(2, 7))
+    if n >= 3 and draw(st.booleans()):
+        return ring(n) if n % 2 else ring(n - 1) if n > 3 else ring(3)
+    edges = {(draw(st.integers(0, node - 1)), node) for node in range(1, n)}
+    possible = st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)).filter(lambda e: e[0] < e[1])
+    return from_edges(n, sorted(edges | draw(st.sets(possible, max_size=n))))
+
+
+@settings(max_examples=25)
+@given(topology=connected_graphs(), drop=st.floats(0.0, 0.5), longest_s=st.floats(0.0, 0.003), seed=st.integers(0, 99))
+def test_no_graph_deadlocks(topology: Topology, drop: float, longest_s: float, seed: int) -> None:
+    def lossy(rank: int) -> list[Fault]:
+        return [
+            Fault("drop", at=lambda number: random.Random(seed * 1009 + rank * 31 + number).random() < drop),
+            Fault("delay", "request", seconds=jitter(seed + rank, longest_s)),
+            Fault("delay", "swap", seconds=jitter(seed + rank + 50, longest_s / 4)),
+        ]
+
+    cluster = Cluster(topology, faults={rank: lossy(rank) for rank in range(topology.n)}, seed=seed)
+    callers = [rank for rank in range(cluster.n) if cluster.pickers[rank].initiates]
+    before = cluster.total()
+    with cluster.running():
+        cluster.open_all()
+        cluster.step_all(FAST_S)
+        done = cluster.watch.wait_for(lambda: cluster.failed or min(cluster.counts[rank] for rank in callers) >= 4)
+        cluster.raise_failure()
+        assert done, (topology, cluster.counts)
+        run_threads([lambda r=r: cluster.gossips[r].drain(cluster.x[r]) for r in range(cluster.n)], PATIENCE_S)  # type: ignore[misc]
+    assert close_to(cluster.total(), before, cluster.models())
+
+
+def decay_per_exchange(latency_s: float, step_s: float, runs: int) -> float:
+    """Mean over independent models of log(distance before / after) per exchange, 4 exchanges a worker."""
+    faults = {rank: [Fault("delay", "swap", at=lambda k: k % 4 == 0, seconds=latency_s)] for rank in range(0, 8)}
+    cluster = Cluster(exponential(8), faults=faults if latency_s else None, seed=1)
+    rates = []
+    with cluster.running():
+        for _ in range(runs):
+            cluster.reset(40)
+            before, started = cluster.distance(), sum(cluster.counts)
+            cluster.open_all()
+            cluster.step_all(step_s)
+            cluster.wait_for_exchanges(16)
+            cluster.drain_all()
+            exchanges = (sum(cluster.counts) - started) // 2
+            rates.append(np.log(before / cluster.distance()) / exchanges)
+    return statistics.mean(rates)
+
+
+def test_a_latency_of_two_steps_hardly_slows_the_decay_of_an_exchange() -> None:
+    """Partners drawn among the free ones only would freeze the pairing: then the decay is 10 to 100 times smaller."""
+    without = decay_per_exchange(0.0, 0.003, runs=60)
+    late = decay_per_exchange(0.006, 0.003, runs=60)
+    assert without / 1.5 <= late <= without * 1.5, (without, late)
+
+
+# -- the pace --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+@pytest.mark.parametrize("topology", [pytest.param(exponential(8), id="exponential"), pytest.param(ring(5), id="odd")])
+def test_a_slow_worker_exchanges_nearly_as_often_as_the_others(topology: Topology, slow: int) -> None:
+    cluster = Cluster(topology)
+    step_times = [0.004 * (10 if rank == slow else 1) for rank in range(cluster.n)]
+    with cluster.running():
+        cluster.open_all()
+        cluster.step_all(step_times)
+        cluster.wait_for_exchanges(3 * cluster.n)  # until all know their neighbours' step times
+        begun = cluster.counts
+        cluster.wait_for_exchanges(40 * cluster.n)
+        seen = [later - earlier for earlier, later in zip(begun, cluster.counts, strict=True)]
+        cluster.drain_all()
+    assert seen[slow] >= 0.5 * statistics.median(seen), seen
+
+
+@pytest.mark.parametrize(("rate", "step_s"), [(1.0, 0.02), (2.0, 0.04), (0.5, 0.01)])
+def test_exchanges_start_at_the_pace_of_the_steps(rate: float, step_s: float) -> None:
+    """The median of the intervals, since another job may hold up a few."""
+    cluster = Cluster(ring(4), exchanges_per_step=rate)
+    with cluster.running():
+        cluster.open_all()
+        cluster.step_all(step_s)
+        cluster.wait_for_exchanges(60)
+        cluster.drain_all()
+    for rank in range(cluster.n):
+        if cluster.pickers[rank].initiates:
+            starts = [interval.start_s for interval in cluster.timelines[rank].intervals()][2:]
+            pace_s = statistics.median(np.diff(starts))
+            assert pace_s == pytest.approx(step_s / rate, rel=0.2)
+
+
+def test_symmetric_workers_share_the_starts() -> None:
+    """Each starts one every other step and is called as often."""
+    cluster = Cluster(complete(5))
+    step_s = 0.02
+    with cluster.running():
+        cluster.open_all()
+        cluster.step_all(step_s)
+        cluster.wait_for_exchanges(75)
+        cluster.drain_all()
+    ends = sorted(interval.end_s for timeline in cluster.timelines for interval in timeline.intervals())
+    per_step = step_s * len(ends) / (ends[-1] - ends[0]) / cluster.n
+    assert 0.6 <= per_step <= 1.2
+
+
+def test_no_exchange_at_rate_0() -> None:
+    cluster = Cluster(ring(4), exchanges_per_step=0.0)
+    with cluster.running():
+        cluster.open_all()
+        cluster.step_all(FAST_S)
+        assert not cluster.watch.wait_for(lambda: cluster.watch.ends > 0, deadline_s=0.15)
+        cluster.drain_all()
+    assert cluster.counts == [0] * 4
+
+
+@pytest.mark.parametrize("topology", [pytest.param(ring(4), id="ring"), pytest.param(ring(5), id="odd ring")])
+def test_nothing_spins_before_a_step_time_is_known(topology: Topology) -> None:
+    cluster = Cluster(topology)
+    callers = sum(picker.initiates for picker in cluster.pickers)
+    with cluster.running():
+        cluster.open_all()
+        cluster.wait_for_exchanges(callers)
+        assert not cluster.watch.wait_for(lambda: cluster.watch.ends > 2 * callers, deadline_s=0.15)
+        cluster.drain_all()
+
+
+def test_a_responder_starts_no_exchange() -> None:
+    cluster = Cluster(ring(4))
+    with cluster.running():
+        cluster.open_all()
+        cluster.step_all(FAST_S)
+        cluster.wait_for_exchanges(50)
+        cluster.drain_all()
+    for rank in range(4):
+        names = [thread.name for thread in cluster.gossips[rank]._threads]
+        if cluster.pickers[rank].initiates:
+            assert names == ["gossip-listener", "gossip-caller"]
+        else:
+            assert names == ["gossip-listener"]
+            assert cluster.transports[rank]._numbers["request"] == 0
+
+
+# -- failures --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["request", "swap"])
+@pytest.mark.parametrize("number", [0, 5])
+def test_a_failure_on_a_gossip_thread_is_raised_on_the_training_thread(where: str, number: int) -> None:
+    cluster = Cluster(ring(4), faults={0: [Fault("fail", where, at=[number])]}, timeout_s=1.0)  # type: ignore[arg-type]
+    gossip = cluster.gossips[0]
+    cluster.start()
+    try:
+        cluster.open_all()
+        assert eventually(lambda: gossip._failure is not None or stepped(cluster, 0))
+        with pytest.raises(PeerError, match=f"injected at {where} {number}") as caught:
+            gossip.step(cluster.x[0], step_s=FAST_S)
+        frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+        assert "_strike" in frames
+        assert "_call" in frames
+        assert not gossip._busy
+        start_s = time.monotonic()
+        with pytest.raises(PeerError, match="injected"):
+            gossip.drain(cluster.x[0])
+        gossip.close(together=False)
+        assert time.monotonic() - start_s < PATIENCE_S / 2
+        with pytest.raises(PeerError, match="injected"):
+            gossip.open(gossip._open_replica(), session=9, layout=1)
+    finally:
+        cluster.abandon()
+
+
+def stepped(cluster: Cluster, rank: int) -> bool:
+    """Tell the step time again, so that exchanges go on; never true."""
+    for other in range(cluster.n):
+        if other == rank or cluster.gossips[other]._failure is None:
+            try:
+                cluster.gossips[other].step(cluster.x[other], step_s=FAST_S)
+            except PeerError:
+                continue
+    return False
+
+
+def test_a_peer_that_stops_in_mid_exchange_is_named_within_the_deadline() -> None:
+    """Rank 0 fails at its second chunk; rank 1 has merged the first one and waits for the second."""
+    cluster = Cluster(ring(2), faults={0: [Fault("fail", "swap", at=[2])]}, timeout_s=0.5)
+    cluster.start()
+    try:
+        cluster.open_all()
+        assert eventually(lambda: cluster.gossips[1]._failure is not None)
+        with pytest.raises(PeerError) as caught:
+            cluster.gossips[1].step(cluster.x[1], step_s=None)
+        assert (caught.value.rank, caught.value.phase) == (0, "exchange")
+        with pytest.raises(PeerError):
+            cluster.gossips[1].drain(cluster.x[1])
+    finally:
+        cluster.abandon()
+
+
+def test_a_worker_that_has_failed_accepts_no_more() -> None:
+    cluster = Cluster(ring(5), faults={0: [Fault("fail", "request", at=[0])]}, timeout_s=1.0)
+    cluster.start()
+    try:
+        cluster.open_all()
+        assert eventually(lambda: cluster.gossips[0]._failure is not None)
+        assert eventually(lambda: not cluster.gossips[0]._busy)
+        before = cluster.counts[0]
+        peer = cluster.transports[1]
+        assert not cluster.gossips[0]._begin(cluster.session)
+        assert cluster.counts[0] == before
+        assert peer.rank == 1
+    finally:
+        cluster.abandon()
+
+
+def test_drain_ends_by_its_deadline_if_the_peer_never_answers() -> None:
+    cluster = Cluster(ring(2), timeout_s=0.3)
+    cluster.gossips[0].start()  # rank 1 has no threads: nobody answers
+    try:
+        cluster.open_all()
+        assert eventually(lambda: cluster.gossips[0]._busy)
+        start_s = time.monotonic()
+        with pytest.raises(PeerError):
+            cluster.gossips[0].drain(cluster.x[0])
+        assert time.monotonic() - start_s < PATIENCE_S / 2
+    finally:
+        cluster.abandon()
+
+
+# -- sessions --------------------------------------------------------------------------------------------------------------
+
+
+def test_different_layouts_are_a_configuration_error_at_both_ends() -> None:
+    cluster = Cluster(ring(2), timeout_s=5.0)
+    before = cluster.models()
+    cluster.start()
+    try:
+        cluster.open(0, session=1, layout=1)
+        cluster.open(1, session=1, layout=2)
+        for rank in range(2):
+            # a request may have come before rank 1 had opened; the step time makes rank 0 ask again
+            assert eventually(lambda rank=rank: cluster.gossips[rank]._failure is not None)  # type: ignore[misc]
+            with pytest.raises(ConfigurationError, match=f"Rank {1 - rank} publishes other tensors than rank {rank}"):
+                cluster.gossips[rank].step(cluster.x[rank], step_s=FAST_S)
+        assert torch.equal(cluster.models(), before)
+    finally:
+        cluster.abandon()
+
+
+def test_a_request_of_another_session_is_refused() -> None:
+    cluster = Cluster(ring(2))
+    with cluster.running():
+        cluster.open(1, session=1)
+        cluster.open(0, session=2)
+        assert eventually(lambda: cluster.gossips[0].counters.refused >= 3)
+        assert cluster.counts == [0, 0]
+        cluster.gossips[1].drain(cluster.x[1])
+        cluster.open(1, session=2)
+        cluster.wait_for_exchanges(1)
+        cluster.session = 2
+        cluster.drain_all()
+
+
+def test_a_call_to_a_meeting_reaches_everybody_also_who_opens_later() -> None:
+    cluster = Cluster(ring(5))
+    with cluster.running():
+        for rank in range(4):
+            cluster.open(rank, session=1)
+        assert not any(gossip.meeting_called for gossip in cluster.gossips)
+        cluster.gossips[0].call_meeting()
+        assert cluster.gossips[0].meeting_called
+        assert eventually(lambda: all(gossip.meeting_called for gossip in cluster.gossips[:4]))
+        assert not cluster.gossips[4].meeting_called
+        cluster.open(4, session=1)
+        assert eventually(lambda: cluster.gossips[4].meeting_called)
+        cluster.drain_all()
+        for rank in range(5):
+            cluster.open(rank, session=2)
+        assert not any(gossip.meeting_called for gossip in cluster.gossips)
+        cluster.drain_all()
+
+
+def test_calls_by_several_at_once_are_one_meeting() -> None:
+    cluster = Cluster(ring(4))
+    with cluster.running():
+        cluster.open_all()
+        run_threads([gossip.call_meeting for gossip in cluster.gossips], PATIENCE_S)
+        assert eventually(lambda: all(gossip.meeting_called for gossip in cluster.gossips))
+        cluster.drain_all()
+
+
+def test_a_meeting_can_be_called_in_session_0() -> None:
+    cluster = Cluster(ring(2))
+    with cluster.running():
+        for rank in range(2):
+            cluster.open(rank, session=0)
+        assert not cluster.gossips[1].meeting_called
+        cluster.gossips[0].call_meeting()
+        assert eventually(lambda: cluster.gossips[1].meeting_called)
+        cluster.drain_all()
+
+
+def test_a_session_opens_only_after_the_last_was_drained() -> None:
+    cluster = Cluster(ring(2))
+    with cluster.running():
+        cluster.open_all()
+        with pytest.raises(ProtocolError, match="while the gossip is open"):
+            cluster.open(0, session=5)
+        cluster.drain_all()
+    with pytest.raises(ProtocolError, match="while the gossip is stopped"):
+        cluster.open(0, session=6)
+
+
+def test_nothing_can_be_drained_before_a_session() -> None:
+    cluster = Cluster(ring(2))
+    with cluster.running(), pytest.raises(ProtocolError, match="No session"):
+        cluster.gossips[0].drain(cluster.x[0])
+
+
+def test_an_answer_in_the_inbox_is_a_protocol_error() -> None:
+    cluster = Cluster(ring(2), timeout_s=0.5)
+    cluster.start()
+    try:
+        cluster.open_all()
+        cluster.transports[0].post(1, Message(Kind.ACCEPT))
+        assert eventually(lambda: cluster.gossips[1]._failure is not None)
+        with pytest.raises(ProtocolError, match="Rank 0 sent ACCEPT"):
+            cluster.gossips[1].step(cluster.x[1], step_s=None)
+    finally:
+        cluster.abandon()
+
+
+def test_200_ends_at_random_moments() -> None:
+    """Sessions of any length, all workers at once, ended wherever an exchange happens to be."""
+    chance = random.Random(3)
+    graphs = [ring(2), ring(3), ring(4), complete(4)]
+    for cycle in range(200):
+        cluster = Cluster(graphs[cycle % 4], seed=cycle)
+        steps = [chance.randrange(6) for _ in range(cluster.n)]
+        arrived = threading.Barrier(cluster.n)
+
+        def worker(rank: int, cluster: Cluster = cluster, steps: list[int] = steps, here: threading.Barrier = arrived) -> None:
+            gossip = cluster.gossips[rank]
+            gossip.start()
+            for session in range(1, 3):
+                cluster.open(rank, session=session)
+                for _ in range(steps[rank]):
+                    gossip.step(cluster.x[rank], step_s=FAST_S)
+                here.wait(PATIENCE_S)
+                gossip.drain(cluster.x[rank])
+                here.wait(PATIENCE_S)
+            gossip.close(together=True)
+            gossip.close(together=True)
+
+        before = cluster.total()
+        try:
+            run_threads([lambda r=r: worker(r) for r in range(cluster.n)], PATIENCE_S)  # type: ignore[misc]
+        finally:
+            cluster.abandon()
+        assert not any(thread.is_alive() for gossip in cluster.gossips for thread in gossip._threads)
+        assert close_to(cluster.total(), before, cluster.models())
+
+
+def test_staleness_counts_the_merges_between_two_steps() -> None:
+    cluster = Cluster(ring(2))
+    with cluster.running():
+        cluster.open_all()
+        cluster.wait_for_exchanges(1)
+        cluster.step_all(10.0)
+        cluster.step_all(10.0)
+        cluster.drain_all()
+    for gossip in cluster.gossips:
+        assert gossip.counters.staleness.counts() == {0: 1, 1: 1}
+        assert gossip.counters.bytes_sent == 40 * 8
