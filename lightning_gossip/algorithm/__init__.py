@@ -1,5 +1,17 @@
 """The papers, pure: tensors, numpy, networkx. No process, thread, clock, socket or Lightning below this package."""
 
+from lightning_gossip.algorithm.graphs import (
+    TOPOLOGIES,
+    bipartite_complete,
+    complete,
+    exponential,
+    from_edges,
+    hypercube,
+    make_topology,
+    ring,
+    star,
+    torus,
+)
 from lightning_gossip.algorithm.mixing import (
     ExchangeLaw,
     MixingWeights,
@@ -13,19 +25,7 @@ from lightning_gossip.algorithm.mixing import (
 )
 from lightning_gossip.algorithm.partner import PartnerPicker, ResolvedRoles, Roles, resolve_roles
 from lightning_gossip.algorithm.staleness import StalenessHistogram, VersionCounter
-from lightning_gossip.algorithm.topology import (
-    TOPOLOGIES,
-    Topology,
-    bipartite_complete,
-    complete,
-    exponential,
-    from_edges,
-    hypercube,
-    make_topology,
-    ring,
-    star,
-    torus,
-)
+from lightning_gossip.algorithm.topology import Topology
 
 __all__ = [
     "TOPOLOGIES",

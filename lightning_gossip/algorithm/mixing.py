@@ -53,7 +53,7 @@ def mixing_matrix(topology: Topology, weights: MixingWeights = "metropolis") -> 
     Raises:
         ConfigurationError: for other `weights`.
 
-    >>> from lightning_gossip.algorithm.topology import ring
+    >>> from lightning_gossip.algorithm.graphs import ring
     >>> mixing_matrix(ring(4))[0].round(3).tolist()
     [0.333, 0.333, 0.0, 0.333]
     """
@@ -154,7 +154,7 @@ def spectral_gap(matrix: npt.ArrayLike) -> float:
     Raises:
         ConfigurationError: if W is not square and finite.
 
-    >>> from lightning_gossip.algorithm.topology import ring
+    >>> from lightning_gossip.algorithm.graphs import ring
     >>> round(spectral_gap(expected_pair_matrix(ring(4))), 6)
     0.25
     """
@@ -182,7 +182,7 @@ def mean_square_gap(topology: Topology, *, exchanges: ExchangeLaw = "uniform_edg
     Raises:
         ConfigurationError: as `expected_pair_matrix`.
 
-    >>> from lightning_gossip.algorithm.topology import complete
+    >>> from lightning_gossip.algorithm.graphs import complete
     >>> round(mean_square_gap(complete(5)), 6)  # 1/(n-1), as the spectral gap
     0.25
     """

@@ -37,7 +37,7 @@ def resolve_roles(topology: Topology, roles: Roles = "auto") -> ResolvedRoles:
     Raises:
         ConfigurationError: for other `roles`, or ``"bipartite"`` on a graph without a bipartition.
 
-    >>> from lightning_gossip.algorithm.topology import ring
+    >>> from lightning_gossip.algorithm.graphs import ring
     >>> resolve_roles(ring(4)), resolve_roles(ring(5))
     ('bipartite', 'symmetric')
     """
@@ -78,7 +78,7 @@ class PartnerPicker:
     Raises:
         ConfigurationError: if `rank`, `roles` or `seed` is outside its range.
 
-    >>> from lightning_gossip.algorithm.topology import ring
+    >>> from lightning_gossip.algorithm.graphs import ring
     >>> picker = PartnerPicker(ring(8), 2, seed=1)
     >>> picker.initiates, picker.answers, picker.start_share
     (True, False, 1.0)

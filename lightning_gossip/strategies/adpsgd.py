@@ -8,9 +8,10 @@ from typing import Any, get_args
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lightning_gossip.algorithm.graphs import make_topology
 from lightning_gossip.algorithm.partner import PartnerPicker, Roles, resolve_roles
 from lightning_gossip.algorithm.replica import Replica
-from lightning_gossip.algorithm.topology import Topology, make_topology
+from lightning_gossip.algorithm.topology import Topology
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.gossip import Gossip
 from lightning_gossip.runtime.rendezvous import Rendezvous

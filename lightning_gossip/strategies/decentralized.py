@@ -37,7 +37,8 @@ from lightning_gossip.strategies.algorithm import Algorithm
 from lightning_gossip.strategies.fit import Fit
 from lightning_gossip.strategies.hooks import StrategyHooks
 from lightning_gossip.strategies.launchers import CheckedMultiProcessingLauncher, CheckedSubprocessLauncher
-from lightning_gossip.strategies.logging import LocalMetrics, SynchronizedResults
+from lightning_gossip.strategies.logging import LocalMetrics
+from lightning_gossip.strategies.loops import free_epoch_loop, synchronize_results
 from lightning_gossip.strategies.model import start_equal
 from lightning_gossip.strategies.options import (
     AtRendezvous,
@@ -176,9 +177,7 @@ class DecentralizedStrategy(DDPStrategy):
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
-        train_loop = trainer.fit_loop.epoch_loop
-        for loop in (train_loop, train_loop.val_loop, trainer.validate_loop, trainer.test_loop):
-            self._patches.set(loop, "_results", SynchronizedResults(training=loop is train_loop))
+        synchronize_results(trainer, self._patches)
         if trainer.state.fn == TrainerFn.FITTING:
             self._begin_fit(trainer)
         if self._workers > 1:
@@ -201,25 +200,11 @@ class DecentralizedStrategy(DDPStrategy):
         fit.work.install(self._patches)
         self._local_metrics = LocalMetrics(trainer.lightning_module, lambda: not fit.in_session)
         trainer.callbacks.insert(0, StrategyHooks(fit))  # type: ignore[attr-defined]
-        self._patch_loops(trainer, fit)
+        free_epoch_loop(trainer, fit, self._patches, forward_signal=self._forward_signal)
 
-    def _patch_loops(self, trainer: pl.Trainer, fit: Fit) -> None:
-        """Lightning synchronises all workers at places that no hook reaches; see docs/assumptions.md."""
-        loop, signals = trainer.fit_loop.epoch_loop, trainer._signal_connector
-        self._patches.set(loop, "_broadcast_sigterm_tensor", lambda: None)
-        run_validation = loop.val_loop.run
-
-        def validate_after_rendezvous() -> Any:
-            fit.rendezvous(Purpose.EPOCH_END if trainer.should_stop else Purpose.VALIDATE)
-            return run_validation()
-
-        def note_sigterm(signum: Any, _: Any) -> None:
-            if not fit.stop_requested and self.launcher is not None:
-                self.launcher.kill(signum)
-            fit.request_stop()
-
-        self._patches.set(loop.val_loop, "run", validate_after_rendezvous)
-        self._patches.set(signals, "_sigterm_notifier_fn", note_sigterm)
+    def _forward_signal(self, signum: Any) -> None:
+        if self.launcher is not None:
+            self.launcher.kill(signum)
 
     @override
     def _setup_model(self, model: Module) -> Module:  # type: ignore[override]

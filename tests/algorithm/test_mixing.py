@@ -8,6 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gossip.algorithm import mixing as mixing_module
+from lightning_gossip.algorithm.graphs import (
+    bipartite_complete,
+    complete,
+    exponential,
+    from_edges,
+    hypercube,
+    ring,
+    star,
+    torus,
+)
 from lightning_gossip.algorithm.mixing import (
     ExchangeLaw,
     FloatArray,
@@ -20,17 +30,7 @@ from lightning_gossip.algorithm.mixing import (
     pair_matrix,
     spectral_gap,
 )
-from lightning_gossip.algorithm.topology import (
-    Topology,
-    bipartite_complete,
-    complete,
-    exponential,
-    from_edges,
-    hypercube,
-    ring,
-    star,
-    torus,
-)
+from lightning_gossip.algorithm.topology import Topology
 from lightning_gossip.errors import ConfigurationError
 
 # papers.md §1: n, ring 1−ρ, exponential 1−ρ, degree of the exponential graph. Four digits are given.
@@ -114,9 +114,7 @@ def test_on_the_complete_graph_the_mean_square_gap_is_the_spectral_gap(n: int) -
     assert mean_square_gap(complete(n)) == pytest.approx(1 / (n - 1), rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("topology", "law"), [*cases_with_laws(), *((t, "uniform_edge") for t in (ring(18), star(17)))]
-)
+@pytest.mark.parametrize(("topology", "law"), [*cases_with_laws(), *((t, "uniform_edge") for t in (ring(18), star(17)))])
 def test_the_mean_square_gap_is_that_of_the_kronecker_matrix(topology: Topology, law: ExchangeLaw) -> None:
     n = topology.n
     kronecker = np.zeros((n * n, n * n))
@@ -140,8 +138,7 @@ def test_independent_models_contract_by_one_over_n_minus_1_on_every_graph(topolo
     n = topology.n
     covariance = np.eye(n) - 1 / n
     after = [
-        np.trace(pair_matrix(n, i, j) @ covariance @ pair_matrix(n, i, j)) / np.trace(covariance)
-        for i, j in topology.edges
+        np.trace(pair_matrix(n, i, j) @ covariance @ pair_matrix(n, i, j)) / np.trace(covariance) for i, j in topology.edges
     ]
     assert after == pytest.approx([1 - 1 / (n - 1)] * len(after))
 
@@ -177,9 +174,7 @@ def test_rows_receive_and_the_mean_stays(topology: Topology, weights: MixingWeig
 
 
 @given(topologies(), st.sampled_from(["metropolis", "uniform"]), st.integers(0, 2**32 - 1))
-def test_mixing_contracts_the_consensus_distance_by_the_gap(
-    topology: Topology, weights: MixingWeights, seed: int
-) -> None:
+def test_mixing_contracts_the_consensus_distance_by_the_gap(topology: Topology, weights: MixingWeights, seed: int) -> None:
     w = mixing_matrix(topology, weights)
     x = np.random.default_rng(seed).normal(size=(topology.n, 3))
     rho = 1 - spectral_gap(w)

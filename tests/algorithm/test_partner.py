@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 
 from lightning_gossip.algorithm import partner as partner_module
+from lightning_gossip.algorithm.graphs import TOPOLOGIES, bipartite_complete, complete, exponential, from_edges, ring, star
 from lightning_gossip.algorithm.mixing import (
     FloatArray,
     consensus_distance,
@@ -19,16 +20,7 @@ from lightning_gossip.algorithm.mixing import (
     spectral_gap,
 )
 from lightning_gossip.algorithm.partner import PartnerPicker, Roles, resolve_roles
-from lightning_gossip.algorithm.topology import (
-    TOPOLOGIES,
-    Topology,
-    bipartite_complete,
-    complete,
-    exponential,
-    from_edges,
-    ring,
-    star,
-)
+from lightning_gossip.algorithm.topology import Topology
 from lightning_gossip.errors import ConfigurationError, ProtocolError
 
 MEASURED = [pytest.param(make(n), id=f"{make.__name__}-{n}") for make in (ring, exponential, complete) for n in (8, 16)]

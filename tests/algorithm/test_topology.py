@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gossip.algorithm import topology as topology_module
-from lightning_gossip.algorithm.topology import (
+from lightning_gossip.algorithm.graphs import (
     TOPOLOGIES,
-    Topology,
     bipartite_complete,
     complete,
     exponential,
@@ -24,6 +23,7 @@ from lightning_gossip.algorithm.topology import (
     star,
     torus,
 )
+from lightning_gossip.algorithm.topology import Topology
 from lightning_gossip.errors import ConfigurationError
 
 SIZES = (1, 2, 3, 4, 6, 7, 8, 9, 12, 15, 16, 32)
@@ -305,9 +305,7 @@ def test_make_topology_takes_edges_and_passes_a_topology_through() -> None:
 
 
 def test_make_topology_suggests_the_name_that_was_meant() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"unknown topology 'exponentail'; .*ring.*Did you mean 'exponential'\?"
-    ):
+    with pytest.raises(ConfigurationError, match=r"unknown topology 'exponentail'; .*ring.*Did you mean 'exponential'\?"):
         make_topology("exponentail", 8)
 
 

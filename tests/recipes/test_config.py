@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 import lightning_gossip.conf
 from lightning_gossip import ADPSGDStrategy, ConfigurationError
-from lightning_gossip.algorithm.topology import TOPOLOGIES
+from lightning_gossip.algorithm.graphs import TOPOLOGIES
 from lightning_gossip.callbacks import ClusterEmulator
 from recipes.tracking import environment_kept
 from recipes.train import CONF, run

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_gossip.algorithm.topology import Topology, complete, exponential, from_edges, ring
+from lightning_gossip.algorithm.graphs import complete, exponential, from_edges, ring
+from lightning_gossip.algorithm.topology import Topology
 from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
 from lightning_gossip.transport import Fault, Kind, Message
 from tests.runtime.cluster import PATIENCE_S, Cluster, eventually, training
@@ -171,7 +172,7 @@ def test_no_graph_deadlocks(topology: Topology, drop: float, longest_s: float, s
 
 def decay_per_exchange(latency_s: float, step_s: float, runs: int) -> float:
     """Mean over independent models of log(distance before / after) per exchange, 4 exchanges a worker."""
-    faults = {rank: [Fault("delay", "swap", at=lambda k: k % 4 == 0, seconds=latency_s)] for rank in range(0, 8)}
+    faults = {rank: [Fault("delay", "swap", at=lambda k: k % 4 == 0, seconds=latency_s)] for rank in range(8)}
     cluster = Cluster(exponential(8), faults=faults if latency_s else None, seed=1)
     rates = []
     with cluster.running():

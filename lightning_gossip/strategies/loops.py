@@ -1,0 +1,43 @@
+"""What is replaced in one Trainer so that its loops make no collective inside an epoch; docs/assumptions.md says why each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+
+from lightning_gossip.runtime.rendezvous import Purpose
+from lightning_gossip.strategies.fit import Fit
+from lightning_gossip.strategies.logging import SynchronizedResults
+from lightning_gossip.strategies.patches import Patches
+
+
+def synchronize_results(trainer: pl.Trainer, patches: Patches) -> None:
+    """One value of every epoch metric on all ranks, in every loop that logs."""
+    train_loop = trainer.fit_loop.epoch_loop
+    for loop in (train_loop, train_loop.val_loop, trainer.validate_loop, trainer.test_loop):
+        patches.set(loop, "_results", SynchronizedResults(training=loop is train_loop))
+
+
+def free_epoch_loop(trainer: pl.Trainer, fit: Fit, patches: Patches, *, forward_signal: Callable[[Any], None]) -> None:
+    """Take Lightning's own synchronisation out of the epoch, and put the rendezvous where it is needed.
+
+    Args:
+        forward_signal: passes a SIGTERM on to worker processes that this one has started.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    run_validation = loop.val_loop.run
+
+    def validate_after_rendezvous() -> Any:
+        fit.rendezvous(Purpose.EPOCH_END if trainer.should_stop else Purpose.VALIDATE)
+        return run_validation()
+
+    def note_sigterm(signum: Any, _: Any) -> None:
+        if not fit.stop_requested:
+            forward_signal(signum)
+        fit.request_stop()
+
+    patches.set(loop, "_broadcast_sigterm_tensor", lambda: None)
+    patches.set(loop.val_loop, "run", validate_after_rendezvous)
+    patches.set(trainer._signal_connector, "_sigterm_notifier_fn", note_sigterm)
