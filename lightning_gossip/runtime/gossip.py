@@ -96,13 +96,13 @@ class Gossip:
         self._layout = 0
         self._state = threading.Condition()
         self._phase = _Phase.CLOSED
-        self._session = 0
+        self._session = -1  # none yet; the first may be 0
         self._busy = False
         self._started_s: float | None = None  # start of the last exchange that this worker began in this session
         self._not_before_s = 0.0  # after a refusal
         self._own_step_s = 0.0
         self._peer_step_s: dict[int, float] = {}
-        self._meeting_session = -1  # the last session in which a rendezvous was asked for
+        self._meeting_session = -2  # the last session in which a rendezvous was asked for
         self._failure: BaseException | None = None
         self._backoff = random.Random(transport.rank)
         self._threads: list[threading.Thread] = []

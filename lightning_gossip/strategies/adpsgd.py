@@ -73,12 +73,12 @@ class ADPSGDStrategy(DecentralizedStrategy):
         self._seed = seed
 
     @override
-    def check(self, world_size: int) -> None:
-        resolve_roles(make_topology(self.topology, world_size), self.roles)
+    def check(self, workers: int) -> None:
+        resolve_roles(make_topology(self.topology, workers), self.roles)
 
     @override
     def algorithm(self, timeline: Timeline) -> Algorithm:
-        picker = PartnerPicker(make_topology(self.topology, self._workers), self.global_rank, roles=self.roles, seed=self._seed)
+        picker = PartnerPicker(make_topology(self.topology, self.workers), self.global_rank, roles=self.roles, seed=self._seed)
         return GossipAlgorithm(self, picker, timeline, self._exchange_timeout_s)
 
 

@@ -1,4 +1,4 @@
-"""What all decentralized strategies are to Lightning: a DDPStrategy without DDP.
+"""What all decentralized strategies are to Lightning.
 
 Translate, delegate, return: everything that lasts for one fit is in :class:`~lightning_gossip.strategies.fit.Fit`, and what the
 strategies differ in is in their :class:`~lightning_gossip.strategies.algorithm.Algorithm`.
@@ -8,18 +8,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from datetime import timedelta
-from typing import Any, get_args
+from typing import Any
 
 import lightning.pytorch as pl
-import torch
-from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.fabric.utilities.distributed import _distributed_is_initialized
-from lightning.fabric.utilities.seed import reset_seed
 from lightning.fabric.utilities.types import _PATH
-from lightning.pytorch.accelerators import Accelerator
-from lightning.pytorch.plugins import Precision
-from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.strategies.strategy import TBroadcast
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -36,25 +29,20 @@ from lightning_gossip.strategies import checkpoints
 from lightning_gossip.strategies.algorithm import Algorithm
 from lightning_gossip.strategies.fit import Fit
 from lightning_gossip.strategies.hooks import StrategyHooks
-from lightning_gossip.strategies.launchers import CheckedMultiProcessingLauncher, CheckedSubprocessLauncher
 from lightning_gossip.strategies.logging import LocalMetrics
 from lightning_gossip.strategies.loops import free_epoch_loop, synchronize_results
-from lightning_gossip.strategies.model import start_equal
 from lightning_gossip.strategies.options import (
     AtRendezvous,
     CheckpointKind,
     FitOptions,
-    StartMethod,
     WorkSharing,
-    check_choice,
-    refuse_unknown,
 )
 from lightning_gossip.strategies.patches import Patches
-from lightning_gossip.strategies.preflight import check_model, check_plugins, check_trainer
+from lightning_gossip.strategies.processes import WorkerProcesses
 from lightning_gossip.strategies.reports import FitReport
 
 
-class DecentralizedStrategy(DDPStrategy):
+class DecentralizedStrategy(WorkerProcesses):
     """Base of the strategies of this package. Behaves like Lightning's DDP wherever the workers are together.
 
     Args:
@@ -64,9 +52,7 @@ class DecentralizedStrategy(DDPStrategy):
             then puts each worker's own model back (for comparisons of algorithms).
         checkpoint: ``"mean"`` writes an ordinary Lightning checkpoint: the mean model and the mean of the optimizers' states;
             ``"replicas"`` also writes each worker's own state beside it, and resumes from it.
-        start_method: how Lightning starts the workers: ``"popen"``, ``"spawn"``, ``"fork"`` or ``"forkserver"``.
-        process_group_backend, timeout: of the default process group, as for DDP. ``timeout`` bounds the wait at a rendezvous.
-        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as for every Lightning strategy.
+        processes: see :class:`~lightning_gossip.strategies.processes.WorkerProcesses`.
 
     Raises:
         ConfigurationError: for a value that cannot work, and for an unknown argument.
@@ -78,34 +64,9 @@ class DecentralizedStrategy(DDPStrategy):
         work_sharing: WorkSharing = "auto",
         at_rendezvous: AtRendezvous = "adopt",
         checkpoint: CheckpointKind = "mean",
-        start_method: StartMethod = "popen",
-        process_group_backend: str | None = None,
-        timeout: timedelta | None = timedelta(minutes=30),
-        accelerator: Accelerator | None = None,
-        parallel_devices: list[torch.device] | None = None,
-        cluster_environment: ClusterEnvironment | None = None,
-        checkpoint_io: CheckpointIO | None = None,
-        precision_plugin: Precision | None = None,
-        **unknown: Any,
+        **processes: Any,
     ) -> None:
-        refuse_unknown(type(self), unknown)
-        check_choice("start_method", start_method, get_args(StartMethod))
-        check_plugins(
-            accelerator=accelerator,
-            cluster_environment=cluster_environment,
-            checkpoint_io=checkpoint_io,
-            precision_plugin=precision_plugin,
-        )
-        super().__init__(
-            accelerator=accelerator,
-            parallel_devices=parallel_devices,
-            cluster_environment=cluster_environment,
-            checkpoint_io=checkpoint_io,
-            precision_plugin=precision_plugin,
-            process_group_backend=process_group_backend,
-            timeout=timeout,
-            start_method=start_method,
-        )
+        super().__init__(**processes)
         self.fit_options = FitOptions(work_sharing, at_rendezvous, checkpoint)
         self.report = FitReport()
         self.timeline = Timeline()
@@ -114,45 +75,9 @@ class DecentralizedStrategy(DDPStrategy):
         self._local_metrics: LocalMetrics | None = None
         self._loaded: tuple[dict[str, Any], _PATH] | None = None
 
-    def __repr__(self) -> str:
-        # Fabric and pytorch_lightning print this when they refuse the object
-        return f"<{type(self).__name__}, for the Trainer of lightning.pytorch only>"
-
-    @abstractmethod
-    def check(self, world_size: int) -> None:
-        """Refuse options that do not fit the number of workers.
-
-        Raises:
-            ConfigurationError: naming the option.
-        """
-
     @abstractmethod
     def algorithm(self, timeline: Timeline) -> Algorithm:
         """A new worker's part of the algorithm, for one fit."""
-
-    # -- before the processes ----------------------------------------------------------------------------------------
-
-    @override
-    def _configure_launcher(self) -> None:
-        assert self.cluster_environment is not None
-        launcher: CheckedSubprocessLauncher | CheckedMultiProcessingLauncher
-        if self._start_method == "popen":
-            launcher = CheckedSubprocessLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
-        else:
-            launcher = CheckedMultiProcessingLauncher(self, start_method=self._start_method)
-        launcher.preflight = self.preflight
-        self._launcher = launcher
-
-    def preflight(self, trainer: pl.Trainer, model: pl.LightningModule) -> None:
-        """Check everything that can be checked while there is one process only.
-
-        Raises:
-            ConfigurationError: naming the value, what is accepted, and what to write instead.
-        """
-        check_plugins(callbacks=trainer.callbacks, logger=trainer.loggers)  # type: ignore[attr-defined]
-        check_trainer(trainer)
-        check_model(model, sync_batchnorm=self._layer_sync is not None)
-        self.check(self._workers)
 
     @property
     def epoch_progress(self) -> tuple[int, int] | None:
@@ -160,37 +85,21 @@ class DecentralizedStrategy(DDPStrategy):
         queue = self._fit.work.shared.queue if self._fit is not None and self._fit.work.shared is not None else None
         return None if queue is None else (queue.taken, queue.batches)
 
-    @property
-    def _workers(self) -> int:
-        """How many there will be; known before there is a process group."""
-        return self.num_nodes * self.num_processes
-
     # -- setup and teardown ------------------------------------------------------------------------------------------
-
-    @override
-    def setup_distributed(self) -> None:
-        if self._workers > 1:
-            super().setup_distributed()
-        else:  # plain training: no group
-            reset_seed()
-            self.set_world_ranks()
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
         synchronize_results(trainer, self._patches)
         if trainer.state.fn == TrainerFn.FITTING:
             self._begin_fit(trainer)
-        if self._workers > 1:
-            super().setup(trainer)
-        else:
-            super(DDPStrategy, self).setup(trainer)  # DDP's would broadcast on a group that does not exist
+        super().setup(trainer)
 
     def _begin_fit(self, trainer: pl.Trainer) -> None:
         timeline = Timeline()
         loaded, path = self._loaded or ({}, None)
         self._fit = fit = Fit(
             trainer,
-            (lambda: self.algorithm(timeline)) if self._workers > 1 else None,
+            (lambda: self.algorithm(timeline)) if self.workers > 1 else None,
             self.fit_options,
             timeline=timeline,
             restored=loaded.get(checkpoints.KEY),
@@ -200,21 +109,7 @@ class DecentralizedStrategy(DDPStrategy):
         fit.work.install(self._patches)
         self._local_metrics = LocalMetrics(trainer.lightning_module, lambda: not fit.in_session)
         trainer.callbacks.insert(0, StrategyHooks(fit))  # type: ignore[attr-defined]
-        free_epoch_loop(trainer, fit, self._patches, forward_signal=self._forward_signal)
-
-    def _forward_signal(self, signum: Any) -> None:
-        if self.launcher is not None:
-            self.launcher.kill(signum)
-
-    @override
-    def _setup_model(self, model: Module) -> Module:  # type: ignore[override]
-        return model
-
-    @override
-    def configure_ddp(self) -> None:
-        assert isinstance(self.model, pl.LightningModule)
-        if self._workers > 1:
-            start_equal(self.model)
+        free_epoch_loop(trainer, fit, self._patches, forward_signal=self.signal_started_workers)
 
     @override
     def setup_optimizers(self, trainer: pl.Trainer) -> None:

@@ -45,7 +45,7 @@ def test_the_permutation_depends_on_seed_and_epoch_alone() -> None:
 
 def test_fewer_batches_than_workers_are_refused_with_what_to_do() -> None:
     check_enough_batches(4, 4)
-    with pytest.raises(ConfigurationError, match="3 batches for 4 workers.*smaller batch_size or at most 3 workers"):
+    with pytest.raises(ConfigurationError, match=r"3 batches for 4 workers.*smaller batch_size or at most 3 workers"):
         check_enough_batches(3, 4)
 
 

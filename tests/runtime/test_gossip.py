@@ -1,3 +1,4 @@
+import itertools
 import random
 import statistics
 import threading
@@ -83,7 +84,7 @@ def test_sessions_one_after_the_other_keep_the_mean() -> None:
             cluster.drain_all()
             distances.append(cluster.distance())
     assert close_to(cluster.total(), before, cluster.models())
-    assert all(later < earlier for earlier, later in zip(distances, distances[1:], strict=False))
+    assert all(later < earlier for earlier, later in itertools.pairwise(distances))
 
 
 def test_draining_takes_over_all_merges_of_running_statistics_too() -> None:
@@ -134,7 +135,7 @@ def test_no_timing_makes_the_largest_model_grow(delays: str, topology: Topology)
                 cluster.wait_for_exchanges(12)
             cluster.drain_all()
             norms.append(float(cluster.models().norm(dim=1).max()))
-    assert all(later <= earlier + 1e-12 for earlier, later in zip(norms, norms[1:], strict=False))
+    assert all(later <= earlier + 1e-12 for earlier, later in itertools.pairwise(norms))
 
 
 @st.composite
@@ -385,6 +386,17 @@ def test_different_layouts_are_a_configuration_error_at_both_ends() -> None:
         assert torch.equal(cluster.models(), before)
     finally:
         cluster.abandon()
+
+
+def test_a_worker_that_has_not_opened_yet_refuses_and_has_no_layout_to_compare() -> None:
+    cluster = Cluster(ring(2))
+    with cluster.running():
+        cluster.open(0, session=0)
+        assert eventually(lambda: cluster.gossips[0].counters.refused >= 3)
+        assert not cluster.failed
+        cluster.open(1, session=0)
+        cluster.wait_for_exchanges(1)
+        cluster.drain_all()
 
 
 def test_a_request_of_another_session_is_refused() -> None:

@@ -98,6 +98,14 @@ def a_stop_is_read_before_the_sender_goes(rank: int) -> str:
     return "ok"
 
 
+def await_vector(transport: GlooTransport) -> None:
+    transport.swap(2, torch.zeros(4), torch.zeros(4)).wait(PATIENCE_S)
+
+
+def await_answer(transport: GlooTransport) -> None:
+    transport.await_reply(2, PATIENCE_S)
+
+
 def one_dies(rank: int) -> str:
     """Rank 2 dies while rank 0 waits for its vector and rank 1 for its reply; both learn it, and go on with each other."""
     transport = GlooTransport(timeout_s=30.0)
@@ -108,16 +116,14 @@ def one_dies(rank: int) -> str:
         os._exit(9)
     start_s = time.monotonic()
     transport.post(2, Message(Kind.MEET))
+    wait = await_vector if rank == 0 else await_answer
     with pytest.raises(PeerError) as caught:
-        if rank == 0:
-            transport.swap(2, torch.zeros(4), torch.zeros(4)).wait(PATIENCE_S)
-        else:
-            transport.await_reply(2, PATIENCE_S)
+        wait(transport)
     assert caught.value.rank == 2
     assert caught.value.phase == ("exchange" if rank == 0 else "reply")
     assert time.monotonic() - start_s < PATIENCE_S / 2
     with pytest.raises(PeerError):  # and again, at once
-        transport.swap(2, torch.zeros(4), torch.zeros(4)).wait(PATIENCE_S)
+        await_vector(transport)
     with pytest.raises(PeerError):
         transport.request(2, Message(Kind.EXCHANGE), PATIENCE_S)
     theirs = torch.zeros(4)

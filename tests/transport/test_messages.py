@@ -33,7 +33,7 @@ def test_a_message_survives_the_wire(kind: Kind, session: int, layout: int, step
     ],
 )
 def test_malformed_words_are_refused(words: list[int]) -> None:
-    with pytest.raises(ValueError, match="not a message|not a valid Kind"):
+    with pytest.raises(ValueError, match=r"not a message|not a valid Kind"):
         Message.from_words(words)
 
 

@@ -1,0 +1,138 @@
+"""The worker processes of a strategy: a DDPStrategy without DDP.
+
+Lightning treats its DDPStrategy specially (samplers, launchers, compiled models), so ours is one, and wraps nothing.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from datetime import timedelta
+from typing import Any, get_args
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.fabric.utilities.seed import reset_seed
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.plugins import Precision
+from lightning.pytorch.strategies import DDPStrategy
+from torch.nn import Module
+from typing_extensions import override
+
+from lightning_gossip.strategies.launchers import CheckedMultiProcessingLauncher, CheckedSubprocessLauncher
+from lightning_gossip.strategies.model import start_equal
+from lightning_gossip.strategies.options import StartMethod, check_choice, refuse_unknown
+from lightning_gossip.strategies.preflight import check_model, check_plugins, check_trainer
+
+
+class WorkerProcesses(DDPStrategy):
+    """Starts the workers, connects them, and gives them equal models. A single worker has no process group.
+
+    Args:
+        start_method: how Lightning starts the workers: ``"popen"``, ``"spawn"``, ``"fork"`` or ``"forkserver"``.
+        process_group_backend, timeout: of the default process group, as for DDP. ``timeout`` bounds the wait at a rendezvous.
+        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as for every Lightning strategy.
+
+    Raises:
+        ConfigurationError: for a value that cannot work, and for an unknown argument.
+    """
+
+    def __init__(
+        self,
+        *,
+        start_method: StartMethod = "popen",
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = timedelta(minutes=30),
+        accelerator: Accelerator | None = None,
+        parallel_devices: list[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+        **unknown: Any,
+    ) -> None:
+        refuse_unknown(type(self), unknown)
+        check_choice("start_method", start_method, get_args(StartMethod))
+        check_plugins(
+            accelerator=accelerator,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+        )
+        super().__init__(
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+            process_group_backend=process_group_backend,
+            timeout=timeout,
+            start_method=start_method,
+        )
+
+    def __repr__(self) -> str:
+        # Fabric and pytorch_lightning print this when they refuse the object
+        return f"<{type(self).__name__}, for the Trainer of lightning.pytorch only>"
+
+    @abstractmethod
+    def check(self, workers: int) -> None:
+        """Refuse options that do not fit the number of workers.
+
+        Raises:
+            ConfigurationError: naming the option.
+        """
+
+    @property
+    def workers(self) -> int:
+        """How many there will be; known before there is a process group."""
+        return self.num_nodes * self.num_processes
+
+    def preflight(self, trainer: pl.Trainer, model: pl.LightningModule) -> None:
+        """Check everything that can be checked while there is one process only.
+
+        Raises:
+            ConfigurationError: naming the value, what is accepted, and what to write instead.
+        """
+        check_plugins(callbacks=trainer.callbacks, logger=trainer.loggers)  # type: ignore[attr-defined]
+        check_trainer(trainer)
+        check_model(model, sync_batchnorm=self._layer_sync is not None)
+        self.check(self.workers)
+
+    def signal_started_workers(self, signum: Any) -> None:
+        """Pass a signal on to the worker processes that this one has started."""
+        if self.launcher is not None:
+            self.launcher.kill(signum)
+
+    @override
+    def _configure_launcher(self) -> None:
+        assert self.cluster_environment is not None
+        launcher: CheckedSubprocessLauncher | CheckedMultiProcessingLauncher
+        if self._start_method == "popen":
+            launcher = CheckedSubprocessLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
+        else:
+            launcher = CheckedMultiProcessingLauncher(self, start_method=self._start_method)
+        launcher.preflight = self.preflight
+        self._launcher = launcher
+
+    @override
+    def setup_distributed(self) -> None:
+        if self.workers > 1:
+            super().setup_distributed()
+        else:  # plain training: no group
+            reset_seed()
+            self.set_world_ranks()
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        if self.workers > 1:
+            super().setup(trainer)
+        else:
+            super(DDPStrategy, self).setup(trainer)  # DDP's would broadcast on a group that does not exist
+
+    @override
+    def _setup_model(self, model: Module) -> Module:  # type: ignore[override]
+        return model
+
+    @override
+    def configure_ddp(self) -> None:
+        assert isinstance(self.model, pl.LightningModule)
+        start_equal(self.model)
