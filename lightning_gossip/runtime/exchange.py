@@ -71,6 +71,10 @@ class Exchanger:
             self._finish(model, *in_flight.popleft())
         return model.numel * itemsize
 
+    def release(self) -> None:
+        """Give the buffers back; the next run allocates them again."""
+        self._buffers = []
+
     def _finish(self, model: PublishedModel, chunk: slice, mine: Tensor, theirs: Tensor, pending: Pending) -> None:
         pending.wait(self._timeout_s)
         model.merge(chunk, half_difference(mine, theirs))

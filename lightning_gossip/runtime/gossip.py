@@ -184,6 +184,7 @@ class Gossip:
             if self._phase is _Phase.CLOSING:
                 self._phase = _Phase.CLOSED
         self.raise_failure()
+        self._exchanger.release()  # a rendezvous needs memory of its own
         replica = self._open_replica()
         with self._model_lock:
             # no forward pass since the last pull: running statistics take over all of the merges

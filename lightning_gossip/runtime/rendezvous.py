@@ -17,7 +17,7 @@ from torch import Tensor
 from lightning_gossip.algorithm.replica import chunk_slices
 from lightning_gossip.errors import ConfigurationError, PeerError
 
-_CHUNK_NUMEL = 4 << 20  # elements per all-reduce: bounds the extra memory to one chunk
+_CHUNK_NUMEL = 1 << 20  # elements per all-reduce: bounds the extra memory to one chunk
 
 
 class Purpose(IntEnum):
@@ -93,13 +93,15 @@ class Rendezvous:
         """
         world_size = dist.get_world_size()
         distance = 0.0
+        buffer = torch.empty(min(flat.numel(), _CHUNK_NUMEL), dtype=flat.dtype, device=self._device)
         for chunk in chunk_slices(flat.numel(), _CHUNK_NUMEL):
             piece = flat[chunk]
-            mean = piece.to(self._device, copy=True)
+            mean = buffer[: piece.numel()].copy_(piece)  # one buffer for all: Gloo lets go of a tensor later than it says
             dist.all_reduce(mean)
-            mean = mean.div_(world_size).to(flat.device)
-            distance += float(torch.linalg.vector_norm(piece.sub_(mean), dtype=torch.float64) ** 2)
-            piece.copy_(mean)
+            mean.div_(world_size)
+            here = mean.to(flat.device)
+            distance += float(torch.linalg.vector_norm(piece.sub_(here))) ** 2
+            piece.copy_(here)
         return distance
 
     def mean(self, value: float) -> float:

@@ -138,7 +138,7 @@ class StagedReplica(Replica):
         self._published_event.record()  # and the host may change y only when it has been read
 
     @override
-    def _take_over(self, tensors: Sequence[Tensor]) -> None:
+    def _take_over_and_copy_in(self, tensors: Sequence[Tensor]) -> None:
         self._published_event.wait()  # the side stream may still read the staging buffer
         self._staging.copy_(self.merges, non_blocking=True)
         self._uploaded.record()
@@ -147,6 +147,7 @@ class StagedReplica(Replica):
         self._uploaded, self._spare_uploaded = self._spare_uploaded, self._uploaded
         self._uploaded.synchronize()  # read by the device a step ago or more
         self.merges.zero_()
+        self._copy_in(tensors)
 
     @override
     @torch.no_grad()
