@@ -293,13 +293,13 @@ def test_a_failure_on_a_gossip_thread_is_raised_on_the_training_thread(where: st
     cluster.start()
     try:
         cluster.open_all()
-        assert eventually(lambda: gossip._failure is not None or stepped(cluster, 0))
+        assert eventually(lambda: gossip._session.failure is not None or stepped(cluster, 0))
         with pytest.raises(PeerError, match=f"injected at {where} {number}") as caught:
             gossip.step(cluster.x[0], step_s=FAST_S)
         frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
         assert "_strike" in frames
         assert "_call" in frames
-        assert not gossip._busy
+        assert not gossip._session.is_busy
         start_s = time.monotonic()
         with pytest.raises(PeerError, match="injected"):
             gossip.drain(cluster.x[0])
@@ -314,7 +314,7 @@ def test_a_failure_on_a_gossip_thread_is_raised_on_the_training_thread(where: st
 def stepped(cluster: Cluster, rank: int) -> bool:
     """Tell the step time again, so that exchanges go on; never true."""
     for other in range(cluster.n):
-        if other == rank or cluster.gossips[other]._failure is None:
+        if other == rank or cluster.gossips[other]._session.failure is None:
             try:
                 cluster.gossips[other].step(cluster.x[other], step_s=FAST_S)
             except PeerError:
@@ -328,7 +328,7 @@ def test_a_peer_that_stops_in_mid_exchange_is_named_within_the_deadline() -> Non
     cluster.start()
     try:
         cluster.open_all()
-        assert eventually(lambda: cluster.gossips[1]._failure is not None)
+        assert eventually(lambda: cluster.gossips[1]._session.failure is not None)
         with pytest.raises(PeerError) as caught:
             cluster.gossips[1].step(cluster.x[1], step_s=None)
         assert (caught.value.rank, caught.value.phase) == (0, "exchange")
@@ -343,11 +343,11 @@ def test_a_worker_that_has_failed_accepts_no_more() -> None:
     cluster.start()
     try:
         cluster.open_all()
-        assert eventually(lambda: cluster.gossips[0]._failure is not None)
-        assert eventually(lambda: not cluster.gossips[0]._busy)
+        assert eventually(lambda: cluster.gossips[0]._session.failure is not None)
+        assert eventually(lambda: not cluster.gossips[0]._session.is_busy)
         before = cluster.counts[0]
         peer = cluster.transports[1]
-        assert not cluster.gossips[0]._begin(cluster.session)
+        assert not cluster.gossips[0]._session.begin(cluster.session)
         assert cluster.counts[0] == before
         assert peer.rank == 1
     finally:
@@ -359,7 +359,7 @@ def test_drain_ends_by_its_deadline_if_the_peer_never_answers() -> None:
     cluster.gossips[0].start()  # rank 1 has no threads: nobody answers
     try:
         cluster.open_all()
-        assert eventually(lambda: cluster.gossips[0]._busy)
+        assert eventually(lambda: cluster.gossips[0]._session.is_busy)
         start_s = time.monotonic()
         with pytest.raises(PeerError):
             cluster.gossips[0].drain(cluster.x[0])
@@ -380,7 +380,7 @@ def test_different_layouts_are_a_configuration_error_at_both_ends() -> None:
         cluster.open(1, session=1, layout=2)
         for rank in range(2):
             # a request may have come before rank 1 had opened; the step time makes rank 0 ask again
-            assert eventually(lambda rank=rank: cluster.gossips[rank]._failure is not None)  # type: ignore[misc]
+            assert eventually(lambda rank=rank: cluster.gossips[rank]._session.failure is not None)  # type: ignore[misc]
             with pytest.raises(ConfigurationError, match=f"Rank {1 - rank} publishes other tensors than rank {rank}"):
                 cluster.gossips[rank].step(cluster.x[rank], step_s=FAST_S)
         assert torch.equal(cluster.models(), before)
@@ -475,7 +475,7 @@ def test_an_answer_in_the_inbox_is_a_protocol_error() -> None:
     try:
         cluster.open_all()
         cluster.transports[0].post(1, Message(Kind.ACCEPT))
-        assert eventually(lambda: cluster.gossips[1]._failure is not None)
+        assert eventually(lambda: cluster.gossips[1]._session.failure is not None)
         with pytest.raises(ProtocolError, match="Rank 0 sent ACCEPT"):
             cluster.gossips[1].step(cluster.x[1], step_s=None)
     finally:
