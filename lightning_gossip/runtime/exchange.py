@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from lightning_gossip.algorithm.replica import chunk_slices, half_difference
+from lightning_gossip.algorithm.replica import Replica, chunk_slices, half_difference
 from lightning_gossip.transport.base import Pending, Transport
 
 
@@ -83,3 +84,23 @@ class Exchanger:
         if self._buffers and self._buffers[0][0].numel() >= length and self._buffers[0][0].dtype == dtype:
             return
         self._buffers = [(torch.empty(length, dtype=dtype), torch.empty(length, dtype=dtype)) for _ in range(self._depth)]
+
+
+class LockedReplica:
+    """A replica as an exchange sees it: each copy under the model lock."""
+
+    def __init__(self, replica: Replica, lock: threading.Lock) -> None:
+        self._replica = replica
+        self._lock = lock
+        self.numel = replica.numel
+        self.dtype: torch.dtype = replica.dtype
+
+    def snapshot(self, chunk: slice, out: Tensor) -> None:
+        """See :class:`PublishedModel`."""
+        with self._lock:
+            self._replica.snapshot(chunk, out)
+
+    def merge(self, chunk: slice, half_difference: Tensor) -> None:
+        """See :class:`PublishedModel`."""
+        with self._lock:
+            self._replica.merge(chunk, half_difference)

@@ -25,7 +25,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from lightning_gossip.algorithm.partner import PartnerPicker
@@ -33,7 +32,7 @@ from lightning_gossip.algorithm.replica import Replica
 from lightning_gossip.algorithm.staleness import StalenessHistogram
 from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
 from lightning_gossip.runtime.clock import Deadline, Timeline, now_s
-from lightning_gossip.runtime.exchange import Exchanger
+from lightning_gossip.runtime.exchange import Exchanger, LockedReplica
 from lightning_gossip.runtime.session import Session
 from lightning_gossip.transport.base import Kind, Message, Transport
 
@@ -265,7 +264,7 @@ class Gossip:
         """The exchange itself; this worker is busy when it begins and free when it ends."""
         started_s = now_s()
         try:
-            sent = self._exchanger.run(peer, _Locked(self._open_replica(), self._model_lock))
+            sent = self._exchanger.run(peer, LockedReplica(self._open_replica(), self._model_lock))
             with self._model_lock:
                 self._open_replica().exchange_done()
             ended_s = now_s()
@@ -289,21 +288,3 @@ class Gossip:
         if self._replica is None:
             raise ProtocolError("No session has been opened yet.")
         return self._replica
-
-
-class _Locked:
-    """A replica as an exchange sees it: each copy under the model lock."""
-
-    def __init__(self, replica: Replica, lock: threading.Lock) -> None:
-        self._replica = replica
-        self._lock = lock
-        self.numel = replica.numel
-        self.dtype: torch.dtype = replica.dtype
-
-    def snapshot(self, chunk: slice, out: Tensor) -> None:
-        with self._lock:
-            self._replica.snapshot(chunk, out)
-
-    def merge(self, chunk: slice, half_difference: Tensor) -> None:
-        with self._lock:
-            self._replica.merge(chunk, half_difference)
