@@ -177,6 +177,7 @@ class SharedBatches(EpochBatches):
             workers=self.workers,
             batches=len(batches),
             lookahead=self._lookahead,
+            speeds_key=self._key,
         )
         self.queue = queue
         while (position := queue.claim(self._batch_s())) is not None:

@@ -31,6 +31,9 @@ def command(*overrides: str, timeout_s: float = 120.0) -> subprocess.CompletedPr
     )
 
 
+EPOCHS = 20  # the recipe's own: models trained apart for less may still have a useful mean
+
+
 def summary_of(folder: Path) -> dict[str, Any]:
     result: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     return result
@@ -44,7 +47,6 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--multirun",
         "strategy.at_rendezvous=evaluate",
         "strategy.exchanges_per_step=1,0",
-        "recipe.epochs=8",
         f"hydra.sweep.dir={folder}",
     )
     assert done.returncode == 0, done.stderr
@@ -62,7 +64,7 @@ def test_a_run_leaves_everything_behind(sweep: Path) -> None:
     assert {"summary.json", "metrics.csv", "record.json", "model.ckpt", "learning.png", "timeline.png"} <= names
     with (sweep / "0" / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["epoch"] for row in rows] == [str(epoch) for epoch in range(8)]
+    assert [row["epoch"] for row in rows] == [str(epoch) for epoch in range(EPOCHS)]
     assert {"time/wall_s", "train_loss", "val_loss", "val_acc", "gossip/consensus_distance"} <= rows[0].keys()
     assert all(row["train_loss"] and row["val_acc"] for row in rows)
 
@@ -71,14 +73,15 @@ def test_a_run_leaves_everything_behind(sweep: Path) -> None:
 def test_training_makes_no_collective_and_takes_every_sample_once_an_epoch(sweep: Path) -> None:
     result = summary_of(sweep / "0")
     assert result["collectives_in_training"] == 0
-    assert sum(worker["samples"] for worker in result["workers"]) == 8 * len(DigitsData().train)
+    assert sum(worker["samples"] for worker in result["workers"]) == EPOCHS * len(DigitsData().train)
 
 
 @pytest.mark.processes
 def test_without_exchanges_the_mean_model_is_worse(sweep: Path) -> None:
-    gossip, apart = (summary_of(sweep / job)["test_acc"] for job in "01")
-    assert gossip >= 0.95
-    assert apart <= gossip - 0.05
+    gossip, apart = (summary_of(sweep / job) for job in "01")
+    assert gossip["test_acc"] >= 0.96
+    assert apart["test_acc"] <= gossip["test_acc"] - 0.05
+    assert apart["consensus_distance"] > 100 * gossip["consensus_distance"]
 
 
 @pytest.mark.processes
