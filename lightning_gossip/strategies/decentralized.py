@@ -165,25 +165,34 @@ class DecentralizedStrategy(WorkerProcesses):
         if self._fit is not None and not isinstance(exception, SIGTERMException):
             self._fit.fail()
 
-    # A worker that has failed waits for nobody: what Lightning still wants from all workers then, for example to save a last
-    # checkpoint, it gets from this one.
+    # What Lightning, its callbacks and users synchronise through the strategy. Between two rendezvous there is nobody to
+    # answer: inside a step the worker gets its own value, with a warning; between steps (a callback that saves) all meet first.
+    # A worker that has failed waits for nobody.
 
     @override
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        if not self._has_failed:
+        if self._all_are_here("a barrier"):
             super().barrier(*args, **kwargs)
 
     @override
     def broadcast(self, obj: TBroadcast, src: int = 0) -> TBroadcast:
-        return obj if self._has_failed else super().broadcast(obj, src)
+        return super().broadcast(obj, src) if self._all_are_here("a broadcast (trainer.log_dir makes one)") else obj
 
     @override
     def reduce(self, tensor: Tensor, group: Any | None = None, reduce_op: ReduceOp | str | None = "mean") -> Tensor:
-        return tensor if self._has_failed else super().reduce(tensor, group, reduce_op)
+        return super().reduce(tensor, group, reduce_op) if self._all_are_here("a reduction") else tensor
 
-    @property
-    def _has_failed(self) -> bool:
-        return self._fit is not None and self._fit.failed
+    @override
+    def all_gather(self, tensor: Tensor, group: Any | None = None, sync_grads: bool = False) -> Tensor:
+        if not self._all_are_here("all_gather"):
+            raise ConfigurationError(
+                "all_gather in a training step needs all workers at the same step, and nobody waits for anybody inside an"
+                " epoch. Use what this worker has, or gather in on_train_epoch_end."
+            )
+        return super().all_gather(tensor, group, sync_grads)
+
+    def _all_are_here(self, what: str) -> bool:
+        return self._fit is None or self._fit.meet_for(what)
 
     @property
     def _running_fit(self) -> Fit:

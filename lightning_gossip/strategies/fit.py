@@ -12,6 +12,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities import rank_zero_warn
 from lightning.pytorch.utilities.data import _extract_batch_size
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from lightning_gossip.runtime.clock import StepTimer, Timeline, now_s
@@ -21,6 +22,8 @@ from lightning_gossip.strategies.algorithm import Algorithm
 from lightning_gossip.strategies.options import FitOptions
 from lightning_gossip.strategies.reports import FitReport, WorkerReport
 from lightning_gossip.strategies.work import FitWork
+
+_warned: set[str] = set()
 
 
 class Fit:
@@ -63,6 +66,7 @@ class Fit:
         self._own = WorkerReport(rank=trainer.global_rank)
         self._optimizer_stepped = False
         self._forward_passes = 0
+        self._in_step = False
         self._own_model: list[Tensor] | None = None
         key, seed = strategy.broadcast((uuid.uuid4().hex[:12], int(os.environ.get("PL_GLOBAL_SEED", 0))))
         self.work = FitWork(trainer, options.work_sharing, key=key, seed=seed, batch_s=lambda: self._batch_timer.median_s)
@@ -71,6 +75,7 @@ class Fit:
 
     def begin(self) -> None:
         """All workers have loaded what there was to load and start to train; again if a tuner trains first."""
+        self.trainer.strategy.barrier("fit begins")  # a worker that has ended is noticed here, and not in making the groups
         if self._make_algorithm is not None:
             self._algorithm = self._make_algorithm()
         if self._restored is not None:
@@ -84,6 +89,7 @@ class Fit:
         if not self.in_session:
             self._open_session()
         self.work.begin_batch(_size_of(batch))
+        self._in_step = True
 
     def optimizer_stepped(self) -> None:
         """An optimizer has stepped on the current batch."""
@@ -93,6 +99,7 @@ class Fit:
         """The batch has been trained on: push and pull, and go to the rendezvous if it is time."""
         if not self.in_session:
             return
+        self._in_step = False
         self.work.end_batch()
         self._forward_passes += 1
         self._time_batch()
@@ -141,6 +148,34 @@ class Fit:
     def request_stop(self) -> None:
         """This worker was told to stop (SIGTERM). Called by a signal handler: only sets a flag."""
         self.stop_requested = True
+
+    def meet_for(self, what: str) -> bool:
+        """Bring all workers together for a collective that somebody outside the algorithm makes.
+
+        Args:
+            what: is made, for the warning.
+
+        Returns:
+            False if they cannot be brought together: in a training step, and after a failure.
+
+        Raises:
+            SIGTERMException: if another worker came to stop instead.
+        """
+        if self.failed:
+            return False
+        if self.in_session and self._in_step:
+            if what not in _warned:
+                _warned.add(what)
+                rank_zero_warn(
+                    f"In a training step {what} would make all workers wait for each other, and they are at different steps."
+                    " Each worker gets its own value."
+                )
+            return False
+        if self.in_session:
+            self.rendezvous(Purpose.SAVE)
+            if self._stopped_together:
+                raise SIGTERMException
+        return True
 
     def fail(self) -> None:
         """This worker has failed: it meets nobody any more."""

@@ -74,6 +74,8 @@ def why_static_shares(trainer: pl.Trainer) -> str | None:
         return "training_step takes the data loader's iterator itself"
     if trainer.max_steps != -1:
         return f"max_steps={trainer.max_steps} counts the steps of each worker"
+    if trainer.min_steps is not None:
+        return f"min_steps={trainer.min_steps} counts the steps of each worker"
     if trainer.overfit_batches:  # type: ignore[attr-defined]
         return "overfit_batches is set"
     if trainer.limit_train_batches != 1.0:

@@ -224,6 +224,39 @@ def test_gossip_at_learning_rate_zero_keeps_the_loaded_weights(tmp_path: Path) -
         torch.testing.assert_close(torch.tensor(after), torch.tensor(before), rtol=1e-6, atol=1e-7)
 
 
+def _stop_while_saving(path: str) -> Any:
+    saver = ModelCheckpoint(dirpath=path, every_n_train_steps=3, save_top_k=-1)
+    t = trainer(callbacks=[saver, OnExceptionCheckpoint(path, "stopped"), Stop(1, 4), Slow()], max_epochs=3)
+    try:
+        t.fit(Net(), loader(96, 4))
+    except SystemExit:
+        return t.global_step
+    raise AssertionError("the fit was not stopped")
+
+
+def test_sigterm_while_others_come_to_save_stops_all(tmp_path: Path) -> None:
+    steps = launch(_stop_while_saving, str(tmp_path), workers=3)
+    assert len(set(steps)) == 1
+    assert torch.load(tmp_path / "stopped.ckpt", weights_only=True)["global_step"] == steps[0]
+
+
+def _raises_in(hook: str) -> Any:
+    def fail(trainer: Trainer, *_: Any) -> None:
+        if trainer.global_rank == 1:
+            raise ArithmeticError(f"rank 1 breaks in {hook}")
+
+    callback = Callback()
+    setattr(callback, hook, fail)
+    trainer(callbacks=[callback], max_epochs=2).fit(Net(), loader(200, 4), loader(32, shuffle=False))
+
+
+@pytest.mark.parametrize("hook", ["on_train_start", "on_train_epoch_start", "on_validation_start", "on_train_epoch_end"])
+def test_a_rank_that_raises_in_any_hook_ends_all(hook: str) -> None:
+    results = outcomes(_raises_in, hook, workers=3, timeout_s=45)
+    assert f"rank 1 breaks in {hook}" in results[1][1]
+    assert not any(ok or "no result within" in text for ok, text in results)
+
+
 class Broken(Net):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         if self.global_rank == 1 and batch_idx == 3:

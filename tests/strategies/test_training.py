@@ -14,7 +14,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
-from lightning_gossip import ADPSGDStrategy
+from lightning_gossip import ADPSGDStrategy, ConfigurationError
 from tests.strategies.launch import launch
 from tests.strategies.models import Net, flat, loader, samples, trainer
 
@@ -449,6 +449,27 @@ class LogsEverything(Net):
         self.accuracy.compute()  # in the middle of the epoch
         self.log("train_acc", self.accuracy, on_step=False, on_epoch=True)
         return loss
+
+
+class Synchronises(Net):
+    """Asks the strategy for all workers in the middle of a step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        assert self.trainer.log_dir is not None  # a property that broadcasts
+        self.trainer.strategy.barrier()
+        assert self.trainer.strategy.reduce(torch.tensor(float(self.global_rank))) == self.global_rank
+        if self.trainer.current_epoch == 1:
+            self.all_gather(torch.ones(1))
+        return super().training_step(batch, batch_idx)
+
+
+def _synchronises() -> Any:
+    with pytest.raises(ConfigurationError, match="all_gather in a training step"):
+        fit(Synchronises(), callbacks=[Slow({1: 0.02})])
+
+
+def test_collectives_in_a_training_step_give_the_own_value_or_a_clear_error() -> None:
+    launch(_synchronises)
 
 
 def _logging() -> Any:
