@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, get_args
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -12,6 +13,7 @@ from lightning_gossip.algorithm.graphs import make_topology
 from lightning_gossip.algorithm.partner import PartnerPicker, Roles, resolve_roles
 from lightning_gossip.algorithm.replica import Replica
 from lightning_gossip.algorithm.topology import Topology
+from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.gossip import Gossip
 from lightning_gossip.runtime.rendezvous import Rendezvous
@@ -99,6 +101,8 @@ class GossipAlgorithm(Algorithm):
         self._timeout_s = timeout_s
         self._gossip: Gossip | None = None
         self._replica: Replica | None = None
+        self._model = nn.Module()
+        self._names: set[str] = set()
         self._tensors: list[Tensor] = []
         self._layout = 0
         self._session = 0
@@ -115,6 +119,8 @@ class GossipAlgorithm(Algorithm):
     def open(self, model: nn.Module) -> None:
         named = shared_tensors(model)
         fingerprint = layout(named)
+        self._model = model
+        self._names = {name for name, _ in named}
         self._tensors = [tensor for _, tensor in named]
         if self._replica is None or fingerprint != self._layout:
             self._replica = replica_of(self._tensors, retention=retention(model, [name for name, _ in named]))
@@ -138,6 +144,17 @@ class GossipAlgorithm(Algorithm):
         assert self._replica is not None
         distance = meeting.average(self._replica.settle())
         self._replica.copy_out(self._tensors)
+        unfrozen = [tensor for name, tensor in shared_tensors(self._model) if name not in self._names]
+        if not meeting.all_equal([len(unfrozen), sum(tensor.numel() for tensor in unfrozen)]):
+            raise ConfigurationError(
+                "Parameters were unfrozen in the middle of an epoch on some ranks only. Change requires_grad at the same point"
+                " on all of them, best in on_train_epoch_start."
+            )
+        with torch.no_grad():
+            for tensor in unfrozen:
+                flat = tensor.to("cpu", copy=True).reshape(-1)
+                distance += meeting.average(flat)
+                tensor.copy_(flat.view(tensor.shape))
         return distance
 
     @override

@@ -79,6 +79,8 @@ class EpochBatches(Sampler[Batch], ABC):
         epoch: asked for the current epoch when an iteration begins.
     """
 
+    handing_out = False  # whether an iteration that begins now is the training loop's; there is one loop in a process
+
     def __init__(self, plan: EpochPlan, *, rank: int, workers: int, epoch: Callable[[], int]) -> None:
         self.plan = plan
         self.rank = rank
@@ -87,6 +89,16 @@ class EpochBatches(Sampler[Batch], ABC):
         self._resume_at: EpochPosition | None = None
         self._batches: list[Batch] = plan.batches(0)  # of the current epoch, by position
         self._indices: list[int] | None = None  # of these batches in the plan; None if they were cut finer
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The training loop's iteration hands batches out; any other one looks at this worker's nominal share."""
+        if self.handing_out:
+            return self._hand_out()
+        return iter(self.plan.batches(self._epoch())[self.rank :: self.workers])
+
+    @abstractmethod
+    def _hand_out(self) -> Iterator[Batch]:
+        """This worker's batches of the epoch, for training."""
 
     @property
     def nominal_length(self) -> int:
@@ -167,7 +179,8 @@ class SharedBatches(EpochBatches):
         self._batch_s = batch_s
         self._iterations = 0
 
-    def __iter__(self) -> Iterator[Batch]:
+    @override
+    def _hand_out(self) -> Iterator[Batch]:
         batches = self._begin()
         self._iterations += 1
         queue = EpochQueue(
@@ -210,7 +223,8 @@ class StaticBatches(EpochBatches):
     def __len__(self) -> int:
         return self.nominal_length
 
-    def __iter__(self) -> Iterator[Batch]:
+    @override
+    def _hand_out(self) -> Iterator[Batch]:
         batches = self._begin()
         share = math.ceil(len(batches) / self.workers)
         self._own = [i % len(batches) for i in range(self.rank, share * self.workers, self.workers)]

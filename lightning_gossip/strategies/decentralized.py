@@ -89,10 +89,14 @@ class DecentralizedStrategy(WorkerProcesses):
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
-        synchronize_results(trainer, self._patches)
+        synchronize_results(trainer, self._patches, meet=self._end_session)
         if trainer.state.fn == TrainerFn.FITTING:
             self._begin_fit(trainer)
         super().setup(trainer)
+
+    def _end_session(self) -> None:
+        if self._fit is not None:
+            self._fit.rendezvous(Purpose.EPOCH_END)
 
     def _begin_fit(self, trainer: pl.Trainer) -> None:
         timeline = Timeline()
@@ -105,6 +109,7 @@ class DecentralizedStrategy(WorkerProcesses):
             restored=loaded.get(checkpoints.KEY),
             restored_from=path,
         )
+        self._loaded = None
         self.report, self.timeline = fit.report, timeline
         fit.work.install(self._patches)
         self._local_metrics = LocalMetrics(trainer.lightning_module, lambda: not fit.in_session)

@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.data import _extract_batch_size
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
+from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import StepTimer, Timeline, now_s
 from lightning_gossip.runtime.rendezvous import Agreement, Purpose, Rendezvous
 from lightning_gossip.strategies import checkpoints
@@ -67,6 +68,7 @@ class Fit:
         self._optimizer_stepped = False
         self._forward_passes = 0
         self._in_step = False
+        self._batches_in_epoch = 0
         self._own_model: list[Tensor] | None = None
         key, seed = strategy.broadcast((uuid.uuid4().hex[:12], int(os.environ.get("PL_GLOBAL_SEED", 0))))
         self.work = FitWork(trainer, options.work_sharing, key=key, seed=seed, batch_s=lambda: self._batch_timer.median_s)
@@ -90,6 +92,7 @@ class Fit:
             self._open_session()
         self.work.begin_batch(_size_of(batch))
         self._in_step = True
+        self._batches_in_epoch += 1
 
     def optimizer_stepped(self) -> None:
         """An optimizer has stepped on the current batch."""
@@ -119,8 +122,11 @@ class Fit:
     def rendezvous(self, purpose: Purpose) -> None:
         """Meet all workers, if a session is open: the model becomes the exact mean.
 
-        If some worker was told to stop, Lightning's loop ends on all of them, as after a SIGTERM to each: at once if the epoch
-        has batches left, otherwise after its validation.
+        If some worker was told to stop, all of them end, as after a SIGTERM to each: here if the epoch has batches left,
+        otherwise after its validation, where Lightning does so.
+
+        Raises:
+            SIGTERMException: on all workers.
         """
         if not self.in_session or self.failed:
             return
@@ -132,16 +138,38 @@ class Fit:
         self._batch_timer.pause()
         self.trainer.should_stop = self.trainer.should_stop or agreement.should_stop
         self._set_global_step(agreement)
-        if agreement.stop:
-            self._end_loops()
-        elif purpose is Purpose.EPOCH_END:
+        pending = agreement.stop and self._prepare_stop()
+        if not agreement.stop and purpose is Purpose.EPOCH_END:
             self.work.end_epoch()
         self._account()
+        if pending:
+            raise SIGTERMException
+
+    def end_epoch(self) -> None:
+        """Lightning has left the batches of the epoch; usually all workers have met before.
+
+        Raises:
+            ConfigurationError: if this worker had no batch in it, so that the others wait for it in vain.
+        """
+        self.rendezvous(Purpose.EPOCH_END)  # only if the loop was left before the last batch
+        if self._algorithm is not None and self._batches_in_epoch == 0:
+            raise ConfigurationError(
+                f"Rank {self.trainer.global_rank} had no batch in epoch {self.trainer.current_epoch}. Each worker needs at"
+                " least one: use a smaller batch_size, fewer workers, or a data set that has something for each."
+            )
+        self._batches_in_epoch = 0
 
     def end(self) -> None:
-        """All workers have ended the fit."""
+        """All workers have ended the fit.
+
+        Raises:
+            SIGTERMException: on a worker that was told to stop too late for the others to hear of it.
+        """
         self._own_model = None
         self.close(together=True)
+        if self.stop_requested and not self._stopped_together:
+            self.failed = True  # nobody else stops
+            raise SIGTERMException
 
     # -- from outside the training loop ------------------------------------------------------------------------------
 
@@ -171,10 +199,7 @@ class Fit:
                     " Each worker gets its own value."
                 )
             return False
-        if self.in_session:
-            self.rendezvous(Purpose.SAVE)
-            if self._stopped_together:
-                raise SIGTERMException
+        self.rendezvous(Purpose.SAVE)
         return True
 
     def fail(self) -> None:
@@ -229,7 +254,7 @@ class Fit:
         if own is not None:
             checkpoints.load_own_state(self.trainer, own)
         checkpoints.set_rng_state(restored["workers"][rank]["rng"])
-        if self._algorithm is not None:
+        if self._algorithm is not None and restored["workers"][rank]["algorithm"]:
             self._algorithm.load_state_dict(restored["workers"][rank]["algorithm"])
 
     # -- details -----------------------------------------------------------------------------------------------------
@@ -282,11 +307,11 @@ class Fit:
         total.ready += shift
         total.completed += shift
 
-    def _end_loops(self) -> None:
-        """Let Lightning raise its SIGTERMException on all workers at the same point.
+    def _prepare_stop(self) -> bool:
+        """Make all workers leave their loops at the same point; returns whether the epoch has batches left.
 
-        Whether the epoch is over is each worker's own view in Lightning's progress, and rank 0's goes into a checkpoint:
-        make it that of all.
+        Whether it has is each worker's own view in Lightning's progress, and rank 0's goes into a checkpoint: make it that
+        of all.
         """
         self._stopped_together = True
         self.trainer._signal_connector.received_sigterm = True
@@ -298,7 +323,7 @@ class Fit:
         else:
             pending = any(checkpoints.gather(not loop.batch_progress.is_last_batch))
         loop.batch_progress.is_last_batch = not pending
-        loop._skip_next_val = pending
+        return pending
 
     def _account(self) -> None:
         self._own.samples = self.work.samples

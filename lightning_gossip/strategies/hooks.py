@@ -9,7 +9,6 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from typing_extensions import override
 
-from lightning_gossip.runtime.rendezvous import Purpose
 from lightning_gossip.strategies.fit import Fit
 
 
@@ -25,7 +24,7 @@ class StrategyHooks(Callback):
 
     @override
     def on_train_epoch_end(self, *_: Any) -> None:
-        self._fit.rendezvous(Purpose.EPOCH_END)  # only if the loop was left before the last batch
+        self._fit.end_epoch()
 
     @override
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:

@@ -3,7 +3,7 @@
 Lightning reduces a metric over ranks only where the user passed ``sync_dist=True``, and then also in the middle of an epoch
 if the metric is logged on every step. Both are wrong here: workers in the middle of an epoch are at different steps, and at
 its end a value that differs over ranks splits ReduceLROnPlateau, EarlyStopping and the best checkpoint's path. So inside the
-epoch every value is the worker's own, and at its end every value is reduced.
+epoch every value is the worker's own, and at its end all values are reduced at once, by name.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from lightning.fabric.utilities import rank_zero_warn
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
-from torch import Tensor
 from torchmetrics import Metric
 from typing_extensions import override
+
+from lightning_gossip.strategies.checkpoints import gather
 
 _warned: set[str] = set()
 
@@ -37,19 +38,42 @@ class SynchronizedResults(_ResultCollection):
             kwargs["sync_dist"] = False
         super().log(fx, name, value, **kwargs)
 
-    @staticmethod
-    @override
-    def _get_cache(result_metric: _ResultMetric, on_step: bool) -> Tensor | None:
-        sync = result_metric.meta.sync
-        reduces = not on_step and result_metric.meta.on_epoch and result_metric.is_tensor and not sync.rank_zero_only
-        if not reduces:
-            return _ResultCollection._get_cache(result_metric, on_step)
-        asked = sync.should
-        sync.should = True
-        try:
-            return _ResultCollection._get_cache(result_metric, on_step)
-        finally:
-            sync.should = asked
+    def synchronize(self) -> None:
+        """Reduce the epoch's values over the workers that logged them. Collective: every worker calls it at the same points.
+
+        After it, reading a value communicates no more, so that a progress bar on rank 0 may.
+        """
+        due = {
+            key: metric
+            for key, metric in self.items()
+            if metric.meta.on_epoch
+            and not metric.has_reset
+            and metric._computed is None
+            and not metric.meta.sync.rank_zero_only
+        }
+        mine = {key: _state_of(metric) for key, metric in due.items() if metric.is_tensor}
+        everyones = gather(mine)
+        for key, metric in sorted(due.items()):
+            if metric.is_tensor:
+                value = _reduced(metric, [theirs[key] for theirs in everyones if key in theirs])
+                metric._computed = torch.as_tensor(value, dtype=metric.value.dtype, device=metric.value.device)
+            else:
+                metric.compute()  # torchmetrics reduces by itself
+
+
+def _state_of(metric: _ResultMetric) -> tuple[float, float]:
+    """What one worker has accumulated, and its weight."""
+    return float(metric.value), float(metric.cumulated_batch_size) if metric.meta.is_mean_reduction else 1.0
+
+
+def _reduced(metric: _ResultMetric, states: list[tuple[float, float]]) -> float:
+    values = [value for value, _ in states]
+    if metric.meta.is_mean_reduction:
+        weight = sum(weight for _, weight in states)
+        return sum(values) / weight if weight else float("nan")
+    if metric.meta.is_sum_reduction:
+        return sum(values)
+    return max(values) if metric.meta.is_max_reduction else min(values)
 
 
 class LocalMetrics:

@@ -13,11 +13,40 @@ from lightning_gossip.strategies.logging import SynchronizedResults
 from lightning_gossip.strategies.patches import Patches
 
 
-def synchronize_results(trainer: pl.Trainer, patches: Patches) -> None:
-    """One value of every epoch metric on all ranks, in every loop that logs."""
+def synchronize_results(trainer: pl.Trainer, patches: Patches, *, meet: Callable[[], None]) -> None:
+    """One value of every epoch metric on all ranks, in every loop that logs.
+
+    Args:
+        meet: brings all workers together, if they are not: a worker may leave the loop before its last batch.
+    """
     train_loop = trainer.fit_loop.epoch_loop
     for loop in (train_loop, train_loop.val_loop, trainer.validate_loop, trainer.test_loop):
         patches.set(loop, "_results", SynchronizedResults(training=loop is train_loop))
+    connector = trainer._logger_connector
+
+    def synchronize() -> None:
+        if isinstance(trainer._results, SynchronizedResults):
+            trainer._results.synchronize()
+
+    epoch_end_reached, on_epoch_end = connector.epoch_end_reached, connector.on_epoch_end
+    update_eval_epoch_metrics = connector.update_eval_epoch_metrics
+
+    def synchronized_epoch_end() -> None:  # before the hooks of the epoch's end
+        meet()
+        epoch_end_reached()
+        synchronize()
+
+    def synchronized_train_epoch() -> None:  # and what these hooks have logged
+        synchronize()
+        on_epoch_end()
+
+    def synchronized_eval_epoch() -> Any:
+        synchronize()
+        return update_eval_epoch_metrics()
+
+    patches.set(connector, "epoch_end_reached", synchronized_epoch_end)
+    patches.set(connector, "on_epoch_end", synchronized_train_epoch)
+    patches.set(connector, "update_eval_epoch_metrics", synchronized_eval_epoch)
 
 
 def free_epoch_loop(trainer: pl.Trainer, fit: Fit, patches: Patches, *, forward_signal: Callable[[Any], None]) -> None:
@@ -31,7 +60,7 @@ def free_epoch_loop(trainer: pl.Trainer, fit: Fit, patches: Patches, *, forward_
 
     def validate_after_rendezvous() -> Any:
         fit.rendezvous(Purpose.EPOCH_END if trainer.should_stop else Purpose.VALIDATE)
-        return run_validation()
+        return run_validation()  # not reached if another worker came to stop
 
     def note_sigterm(signum: Any, _: Any) -> None:
         if not fit.stop_requested:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging, Timer
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.nn import Module, SyncBatchNorm
 
@@ -84,7 +84,11 @@ def why_static_shares(trainer: pl.Trainer) -> str | None:
         return f"val_check_interval={trainer.val_check_interval} validates inside the epoch"
     if not trainer._accelerator_connector.use_distributed_sampler:
         return "use_distributed_sampler=False leaves the samples to the user"
+    if not trainer.lightning_module.automatic_optimization and trainer.lr_scheduler_configs:
+        return "manual optimization steps its own schedules"
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, StochasticWeightAveraging):
+            return "StochasticWeightAveraging needs to know the number of batches"
         if isinstance(callback, ModelCheckpoint) and callback._every_n_train_steps:
             return f"ModelCheckpoint(every_n_train_steps={callback._every_n_train_steps}) saves at the same step of each worker"
     return None

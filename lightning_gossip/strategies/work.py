@@ -63,8 +63,7 @@ class FitWork:
         self._batch_s = batch_s
         self._loaders: list[Any] = []
         self._count_base = 0
-        self._count_finished = 0  # batches of all workers in the epochs of this fit that have ended
-        self._count_position = 0  # in the current epoch
+        self._count_position = 0  # batches of all workers in the current epoch, up to this worker's
         self._schedulers: list[GlobalCountScheduler] = []
 
     # -- the data loader ---------------------------------------------------------------------------------------------
@@ -80,6 +79,26 @@ class FitWork:
             return loader
 
         patches.set(source, "dataloader", observed)
+        # only the loop's own iterations hand batches out
+        for target, name in ((self._trainer.fit_loop, "setup_data"), (self._trainer.fit_loop.epoch_loop, "on_run_start")):
+            patches.set(target, name, self._handing_out(getattr(target, name)))
+
+    def _handing_out(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The call, with every iteration over the loader that begins in it being the training loop's."""
+
+        def wrapped(*args: Any) -> Any:
+            with self._training_iterates():
+                return call(*args)
+
+        return wrapped
+
+    @contextmanager
+    def _training_iterates(self) -> Iterator[None]:
+        EpochBatches.handing_out = True
+        try:
+            yield
+        finally:
+            EpochBatches.handing_out = False
 
     def process(self, dataloader: Any) -> Any:
         """The loader that Lightning is to use, given what it would use under DDP."""
@@ -180,15 +199,14 @@ class FitWork:
     def end_epoch(self) -> None:
         """All workers have ended the epoch: schedules stand at the same count everywhere."""
         if self.batches is not None:
-            self._count_finished += self.batches.batches
-            self._count_position = 0
+            self._count_position = self.batches.batches
+        self._count_base, self._count_position = self.global_count(), 0  # the accumulation may change with the epoch
         for scheduler in self._schedulers:
             scheduler.step()
 
     def global_count(self) -> int:
         """Steps that each worker would have made if all were equally fast: batches of all ÷ (workers · accumulation)."""
-        done = self._count_finished + self._count_position
-        return self._count_base + done // (self._trainer.world_size * self._trainer.accumulate_grad_batches)
+        return self._count_base + self._count_position // (self._trainer.world_size * self._trainer.accumulate_grad_batches)
 
     @property
     def left_early(self) -> bool:
@@ -228,7 +246,8 @@ class FitWork:
                 self._align_progress(self.batches.nominal_length - self.batches.resumed_share(position))
         fetcher = self._trainer.fit_loop._data_fetcher
         if fetcher is not None:
-            iter(fetcher)  # the first iterator was made before the state was known
+            with self._training_iterates():
+                iter(fetcher)  # the first iterator was made before the state was known
 
     def _align_progress(self, done: int) -> None:
         """Workers may have been stopped at different batches; what is left is dealt out evenly, so all stand at one."""

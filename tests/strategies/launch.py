@@ -62,6 +62,11 @@ def outcomes(
                 results[rank] = (False, f"the process ended with {processes[rank].exitcode} and said nothing")
     for process in processes:
         process.join(0 if waiting else 20)
+        if process.exitcode not in (0, None) and not waiting:
+            results[int(process.name[4:])] = (
+                False,
+                f"the process ended with {process.exitcode} after its function had returned",
+            )
         if process.is_alive():
             process.kill()
             process.join()

@@ -83,7 +83,7 @@ class Seen(Callback):
     def __init__(self) -> None:
         self.epochs: dict[int, list[int]] = {}
 
-    def on_train_batch_end(self, trainer: Trainer, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, model: Any, batch: Any, batch_idx: int) -> None:
         self.epochs.setdefault(trainer.current_epoch, []).extend(batch[2].tolist())
 
 
@@ -91,7 +91,7 @@ class Slow(Callback):
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         import time
 
-        time.sleep(0.02 if trainer.global_rank == 1 else 0.01)
+        time.sleep(0.03 if trainer.global_rank == 1 else 0.02)
 
 
 def _interrupted(path: str, sharing: Any, kind: str, num_workers: int) -> Any:
@@ -99,12 +99,12 @@ def _interrupted(path: str, sharing: Any, kind: str, num_workers: int) -> Any:
     strategy = ADPSGDStrategy(work_sharing=sharing, checkpoint=kind)
     t = trainer(
         strategy=strategy,
-        callbacks=[OnExceptionCheckpoint(path, "stopped"), Stop(1, 2), Slow(), seen],
+        callbacks=[OnExceptionCheckpoint(path, "stopped"), Stop(1, 0), Slow(), seen],
         max_epochs=3,
     )
     model = Net()
     options: dict[str, Any] = {"multiprocessing_context": "fork"} if num_workers else {}
-    data = loader(96, 4, num_workers=num_workers, **options)
+    data = loader(192, 4, num_workers=num_workers, **options)
     try:
         t.fit(model, data, loader(32, shuffle=False))
     except SystemExit:
@@ -127,7 +127,7 @@ def _resumed(path: str, sharing: Any, kind: str) -> Any:
     strategy = ADPSGDStrategy(work_sharing=sharing, checkpoint=kind)
     t = trainer(strategy=strategy, callbacks=[seen, AtStart()], max_epochs=3)
     model = Net()
-    t.fit(model, loader(96, 4), loader(32, shuffle=False), ckpt_path=f"{path}/stopped.ckpt")
+    t.fit(model, loader(192, 4), loader(32, shuffle=False), ckpt_path=f"{path}/stopped.ckpt")
     return seen.epochs, started, t.current_epoch
 
 
@@ -140,14 +140,14 @@ def test_sigterm_to_one_rank_stops_all_and_the_resumed_epoch_takes_every_remaini
     second = launch(_resumed, str(tmp_path), sharing, "mean", workers=3)
     before = Counter(index for epochs, *_ in first for index in epochs[1])
     after = Counter(index for epochs, *_ in second for index in epochs.get(1, []))
-    assert sum(before.values()) < 96
-    assert set(before + after) == set(range(96))
-    repeated = sum((before + after).values()) - 96
+    assert sum(before.values()) < 192
+    assert set(before + after) == set(range(192))
+    repeated = sum((before + after).values()) - 192
     assert repeated == 0 if sharing == "auto" else repeated in (0, 4, 8)  # equal shares are filled up with whole batches
     for epochs, _, current_epoch in second:
         assert current_epoch == 3
         assert 0 not in epochs
-    assert Counter(index for epochs, *_ in second for index in epochs[2]) == Counter(range(96))
+    assert Counter(index for epochs, *_ in second for index in epochs[2]) == Counter(range(192))
     assert second[0][1]["model"] == second[1][1]["model"]
 
 
@@ -156,7 +156,7 @@ def test_an_interrupted_epoch_goes_on_with_another_number_of_workers(tmp_path: P
     second = launch(_resumed, str(tmp_path), "auto", "mean", workers=2)
     before = Counter(index for epochs, *_ in first for index in epochs[1])
     after = Counter(index for epochs, *_ in second for index in epochs.get(1, []))
-    assert before + after == Counter(range(96))
+    assert before + after == Counter(range(192))
 
 
 def test_replicas_resume_each_workers_own_optimizer_and_random_generator(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def _stop_while_saving(path: str) -> Any:
     saver = ModelCheckpoint(dirpath=path, every_n_train_steps=3, save_top_k=-1)
     t = trainer(callbacks=[saver, OnExceptionCheckpoint(path, "stopped"), Stop(1, 4), Slow()], max_epochs=3)
     try:
-        t.fit(Net(), loader(96, 4))
+        t.fit(Net(), loader(192, 4))
     except SystemExit:
         return t.global_step
     raise AssertionError("the fit was not stopped")
