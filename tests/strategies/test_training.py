@@ -158,7 +158,7 @@ def _peeks() -> Any:
 
 def test_looking_at_the_training_data_takes_nothing_from_the_epoch() -> None:
     a, b = launch(_peeks)
-    assert Counter(a + b) == {index: 3 for index in range(128)}
+    assert Counter(a + b) == dict.fromkeys(range(128), 3)
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------
