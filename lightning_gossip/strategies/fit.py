@@ -18,11 +18,11 @@ from torch import Tensor
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import StepTimer, Timeline, now_s
 from lightning_gossip.runtime.rendezvous import Agreement, Purpose, Rendezvous
-from lightning_gossip.strategies import checkpoints
+from lightning_gossip.strategies import checkpoints, resume
 from lightning_gossip.strategies.algorithm import Algorithm
 from lightning_gossip.strategies.options import FitOptions
 from lightning_gossip.strategies.reports import FitReport, WorkerReport
-from lightning_gossip.strategies.work import FitWork
+from lightning_gossip.strategies.work import FitWork, set_global_step
 
 _warned: set[str] = set()
 
@@ -81,7 +81,7 @@ class Fit:
         if self._make_algorithm is not None:
             self._algorithm = self._make_algorithm()
         if self._restored is not None:
-            self._resume(self._restored)
+            resume.apply(self._restored, self._restored_from, self.trainer, self.work, self._algorithm)
         self.work.begin_fit()
         if self._algorithm is not None:
             self._algorithm.start()
@@ -137,7 +137,7 @@ class Fit:
         self.in_session = False
         self._batch_timer.pause()
         self.trainer.should_stop = self.trainer.should_stop or agreement.should_stop
-        self._set_global_step(agreement)
+        set_global_step(self.trainer, round(sum(agreement.optimizer_steps) / len(agreement.optimizer_steps)))
         pending = agreement.stop and self._prepare_stop()
         if not agreement.stop and purpose is Purpose.EPOCH_END:
             self.work.end_epoch()
@@ -216,46 +216,11 @@ class Fit:
 
     def extend_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
         """Add our part to a checkpoint that all workers are writing together."""
-        mine = {
-            "unstepped": self.work.batches.unstepped() if self.work.batches is not None else [],
-            "rng": checkpoints.rng_state(),
-            "algorithm": self._algorithm.state_dict() if self._algorithm is not None else {},
-        }
-        everyones = checkpoints.gather(mine)
-        unstepped = [position for theirs in everyones for position in theirs["unstepped"]]
-        checkpoint[checkpoints.KEY] = {
-            "world_size": self.trainer.world_size,
-            "work": self.work.state(unstepped),
-            "workers": [{"rng": theirs["rng"], "algorithm": theirs["algorithm"]} for theirs in everyones],
-            "replicas": self._options.checkpoint == "replicas",
-        }
-        if self._options.checkpoint == "replicas":
+        replicas = self._options.checkpoint == "replicas"
+        checkpoint[checkpoints.KEY] = resume.describe(self.trainer, self.work, self._algorithm, replicas=replicas)
+        if replicas:
             with self._own_weights():
                 checkpoints.save_replica(path, self.trainer.global_rank, checkpoints.own_state(self.trainer))
-
-    def _resume(self, restored: dict[str, Any]) -> None:
-        self.work.resume(restored["work"])
-        rank, world_size = self.trainer.global_rank, self.trainer.world_size
-        if restored["world_size"] != world_size:
-            what = "the mean model; each worker's own state" if restored["replicas"] else "the mean model; random generators"
-            rank_zero_warn(
-                f"The checkpoint was written by {restored['world_size']} workers and is resumed by {world_size}: all start from"
-                f" {what} cannot be put back."
-            )
-            return
-        own = None
-        if restored["replicas"] and self._restored_from is not None:
-            own = checkpoints.load_replica(self._restored_from, rank)
-            if not self.trainer.strategy.reduce_boolean_decision(own is not None):
-                own = None
-                rank_zero_warn(
-                    f"Some worker's own state is missing beside {os.fspath(self._restored_from)!r}: all start from the mean."
-                )
-        if own is not None:
-            checkpoints.load_own_state(self.trainer, own)
-        checkpoints.set_rng_state(restored["workers"][rank]["rng"])
-        if self._algorithm is not None and restored["workers"][rank]["algorithm"]:
-            self._algorithm.load_state_dict(restored["workers"][rank]["algorithm"])
 
     # -- details -----------------------------------------------------------------------------------------------------
 
@@ -294,18 +259,6 @@ class Fit:
         if self.stop_requested and self._algorithm is not None:
             self._algorithm.call_meeting()
         self.rendezvous(Purpose.STOP)
-
-    def _set_global_step(self, agreement: Agreement) -> None:
-        """With shared work the workers' step counts differ; from here on all have the mean, as file names and limits need."""
-        agreed = round(sum(agreement.optimizer_steps) / len(agreement.optimizer_steps))
-        loop = self.trainer.fit_loop.epoch_loop
-        if self.trainer.lightning_module.automatic_optimization:
-            total = loop.automatic_optimization.optim_progress.optimizer.step.total
-        else:
-            total = loop.manual_optimization.optim_step_progress.total
-        shift = agreed - total.completed
-        total.ready += shift
-        total.completed += shift
 
     def _prepare_stop(self) -> bool:
         """Make all workers leave their loops at the same point; returns whether the epoch has batches left.

@@ -261,3 +261,15 @@ def _epochs_processed(trainer: pl.Trainer) -> int:
     """The number of the epoch under way; that of the next one between two."""
     progress = trainer.fit_loop.epoch_progress.current
     return int(progress.processed)  # type: ignore[attr-defined]
+
+
+def set_global_step(trainer: pl.Trainer, steps: int) -> None:
+    """With shared work the workers' step counts differ; after a rendezvous all have one, as file names and limits need."""
+    loop = trainer.fit_loop.epoch_loop
+    if trainer.lightning_module.automatic_optimization:
+        total = loop.automatic_optimization.optim_progress.optimizer.step.total
+    else:
+        total = loop.manual_optimization.optim_step_progress.total
+    shift = steps - total.completed
+    total.ready += shift
+    total.completed += shift

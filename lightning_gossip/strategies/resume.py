@@ -1,0 +1,69 @@
+"""What this package adds to a checkpoint, and how a fit goes on from it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.fabric.utilities import rank_zero_warn
+
+from lightning_gossip.strategies import checkpoints
+from lightning_gossip.strategies.algorithm import Algorithm
+from lightning_gossip.strategies.work import FitWork
+
+
+def describe(trainer: pl.Trainer, work: FitWork, algorithm: Algorithm | None, *, replicas: bool) -> dict[str, Any]:
+    """Where the fit stands, in plain values. All workers call it together.
+
+    Args:
+        replicas: whether each worker's own state is written beside the checkpoint.
+    """
+    mine = {
+        "unstepped": work.batches.unstepped() if work.batches is not None else [],
+        "rng": checkpoints.rng_state(),
+        "algorithm": algorithm.state_dict() if algorithm is not None else {},
+    }
+    everyones = checkpoints.gather(mine)
+    return {
+        "world_size": trainer.world_size,
+        "work": work.state([position for theirs in everyones for position in theirs["unstepped"]]),
+        "workers": [{"rng": theirs["rng"], "algorithm": theirs["algorithm"]} for theirs in everyones],
+        "replicas": replicas,
+    }
+
+
+def apply(
+    state: dict[str, Any],
+    path: str | os.PathLike[str] | None,
+    trainer: pl.Trainer,
+    work: FitWork,
+    algorithm: Algorithm | None,
+) -> None:
+    """Go on from what :func:`describe` said, as far as it fits the present workers. All workers call it together.
+
+    Args:
+        state: our part of the checkpoint.
+        path: where the checkpoint lies.
+    """
+    work.resume(state["work"])
+    rank, world_size = trainer.global_rank, trainer.world_size
+    if state["world_size"] != world_size:
+        what = "the mean model; each worker's own state" if state["replicas"] else "the mean model; random generators"
+        rank_zero_warn(
+            f"The checkpoint was written by {state['world_size']} workers and is resumed by {world_size}: all start from"
+            f" {what} cannot be put back."
+        )
+        return
+    own = None
+    if state["replicas"] and path is not None:
+        own = checkpoints.load_replica(path, rank)
+        if not trainer.strategy.reduce_boolean_decision(own is not None):
+            own = None
+            rank_zero_warn(f"Some worker's own state is missing beside {os.fspath(path)!r}: all start from the mean.")
+    if own is not None:
+        checkpoints.load_own_state(trainer, own)
+    mine = state["workers"][rank]
+    checkpoints.set_rng_state(mine["rng"])
+    if algorithm is not None and mine["algorithm"]:
+        algorithm.load_state_dict(mine["algorithm"])
