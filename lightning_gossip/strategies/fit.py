@@ -100,10 +100,10 @@ class Fit:
 
     def after_batch(self) -> None:
         """The batch has been trained on: push and pull, and go to the rendezvous if it is time."""
-        if not self.in_session:
-            return
         self._in_step = False
         self.work.end_batch()
+        if not self.in_session:
+            return  # a checkpoint saved inside the step has ended the session; the next batch opens one
         self._forward_passes += 1
         self._time_batch()
         if self._optimizer_stepped:

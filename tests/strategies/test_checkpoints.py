@@ -224,6 +224,36 @@ def test_gossip_at_learning_rate_zero_keeps_the_loaded_weights(tmp_path: Path) -
         torch.testing.assert_close(torch.tensor(after), torch.tensor(before), rtol=1e-6, atol=1e-7)
 
 
+class SavesInStep(Net):
+    """Saves inside a training step, which is a rendezvous."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if batch_idx == 1:
+            self.trainer.save_checkpoint(self.path)
+        return super().training_step(batch, batch_idx)
+
+
+def _saves_in_step(path: str, sharing: Any) -> Any:
+    left = []
+
+    class Look(Callback):
+        def on_train_epoch_end(self, trainer: Trainer, model: Any) -> None:
+            left.append(trainer.strategy._fit.work.batches.unstepped())
+
+    trainer(strategy=ADPSGDStrategy(work_sharing=sharing), callbacks=[Look()]).fit(SavesInStep(path), loader(64, 4))
+    return left
+
+
+@pytest.mark.parametrize("sharing", ["auto", False])
+def test_a_batch_in_which_a_checkpoint_was_saved_counts_as_trained_on(tmp_path: Path, sharing: Any) -> None:
+    for left in launch(_saves_in_step, str(tmp_path / "saved.ckpt"), sharing):
+        assert left == [[], []]
+
+
 def _stop_while_saving(path: str) -> Any:
     saver = ModelCheckpoint(dirpath=path, every_n_train_steps=3, save_top_k=-1)
     t = trainer(callbacks=[saver, OnExceptionCheckpoint(path, "stopped"), Stop(1, 4), Slow()], max_epochs=3)
