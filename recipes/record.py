@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from typing_extensions import override
@@ -18,6 +17,7 @@ from typing_extensions import override
 from lightning_gossip import FitReport
 from lightning_gossip.callbacks import CollectiveCounter
 from lightning_gossip.callbacks.monitor import metrics
+from lightning_gossip.runtime.rendezvous import gather
 
 RECORD, METRICS = "record.json", "metrics.csv"
 _MAX_INTERVALS = 10_000  # a worker; a plot cannot show more, and a long run must not fill the disk
@@ -141,10 +141,7 @@ class RunRecorder(Callback):
             "spans": _bounded(sorted([*spans, *self._evaluating], key=lambda span: span[1])),
             "losses": [(at_s, float(loss)) for at_s, loss in self._losses[:: 1 + len(self._losses) // _MAX_LOSSES]],
         }
-        everyones: list[dict[str, Any]] = [mine]
-        if trainer.world_size > 1:
-            everyones = [{}] * trainer.world_size
-            dist.all_gather_object(everyones, mine)
+        everyones = gather(mine)
         if not trainer.is_global_zero:
             return
         report = getattr(trainer.strategy, "report", None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,15 @@ from lightning_gossip.algorithm.replica import chunk_slices
 from lightning_gossip.errors import ConfigurationError, PeerError
 
 _CHUNK_NUMEL = 1 << 20  # elements per all-reduce: bounds the extra memory to one chunk
+
+
+def gather(mine: Any) -> list[Any]:
+    """Everybody's value, by rank. Collective if there are several workers; any picklable value."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [mine]
+    everyones: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, mine)
+    return everyones
 
 
 class Purpose(IntEnum):

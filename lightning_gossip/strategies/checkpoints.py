@@ -12,8 +12,9 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 import torch.distributed as dist
-from lightning.fabric.utilities.distributed import _distributed_is_initialized
 from torch import Tensor
+
+from lightning_gossip.runtime.rendezvous import gather
 
 KEY = "lightning_gossip"  # of our part of the checkpoint
 Key = tuple[int, str]
@@ -34,8 +35,7 @@ def mean_optimizer_state(state_dict: dict[str, Any], device: torch.device) -> di
         for name, value in state.items()
         if isinstance(value, Tensor) and value.is_floating_point()
     }
-    everyones: list[dict[Key, tuple[tuple[int, ...], bool]]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyones, {key: (tuple(v.shape), v.dtype == torch.float64) for key, v in mine.items()})
+    everyones = gather({key: (tuple(value.shape), value.dtype == torch.float64) for key, value in mine.items()})
     result = {**state_dict, "state": {p: dict(state) for p, state in state_dict["state"].items()}}
     for key in sorted({key for present in everyones for key in present}):
         holders = [present[key] for present in everyones if key in present]
@@ -102,15 +102,6 @@ def load_replica(checkpoint: str | os.PathLike[str], rank: int) -> dict[str, Any
 def remove_replicas(checkpoint: str | os.PathLike[str]) -> None:
     """Delete the states beside a checkpoint, if there are any."""
     shutil.rmtree(replica_path(checkpoint, 0).parent, ignore_errors=True)
-
-
-def gather(mine: Any) -> list[Any]:
-    """Everybody's value, by rank. Collective if there are several workers."""
-    if not _distributed_is_initialized() or dist.get_world_size() == 1:
-        return [mine]
-    everyones: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyones, mine)
-    return everyones
 
 
 def own_state(trainer: pl.Trainer) -> dict[str, Any]:

@@ -77,22 +77,24 @@ class EpochBatches(Sampler[Batch], ABC):
         rank: this worker.
         workers: how many there are.
         epoch: asked for the current epoch when an iteration begins.
+        training: asked whether an iteration that begins is the training loop's.
     """
 
-    handing_out = False  # whether an iteration that begins now is the training loop's; there is one loop in a process
-
-    def __init__(self, plan: EpochPlan, *, rank: int, workers: int, epoch: Callable[[], int]) -> None:
+    def __init__(
+        self, plan: EpochPlan, *, rank: int, workers: int, epoch: Callable[[], int], training: Callable[[], bool]
+    ) -> None:
         self.plan = plan
         self.rank = rank
         self.workers = workers
         self._epoch = epoch
+        self._training = training
         self._resume_at: EpochPosition | None = None
-        self._batches: list[Batch] = plan.batches(0)  # of the current epoch, by position
+        self._batches: list[Batch] = []  # of the current epoch, by position
         self._indices: list[int] | None = None  # of these batches in the plan; None if they were cut finer
 
     def __iter__(self) -> Iterator[Batch]:
         """The training loop's iteration hands batches out; any other one looks at this worker's nominal share."""
-        if self.handing_out:
+        if self._training():
             return self._hand_out()
         return iter(self.plan.batches(self._epoch())[self.rank :: self.workers])
 
@@ -151,7 +153,7 @@ class SharedBatches(EpochBatches):
     """The batches that this worker claims from the epoch shared by all. Has no length: nobody knows how many they will be.
 
     Args:
-        plan, rank, workers, epoch: see :class:`EpochBatches`.
+        plan, rank, workers, epoch, training: see :class:`EpochBatches`.
         store: holds the shared counter.
         key: prefix of this fit's keys in the store, the same on all workers and new for each fit.
         lookahead: see :func:`lookahead_of`.
@@ -165,13 +167,14 @@ class SharedBatches(EpochBatches):
         rank: int,
         workers: int,
         epoch: Callable[[], int],
+        training: Callable[[], bool],
         store: Store,
         key: str,
         lookahead: int,
         batch_s: Callable[[], float | None],
     ) -> None:
         check_enough_batches(len(plan), workers)
-        super().__init__(plan, rank=rank, workers=workers, epoch=epoch)
+        super().__init__(plan, rank=rank, workers=workers, epoch=epoch, training=training)
         self.queue: EpochQueue | None = None
         self._store = store
         self._key = key
@@ -215,8 +218,10 @@ class SharedBatches(EpochBatches):
 class StaticBatches(EpochBatches):
     """Every n-th batch of the epoch, the same number for each worker; the first ones again where it does not come out even."""
 
-    def __init__(self, plan: EpochPlan, *, rank: int, workers: int, epoch: Callable[[], int]) -> None:
-        super().__init__(plan, rank=rank, workers=workers, epoch=epoch)
+    def __init__(
+        self, plan: EpochPlan, *, rank: int, workers: int, epoch: Callable[[], int], training: Callable[[], bool]
+    ) -> None:
+        super().__init__(plan, rank=rank, workers=workers, epoch=epoch, training=training)
         self._own: list[int] = []
         self._stepped = 0
 

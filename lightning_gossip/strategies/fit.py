@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import StepTimer, Timeline, now_s
-from lightning_gossip.runtime.rendezvous import Agreement, Purpose, Rendezvous
+from lightning_gossip.runtime.rendezvous import Agreement, Purpose, Rendezvous, gather
 from lightning_gossip.strategies import checkpoints, resume
 from lightning_gossip.strategies.algorithm import Algorithm
 from lightning_gossip.strategies.options import FitOptions
@@ -270,11 +270,11 @@ class Fit:
         self.trainer._signal_connector.received_sigterm = True
         batches, loop = self.work.batches, self.trainer.fit_loop.epoch_loop
         if batches is not None:
-            unstepped = [position for theirs in checkpoints.gather(batches.unstepped()) for position in theirs]
+            unstepped = [position for theirs in gather(batches.unstepped()) for position in theirs]
             position = batches.position(unstepped)
             pending = bool(position.pending or position.pieces)
         else:
-            pending = any(checkpoints.gather(not loop.batch_progress.is_last_batch))
+            pending = any(gather(not loop.batch_progress.is_last_batch))
         loop.batch_progress.is_last_batch = not pending
         return pending
 
@@ -284,7 +284,7 @@ class Fit:
         self._own.batch_s = self._batch_timer.median_s
         if self._algorithm is not None:
             self._algorithm.complete(self._own)
-        self.report.workers = [WorkerReport(**theirs) for theirs in checkpoints.gather(self._own.as_dict())]
+        self.report.workers = [WorkerReport(**theirs) for theirs in gather(self._own.as_dict())]
         self.report.rendezvous += 1
 
     @contextmanager

@@ -17,7 +17,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Result
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lightning_gossip.strategies.checkpoints import gather
+from lightning_gossip.runtime.rendezvous import gather
 
 _warned: set[str] = set()
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.runtime.rendezvous import gather
 
 
 def shared_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
@@ -51,8 +52,7 @@ def start_equal(model: nn.Module) -> None:
     """
     everything = list(_parameters_and_buffers(model))
     mine = [(name, tuple(t.shape), str(t.dtype)) for name, t in everything]
-    everyones: list[list[tuple[str, tuple[int, ...], str]]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyones, mine)
+    everyones = gather(mine)
     for rank, theirs in enumerate(everyones):
         if theirs != everyones[0]:
             differing = sorted({name for name, *_ in set(theirs) ^ set(everyones[0])})

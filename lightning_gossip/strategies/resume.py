@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.fabric.utilities import rank_zero_warn
 
+from lightning_gossip.runtime.rendezvous import gather
 from lightning_gossip.strategies import checkpoints
 from lightning_gossip.strategies.algorithm import Algorithm
 from lightning_gossip.strategies.work import FitWork
@@ -24,7 +25,7 @@ def describe(trainer: pl.Trainer, work: FitWork, algorithm: Algorithm | None, *,
         "rng": checkpoints.rng_state(),
         "algorithm": algorithm.state_dict() if algorithm is not None else {},
     }
-    everyones = checkpoints.gather(mine)
+    everyones = gather(mine)
     return {
         "world_size": trainer.world_size,
         "work": work.state([position for theirs in everyones for position in theirs["unstepped"]]),

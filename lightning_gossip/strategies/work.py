@@ -62,6 +62,7 @@ class FitWork:
         self._seed = seed
         self._batch_s = batch_s
         self._loaders: list[Any] = []
+        self._iterating = False  # whether an iteration over the training loader that begins now is the loop's own
         self._count_base = 0
         self._count_position = 0  # batches of all workers in the current epoch, up to this worker's
         self._schedulers: list[GlobalCountScheduler] = []
@@ -94,11 +95,11 @@ class FitWork:
 
     @contextmanager
     def _training_iterates(self) -> Iterator[None]:
-        EpochBatches.handing_out = True
+        self._iterating = True
         try:
             yield
         finally:
-            EpochBatches.handing_out = False
+            self._iterating = False
 
     def process(self, dataloader: Any) -> Any:
         """The loader that Lightning is to use, given what it would use under DDP."""
@@ -125,6 +126,7 @@ class FitWork:
             "rank": self._trainer.global_rank,
             "workers": self._trainer.world_size,
             "epoch": lambda: _epochs_processed(self._trainer),
+            "training": lambda: self._iterating,
         }
         if reason is not None or self._option is False or self._trainer.world_size == 1:
             if self._option == "auto" and reason is not None:
