@@ -41,8 +41,9 @@ class GlooTransport(Transport):
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self._timeout_s = timeout_s
-        self._control: dist.ProcessGroup | None = _new_group(_FOREVER)
-        self._data: dist.ProcessGroup | None = _new_group(timedelta(seconds=timeout_s))
+        timeout = timedelta(seconds=timeout_s)  # of making the groups too; the listener's own wait outlasts it
+        self._control: dist.ProcessGroup | None = _new_group(timeout)
+        self._data: dist.ProcessGroup | None = _new_group(timeout)
         self._requests: dict[int, tuple[dist.Work, Tensor]] = {}  # by peer: one request at a time
         self._others: list[tuple[Kind, dist.Work, Tensor]] = []  # a few in a run: calls to a meeting, stop
 

@@ -98,6 +98,20 @@ def a_stop_is_read_before_the_sender_goes(rank: int) -> str:
     return "ok"
 
 
+def a_listener_outlasts_the_deadline(rank: int) -> str:
+    """The deadline is of replies and vectors; who listens may have nothing to hear for longer."""
+    transport = GlooTransport(timeout_s=1.0)
+    if rank == 0:
+        heard = [transport.next_message()[0] for _ in range(2)]
+        assert heard == [1, 2]
+    else:
+        time.sleep(2.0 * rank)  # longer than the deadline: the point of the test
+        transport.post(0, Message(Kind.MEET))
+    dist.barrier()
+    transport.close()
+    return "ok"
+
+
 def await_vector(transport: GlooTransport) -> None:
     transport.swap(2, torch.zeros(4), torch.zeros(4)).wait(PATIENCE_S)
 
@@ -133,7 +147,9 @@ def one_dies(rank: int) -> str:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("script", [all_properties, all_deadlines, a_stop_is_read_before_the_sender_goes])
+@pytest.mark.parametrize(
+    "script", [all_properties, all_deadlines, a_stop_is_read_before_the_sender_goes, a_listener_outlasts_the_deadline]
+)
 def test_between_processes(script: Callable[[int], str], tmp_path: Path) -> None:
     assert run_processes(script, tmp_path) == ["ok"] * WORLD
 
