@@ -35,7 +35,8 @@ from benchmarks.common import against, cleaning_up_on_sigterm, console, print_ta
 from benchmarks.pair import LOOPBACK, LinkUnavailable, Place, limited_link, run_pair
 from lightning_gossip.algorithm.graphs import complete
 from lightning_gossip.algorithm.partner import PartnerPicker
-from lightning_gossip.algorithm.replica import Replica, chunk_slices
+from lightning_gossip.algorithm.flat import chunk_slices
+from lightning_gossip.algorithm.replica import Replica
 from lightning_gossip.runtime.exchange import Exchanger
 from lightning_gossip.runtime.gossip import Gossip
 from lightning_gossip.runtime.rendezvous import Rendezvous

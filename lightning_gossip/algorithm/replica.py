@@ -36,6 +36,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from lightning_gossip.algorithm.flat import common_dtype, views_like
 from lightning_gossip.algorithm.staleness import VersionCounter
 
 _GROUP_BYTES = 1 << 20  # x and m of a group stay in the L2 cache of a core; flat from 256 kB to 2 MB as measured
@@ -170,31 +171,3 @@ def _zeros(numel: int, dtype: torch.dtype) -> Tensor:
 def half_difference(mine: Tensor, theirs: Tensor) -> Tensor:
     """d = ½ (s_j − s_i), computed in the memory of ``theirs``. The other end gets exactly −d."""
     return theirs.sub_(mine).mul_(0.5)
-
-
-def common_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
-    """The type that holds all tensors' values, at least float32 so that averaging half-precision values loses nothing."""
-    dtype = torch.float32
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return dtype
-
-
-def views_like(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Views of a flat vector, one per tensor, with its shape and, where it is dense, its strides.
-
-    Equal strides make the copies between x and y plain memory copies for channels_last tensors too.
-    """
-    views = []
-    offset = 0
-    for tensor in tensors:
-        piece = flat[offset : offset + tensor.numel()]
-        dense = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
-        views.append(piece.as_strided(tensor.shape, tensor.stride()) if dense else piece.view(tensor.shape))
-        offset += tensor.numel()
-    return views
-
-
-def chunk_slices(numel: int, chunk_numel: int) -> list[slice]:
-    """Cut ``numel`` elements into consecutive slices of at most ``chunk_numel``."""
-    return [slice(start, min(start + chunk_numel, numel)) for start in range(0, numel, chunk_numel)]

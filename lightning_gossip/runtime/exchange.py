@@ -9,7 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lightning_gossip.algorithm.replica import Replica, chunk_slices, half_difference
+from lightning_gossip.algorithm.flat import chunk_slices
+from lightning_gossip.algorithm.replica import Replica, half_difference
 from lightning_gossip.transport.base import Pending, Transport
 
 

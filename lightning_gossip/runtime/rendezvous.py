@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gossip.algorithm.replica import chunk_slices
+from lightning_gossip.algorithm.flat import chunk_slices
 from lightning_gossip.errors import ConfigurationError, PeerError
 
 _CHUNK_NUMEL = 1 << 20  # elements per all-reduce: bounds the extra memory to one chunk

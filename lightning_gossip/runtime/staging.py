@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_gossip.algorithm.replica import Replica, common_dtype, views_like
+from lightning_gossip.algorithm.flat import common_dtype, views_like
+from lightning_gossip.algorithm.replica import Replica
 
 
 class Event(Protocol):

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lightning_gossip.algorithm.mixing import pair_matrix
-from lightning_gossip.algorithm.replica import Replica, chunk_slices, common_dtype, half_difference, views_like
+from lightning_gossip.algorithm.flat import chunk_slices, common_dtype, views_like
+from lightning_gossip.algorithm.replica import Replica, half_difference
 
 N = 3
 CHUNKS = chunk_slices(7, 3)

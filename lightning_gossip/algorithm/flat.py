@@ -1,0 +1,77 @@
+"""A model as one flat vector: what averaging, quantizing and sending work on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class FlatModel:
+    """One flat vector of a model's size and its views, shaped like the model's tensors.
+
+    Args:
+        tensors: whose shapes, in the same order on every worker.
+        dtype: of the vector; default: see :func:`common_dtype`.
+        device: of the vector; default: the CPU.
+
+    Attributes:
+        flat: shape (d,); its values are undefined until they are written.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        numel = sum(tensor.numel() for tensor in tensors)
+        self.flat = torch.zeros(numel, dtype=dtype if dtype is not None else common_dtype(tensors), device=device)
+        self._views = views_like(self.flat, tensors)
+
+    @torch.no_grad()
+    def read(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The vector ← the tensors; returns the vector."""
+        torch._foreach_copy_(self._views, list(tensors))
+        return self.flat
+
+    @torch.no_grad()
+    def write(self, tensors: Sequence[Tensor]) -> None:
+        """The tensors ← the vector, in place."""
+        torch._foreach_copy_(list(tensors), self._views)
+
+    @torch.no_grad()
+    def add_to(self, tensors: Sequence[Tensor]) -> None:
+        """The tensors += the vector, in place."""
+        for tensor, view in zip(tensors, self._views, strict=True):
+            tensor.add_(view.to(tensor.device))
+
+
+def common_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
+    """The type that holds all tensors' values, at least float32 so that averaging half-precision values loses nothing."""
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+def views_like(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Views of a flat vector, one per tensor, with its shape and, where it is dense, its strides.
+
+    Equal strides make the copies between x and y plain memory copies for channels_last tensors too.
+    """
+    views = []
+    offset = 0
+    for tensor in tensors:
+        piece = flat[offset : offset + tensor.numel()]
+        dense = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+        views.append(piece.as_strided(tensor.shape, tensor.stride()) if dense else piece.view(tensor.shape))
+        offset += tensor.numel()
+    return views
+
+
+def chunk_slices(numel: int, chunk_numel: int) -> list[slice]:
+    """Cut ``numel`` elements into consecutive slices of at most ``chunk_numel``."""
+    return [slice(start, min(start + chunk_numel, numel)) for start in range(0, numel, chunk_numel)]
