@@ -3,7 +3,7 @@
 A transport has three lanes, which never wait for each other:
 - the **inbox**: short messages from anybody (requests for an exchange, calls to a meeting, stop). One listener reads it.
 - **replies**: the answer of one peer to one request, waited for with a deadline.
-- **swaps**: both ends send a vector and receive one, at the same time, in the order of the calls.
+- **vectors**: one end sends, the other receives, in the order of the calls; a **swap** is both at the same time.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ class Kind(IntEnum):
     REFUSE = 3  # answer: not now
     MEET = 4  # everybody comes to a rendezvous after the current step
     STOP = 5  # the listener may end
+    PUSH = 6  # to a parameter server: an update follows
+    PULL = 7  # to a parameter server: "send me the model"
+    LEAVE = 8  # to a parameter server: "I come to a rendezvous"
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Message:
         layout: fingerprint of the sender's published tensors; exchanges need equal ones.
         step_us: the sender's step time in microseconds, 0 if unknown.
         value: depends on the kind.
+        staleness: of the update that the receiver pushed last, from a parameter server; -1 if there is none to report.
     """
 
     kind: Kind
@@ -46,6 +50,7 @@ class Message:
     layout: int = 0
     step_us: int = 0
     value: int = 0
+    staleness: int = 0
 
     def words(self) -> list[int]:
         """As ``WORDS`` integers for the wire."""
@@ -61,15 +66,15 @@ class Message:
         """
         if len(words) != WORDS or words[0] != MAGIC:
             raise ValueError(f"not a message of this version: {words}")
-        kind, session, layout, step_us, value = words[1:6]
-        return cls(Kind(kind), session, layout, step_us, value)
+        kind, *rest = words[1 : 1 + len(fields(cls))]
+        return cls(Kind(kind), *rest)
 
 
 class Pending(Protocol):
-    """A swap under way."""
+    """A vector under way, or a swap."""
 
     def wait(self, timeout_s: float) -> None:
-        """Block until both vectors have arrived.
+        """Block until what is sent has been read, and what is received has arrived.
 
         Raises:
             PeerError: when the peer is gone or the time is over.
@@ -107,8 +112,17 @@ class Transport(ABC):
         """
 
     @abstractmethod
+    def send(self, peer: int, vector: Tensor) -> Pending:
+        """Start to send a vector; it belongs to the transport until the wait is over."""
+
+    @abstractmethod
+    def receive(self, peer: int, vector: Tensor) -> Pending:
+        """Start to receive into a vector; it belongs to the transport until the wait is over."""
+
     def swap(self, peer: int, mine: Tensor, theirs: Tensor) -> Pending:
-        """Start to send ``mine`` and to receive into ``theirs``; both belong to the transport until the wait is over."""
+        """Start to send ``mine`` and to receive into ``theirs``."""
+        receiving = self.receive(peer, theirs)
+        return _Both(receiving, self.send(peer, mine))
 
     @abstractmethod
     def close(self) -> None:
@@ -122,3 +136,13 @@ class Transport(ABC):
         """
         self.post(peer, message)
         return self.await_reply(peer, timeout_s)
+
+
+@dataclass
+class _Both:
+    receiving: Pending
+    sending: Pending
+
+    def wait(self, timeout_s: float) -> None:
+        self.receiving.wait(timeout_s)
+        self.sending.wait(timeout_s)

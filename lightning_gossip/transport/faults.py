@@ -83,6 +83,12 @@ class FaultyTransport(Transport):
             return Message(Kind.REFUSE, message.session, message.layout)
         return self._inner.request(peer, message, timeout_s)
 
+    def send(self, peer: int, vector: Tensor) -> Pending:
+        return self._inner.send(peer, vector)
+
+    def receive(self, peer: int, vector: Tensor) -> Pending:
+        return self._inner.receive(peer, vector)
+
     def swap(self, peer: int, mine: Tensor, theirs: Tensor) -> Pending:
         self._strike("swap", peer)
         return self._inner.swap(peer, mine, theirs)

@@ -44,17 +44,17 @@ class GlooTransport(Transport):
         timeout = timedelta(seconds=timeout_s)  # of making the groups too; the listener's own wait outlasts it
         self._control: dist.ProcessGroup | None = _new_group(timeout)
         self._data: dist.ProcessGroup | None = _new_group(timeout)
-        self._requests: dict[int, tuple[dist.Work, Tensor]] = {}  # by peer: one request at a time
+        self._requests: dict[int, list[tuple[dist.Work, Tensor]]] = {}  # by peer: read in order, so a reply frees all before it
         self._others: list[tuple[Kind, dist.Work, Tensor]] = []  # a few in a run: calls to a meeting, stop
 
     def post(self, peer: int, message: Message) -> None:
         words = torch.tensor(message.words(), dtype=torch.int64)
         with _PeerTrouble(peer, "message"):
             work = _started(dist.isend(words, dst=peer, group=_open(self._control), tag=_REQUEST))
-        if message.kind is Kind.EXCHANGE:
-            self._requests[peer] = (work, words)
-        else:
+        if message.kind in (Kind.MEET, Kind.STOP):
             self._others.append((message.kind, work, words))
+        else:
+            self._requests.setdefault(peer, []).append((work, words))
 
     def next_message(self) -> tuple[int, Message]:
         words = torch.zeros(WORDS, dtype=torch.int64)
@@ -76,11 +76,13 @@ class GlooTransport(Transport):
         self._requests.pop(peer, None)
         return _parse(words)
 
-    def swap(self, peer: int, mine: Tensor, theirs: Tensor) -> Pending:
+    def send(self, peer: int, vector: Tensor) -> Pending:
         with _PeerTrouble(peer, "exchange"):
-            receiving = _started(dist.irecv(theirs, src=peer, group=_open(self._data), tag=_VECTOR))
-            sending = _started(dist.isend(mine, dst=peer, group=_open(self._data), tag=_VECTOR))
-        return _GlooSwap(peer, receiving, sending)
+            return _Transfer(peer, _started(dist.isend(vector, dst=peer, group=_open(self._data), tag=_VECTOR)))
+
+    def receive(self, peer: int, vector: Tensor) -> Pending:
+        with _PeerTrouble(peer, "exchange"):
+            return _Transfer(peer, _started(dist.irecv(vector, src=peer, group=_open(self._data), tag=_VECTOR)))
 
     def close(self) -> None:
         """Destroy both groups, once the peers have read this worker's STOP messages.
@@ -102,15 +104,13 @@ class GlooTransport(Transport):
 
 
 @dataclass
-class _GlooSwap:
+class _Transfer:
     peer: int
-    receiving: dist.Work
-    sending: dist.Work
+    work: dist.Work
 
     def wait(self, timeout_s: float) -> None:
         with _PeerTrouble(self.peer, "exchange"):
-            self.receiving.wait(timedelta(seconds=timeout_s))
-            self.sending.wait(timedelta(seconds=timeout_s))
+            self.work.wait(timedelta(seconds=timeout_s))
 
 
 class _PeerTrouble:

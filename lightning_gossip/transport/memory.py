@@ -31,7 +31,7 @@ class MemoryNetwork:
 
 
 class MemoryTransport(Transport):
-    """One worker's end of a :class:`MemoryNetwork`. A swap copies the vector once, as a socket would."""
+    """One worker's end of a :class:`MemoryNetwork`. Sending copies the vector once, as a socket would."""
 
     def __init__(self, network: MemoryNetwork, rank: int) -> None:
         self.rank = rank
@@ -51,9 +51,12 @@ class MemoryTransport(Transport):
     def await_reply(self, peer: int, timeout_s: float) -> Message:
         return _get(self._network.replies[peer, self.rank], timeout_s, peer, "reply")
 
-    def swap(self, peer: int, mine: Tensor, theirs: Tensor) -> Pending:
-        self._network.vectors[self.rank, peer].put(mine.clone())
-        return _MemorySwap(self._network.vectors[peer, self.rank], peer, theirs)
+    def send(self, peer: int, vector: Tensor) -> Pending:
+        self._network.vectors[self.rank, peer].put(vector.clone())
+        return _Sent()
+
+    def receive(self, peer: int, vector: Tensor) -> Pending:
+        return _Receiving(self._network.vectors[peer, self.rank], peer, vector)
 
     def close(self) -> None:
         """Nothing is held; wakes this worker's own listener, once."""
@@ -63,14 +66,19 @@ class MemoryTransport(Transport):
         self._network.inbox[self.rank].put((self.rank, Message(Kind.STOP)))
 
 
+class _Sent:
+    def wait(self, timeout_s: float) -> None:
+        """It was copied."""
+
+
 @dataclass
-class _MemorySwap:
+class _Receiving:
     incoming: queue.Queue[Tensor]
     peer: int
-    theirs: Tensor
+    vector: Tensor
 
     def wait(self, timeout_s: float) -> None:
-        self.theirs.copy_(_get(self.incoming, timeout_s, self.peer, "exchange"))
+        self.vector.copy_(_get(self.incoming, timeout_s, self.peer, "exchange"))
 
 
 def _get(source: queue.Queue[T], timeout_s: float, peer: int, phase: str) -> T:

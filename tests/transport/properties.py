@@ -90,6 +90,27 @@ def a_swap_waits_for_the_end_that_starts_later(transport: Transport) -> None:
     assert torch.equal(theirs, vector(peer, 3, 10))
 
 
+def a_vector_travels_one_way_and_keeps_its_order(transport: Transport) -> None:
+    """Ranks 1 and 2 send two each to rank 0, which answers one."""
+    if transport.rank == 0:
+        for peer in (2, 1):
+            for number in range(2):
+                received = torch.zeros(50_000, dtype=torch.float64)
+                transport.receive(peer, received).wait(PATIENCE_S)
+                assert torch.equal(received, vector(peer, number, 50_000))
+        answers = {peer: vector(0, peer, 7) for peer in (1, 2)}
+        for pending in [transport.send(peer, answer) for peer, answer in answers.items()]:
+            pending.wait(PATIENCE_S)
+    else:
+        sent = [vector(transport.rank, number, 50_000) for number in range(2)]
+        pending = [transport.send(0, each) for each in sent]
+        answer = torch.zeros(7, dtype=torch.float64)
+        transport.receive(0, answer).wait(PATIENCE_S)
+        assert torch.equal(answer, vector(0, transport.rank, 7))
+        for each in pending:
+            each.wait(PATIENCE_S)
+
+
 def posting_does_not_wait_for_the_reader(transport: Transport) -> None:
     """Rank 1 reads only after the reply that rank 0 sends after posting."""
     if transport.rank == 0:
@@ -146,6 +167,7 @@ PROPERTIES: tuple[Property, ...] = (
     two_vectors_swap_when_both_ends_start_at_once,
     several_swaps_in_flight_keep_their_order,
     a_swap_waits_for_the_end_that_starts_later,
+    a_vector_travels_one_way_and_keeps_its_order,
     posting_does_not_wait_for_the_reader,
     a_request_is_answered_by_the_peer_that_was_asked,
 )
