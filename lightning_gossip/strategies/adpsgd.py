@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, get_args
 
-import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -13,14 +12,13 @@ from lightning_gossip.algorithm.graphs import make_topology
 from lightning_gossip.algorithm.partner import PartnerPicker, Roles, resolve_roles
 from lightning_gossip.algorithm.replica import Replica
 from lightning_gossip.algorithm.topology import Topology
-from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.gossip import Gossip
 from lightning_gossip.runtime.rendezvous import Rendezvous
 from lightning_gossip.runtime.staging import replica_of
-from lightning_gossip.strategies.algorithm import Algorithm
+from lightning_gossip.strategies.algorithm import Algorithm, SharedModel, Step
 from lightning_gossip.strategies.decentralized import DecentralizedStrategy
-from lightning_gossip.strategies.model import layout, retention, shared_tensors
+from lightning_gossip.strategies.model import retention
 from lightning_gossip.strategies.options import check_choice, check_number
 from lightning_gossip.strategies.reports import WorkerReport
 from lightning_gossip.transport.gloo import GlooTransport
@@ -101,10 +99,7 @@ class GossipAlgorithm(Algorithm):
         self._timeout_s = timeout_s
         self._gossip: Gossip | None = None
         self._replica: Replica | None = None
-        self._model = nn.Module()
-        self._names: set[str] = set()
-        self._tensors: list[Tensor] = []
-        self._layout = 0
+        self._model = SharedModel(nn.Module())
         self._session = 0
         self._restored_staleness: dict[str, Any] | None = None
 
@@ -117,45 +112,29 @@ class GossipAlgorithm(Algorithm):
 
     @override
     def open(self, model: nn.Module) -> None:
-        named = shared_tensors(model)
-        fingerprint = layout(named)
-        self._model = model
-        self._names = {name for name, _ in named}
-        self._tensors = [tensor for _, tensor in named]
-        if self._replica is None or fingerprint != self._layout:
-            self._replica = replica_of(self._tensors, retention=retention(model, [name for name, _ in named]))
-            self._layout = fingerprint
+        before, self._model = self._model.layout, SharedModel(model)
+        if self._replica is None or self._model.layout != before:
+            self._replica = replica_of(self._model.tensors, retention=retention(model, self._model.names))
         else:
-            self._replica.push_pull(self._tensors)
+            self._replica.push_pull(self._model.tensors)
         self._session += 1
         self._running.exchanges_per_step = self._strategy.exchanges_per_step
-        self._running.open(self._replica, session=self._session, layout=fingerprint)
+        self._running.open(self._replica, session=self._session, layout=self._model.layout)
 
     @override
-    def step(self, *, forward_passes: int, step_s: float | None) -> None:
-        self._running.step(self._tensors, step_s=step_s, forward_passes=forward_passes)
+    def step(self, step: Step) -> None:
+        self._running.step(self._model.tensors, step_s=step.seconds, forward_passes=step.forward_passes)
 
     @override
     def settle(self) -> None:
-        self._running.drain(self._tensors)
+        self._running.drain(self._model.tensors)
 
     @override
     def average(self, meeting: Rendezvous) -> float:
         assert self._replica is not None
         distance = meeting.average(self._replica.settle())
-        self._replica.copy_out(self._tensors)
-        unfrozen = [tensor for name, tensor in shared_tensors(self._model) if name not in self._names]
-        if not meeting.all_equal([len(unfrozen), sum(tensor.numel() for tensor in unfrozen)]):
-            raise ConfigurationError(
-                "Parameters were unfrozen in the middle of an epoch on some ranks only. Change requires_grad at the same point"
-                " on all of them, best in on_train_epoch_start."
-            )
-        with torch.no_grad():
-            for tensor in unfrozen:
-                flat = tensor.to("cpu", copy=True).reshape(-1)
-                distance += meeting.average(flat)
-                tensor.copy_(flat.view(tensor.shape))
-        return distance
+        self._replica.copy_out(self._model.tensors)
+        return distance + self._model.average_unfrozen(meeting)
 
     @override
     def close(self, *, together: bool) -> None:
@@ -164,7 +143,7 @@ class GossipAlgorithm(Algorithm):
 
     @override
     def shared(self) -> list[Tensor]:
-        return self._tensors
+        return self._model.tensors
 
     @override
     def call_meeting(self) -> None:

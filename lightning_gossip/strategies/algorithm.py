@@ -3,21 +3,90 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.rendezvous import Rendezvous
+from lightning_gossip.strategies.model import layout, shared_tensors
 from lightning_gossip.strategies.reports import WorkerReport
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of this worker's optimizers.
+
+    Args:
+        number: of the step since the fit began, from 1.
+        forward_passes: that led to it (gradient accumulation).
+        seconds: this worker's time a step, if known.
+        lr: the learning rate that it was made with.
+        epoch: in which, from 0.
+        progress: share of the run's steps done, in [0, 1]; None if the run's length is unknown.
+    """
+
+    number: int
+    forward_passes: int
+    seconds: float | None
+    lr: float
+    epoch: int
+    progress: float | None
+
+
+class SharedModel:
+    """The tensors of a model that an open session averages.
+
+    Args:
+        model: the module that trains.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        named = shared_tensors(model)
+        self.model = model
+        self.names = [name for name, _ in named]
+        self.tensors: list[Tensor] = [tensor for _, tensor in named]
+        self.layout = layout(named)
+
+    @torch.no_grad()
+    def average_unfrozen(self, meeting: Rendezvous) -> float:
+        """Average what has begun to require a gradient since the session was opened. Collective.
+
+        Returns:
+            This worker's squared distance to the mean of these tensors before.
+
+        Raises:
+            ConfigurationError: if they differ between ranks.
+        """
+        known = set(self.names)
+        unfrozen = [tensor for name, tensor in shared_tensors(self.model) if name not in known]
+        if not meeting.all_equal([len(unfrozen), sum(tensor.numel() for tensor in unfrozen)]):
+            raise ConfigurationError(
+                "Parameters were unfrozen in the middle of an epoch on some ranks only. Change requires_grad at the same point"
+                " on all of them, best in on_train_epoch_start."
+            )
+        distance = 0.0
+        for tensor in unfrozen:
+            flat = tensor.to("cpu", copy=True).reshape(-1)
+            distance += meeting.average(flat)
+            tensor.copy_(flat.view(tensor.shape))
+        return distance
 
 
 class Algorithm(ABC):
     """One worker's part of a decentralized algorithm during one fit of two workers or more.
 
-    The calls come from the training thread in this order: ``start``, then per session ``open``, ``step`` …, ``settle``,
-    ``average``, and at the end ``close``. Collectives are allowed in ``start`` and ``average`` only; there all workers are
-    together.
+    The calls come from the training thread in this order: ``start``, then per session ``open``, (``begin_step``,
+    ``reduce_gradients``, ``step``) …, ``arrive``, ``settle``, ``average``, and at the end ``close``. Collectives on the default
+    group are allowed in ``start`` and ``average`` only; there all workers are together.
+
+    Attributes:
+        waited_s: seconds that the training thread has waited for other workers in these calls, ``start`` and ``average`` apart.
     """
+
+    waited_s: float = 0.0
 
     @abstractmethod
     def start(self) -> None:
@@ -27,14 +96,21 @@ class Algorithm(ABC):
     def open(self, model: nn.Module) -> None:
         """This worker begins to train after a rendezvous (or the start)."""
 
-    @abstractmethod
-    def step(self, *, forward_passes: int, step_s: float | None) -> None:
-        """This worker's optimizers have stepped.
+    def begin_step(self) -> None:
+        """The first batch of the next step has been fetched; its forward pass comes next."""
+        return
 
-        Args:
-            forward_passes: since the last step (gradient accumulation).
-            step_s: this worker's time a step in seconds, if known.
-        """
+    def reduce_gradients(self) -> None:
+        """Backward has left the gradients of a whole step; clipping and the optimizer come next."""
+        return
+
+    @abstractmethod
+    def step(self, step: Step) -> None:
+        """This worker's optimizers have stepped."""
+
+    def arrive(self) -> None:
+        """This worker has come to a rendezvous; serve the others until they need it no more."""
+        return
 
     @abstractmethod
     def settle(self) -> None:
@@ -78,4 +154,4 @@ class Algorithm(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from the state of the same rank."""
+        """Go on from the state of the same rank. Comes before ``start``."""

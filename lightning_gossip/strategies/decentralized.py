@@ -157,8 +157,14 @@ class DecentralizedStrategy(WorkerProcesses):
         **kwargs: Any,
     ) -> Any:
         output = super().optimizer_step(optimizer, closure, model, **kwargs)
-        self._running_fit.optimizer_stepped()
+        self._running_fit.optimizer_stepped(max(float(group["lr"]) for group in optimizer.param_groups))
         return output
+
+    @override
+    def post_backward(self, closure_loss: Tensor) -> None:
+        super().post_backward(closure_loss)
+        if self._fit is not None:
+            self._fit.after_backward()
 
     @override
     def on_train_end(self) -> None:

@@ -19,7 +19,7 @@ from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import StepTimer, Timeline, now_s
 from lightning_gossip.runtime.rendezvous import Agreement, Purpose, Rendezvous, gather
 from lightning_gossip.strategies import checkpoints, resume
-from lightning_gossip.strategies.algorithm import Algorithm
+from lightning_gossip.strategies.algorithm import Algorithm, Step
 from lightning_gossip.strategies.options import FitOptions
 from lightning_gossip.strategies.reports import FitReport, WorkerReport
 from lightning_gossip.strategies.work import FitWork, set_global_step
@@ -66,7 +66,11 @@ class Fit:
         self._batch_timer = StepTimer()
         self._own = WorkerReport(rank=trainer.global_rank)
         self._optimizer_stepped = False
+        self._lr = 0.0
+        self._steps = 0
+        self._planned_steps: int | None = None
         self._forward_passes = 0
+        self._waited_s = 0.0  # of the algorithm's waits, those already accounted for
         self._in_step = False
         self._batches_in_epoch = 0
         self._own_model: list[Tensor] | None = None
@@ -83,6 +87,8 @@ class Fit:
         if self._restored is not None:
             resume.apply(self._restored, self._restored_from, self.trainer, self.work, self._algorithm)
         self.work.begin_fit()
+        self._steps = self.trainer.global_step
+        self._planned_steps = self.work.planned_steps()
         if self._algorithm is not None:
             self._algorithm.start()
 
@@ -93,10 +99,19 @@ class Fit:
         self.work.begin_batch(_size_of(batch))
         self._in_step = True
         self._batches_in_epoch += 1
+        if self._algorithm is not None and self._forward_passes == 0:
+            self._algorithm.begin_step()
 
-    def optimizer_stepped(self) -> None:
-        """An optimizer has stepped on the current batch."""
+    def after_backward(self) -> None:
+        """A backward pass has ended."""
+        last = not self.trainer.lightning_module.automatic_optimization or not self.trainer.fit_loop._should_accumulate()
+        if self._algorithm is not None and last:
+            self._algorithm.reduce_gradients()
+
+    def optimizer_stepped(self, lr: float) -> None:
+        """An optimizer has stepped on the current batch, with this learning rate."""
         self._optimizer_stepped = True
+        self._lr = lr
 
     def after_batch(self) -> None:
         """The batch has been trained on: push and pull, and go to the rendezvous if it is time."""
@@ -108,10 +123,9 @@ class Fit:
         self._time_batch()
         if self._optimizer_stepped:
             self._own.steps += 1
+            self._steps += 1
             if self._algorithm is not None:
-                batch_s = self._batch_timer.median_s
-                step_s = None if batch_s is None else batch_s * self._forward_passes
-                self._algorithm.step(forward_passes=self._forward_passes, step_s=step_s)
+                self._algorithm.step(self._step())
             self._optimizer_stepped = False
             self._forward_passes = 0
         if self.stop_requested or (self._algorithm is not None and self._algorithm.meeting_called()):
@@ -236,11 +250,13 @@ class Fit:
 
     def _meet(self, algorithm: Algorithm, purpose: Purpose, steps: int) -> Agreement:
         arrived_s = now_s()
+        algorithm.arrive()
         agreement = self._meeting.agree(purpose, should_stop=self.trainer.should_stop, optimizer_steps=steps)
         all_here_s = now_s()
         self._timeline.record("wait", arrived_s, all_here_s)
         self._own.last_wait_s = all_here_s - arrived_s
         self._own.wait_s += self._own.last_wait_s
+        self._waited_s = algorithm.waited_s
         algorithm.settle()
         if self._options.at_rendezvous == "evaluate":
             self._own_model = [tensor.detach().clone() for tensor in algorithm.shared()]
@@ -251,9 +267,24 @@ class Fit:
     def _time_batch(self) -> None:
         ended_s = now_s()
         batch_s = self._batch_timer.tick(ended_s)
-        if batch_s is not None:
-            self._own.busy_s += batch_s
-            self._timeline.record("compute", ended_s - batch_s, ended_s)
+        if batch_s is None:
+            return
+        waited_s = 0.0 if self._algorithm is None else self._algorithm.waited_s - self._waited_s
+        self._waited_s += waited_s
+        self._own.wait_s += waited_s
+        self._own.busy_s += max(0.0, batch_s - waited_s)
+        self._timeline.record("compute", ended_s - batch_s, ended_s)
+
+    def _step(self) -> Step:
+        batch_s = self._batch_timer.median_s
+        return Step(
+            number=self._steps,
+            forward_passes=self._forward_passes,
+            seconds=None if batch_s is None else batch_s * self._forward_passes,
+            lr=self._lr,
+            epoch=self.trainer.current_epoch,
+            progress=min(1.0, self._steps / self._planned_steps) if self._planned_steps else None,
+        )
 
     def _stop(self) -> None:
         if self.stop_requested and self._algorithm is not None:

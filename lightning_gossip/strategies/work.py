@@ -6,6 +6,7 @@ global count, and knows where an interrupted epoch stands.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -186,6 +187,20 @@ class FitWork:
                 scheduler.start_from(self._count_base)
                 config.scheduler = scheduler  # type: ignore[assignment]
                 self._schedulers.append(scheduler)
+
+    def planned_steps(self) -> int | None:
+        """Optimizer steps that each worker makes in the whole run, if all are equally fast; None if nobody can tell."""
+        trainer = self._trainer
+        batches = self.shared.nominal_length if self.shared is not None else trainer.fit_loop.max_batches
+        by_epochs = by_steps = math.inf
+        if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+            by_epochs = trainer.max_epochs * (
+                batches if math.isinf(batches) else math.ceil(batches / trainer.accumulate_grad_batches)
+            )
+        if trainer.max_steps >= 0:
+            by_steps = trainer.max_steps
+        steps = min(by_epochs, by_steps)
+        return None if math.isinf(steps) else int(steps)
 
     def begin_batch(self, batch_size: int) -> None:
         """A batch is about to be trained on."""

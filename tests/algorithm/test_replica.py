@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lightning_gossip.algorithm.mixing import pair_matrix
 from lightning_gossip.algorithm.flat import chunk_slices, common_dtype, views_like
+from lightning_gossip.algorithm.mixing import pair_matrix
 from lightning_gossip.algorithm.replica import Replica, half_difference
 
 N = 3
