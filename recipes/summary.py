@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lightning_gossip.strategies import STRATEGIES
+from lightning_gossip.strategies import DecentralizedStrategy
 from recipes.record import RunRecord
 
 SUMMARY = "summary.json"
@@ -23,9 +23,8 @@ _OF_WORKER = (
 
 def name_of(strategy: Strategy) -> str:
     """What a strategy is called on the command line."""
-    for name, (cls, _) in STRATEGIES.items():
-        if type(strategy) is cls:
-            return name
+    if isinstance(strategy, DecentralizedStrategy):
+        return strategy.name
     return "ddp" if type(strategy) is DDPStrategy else type(strategy).__name__
 
 

@@ -24,14 +24,21 @@ from lightning_gossip.algorithm.mixing import (
     spectral_gap,
 )
 from lightning_gossip.algorithm.partner import PartnerPicker, ResolvedRoles, Roles, resolve_roles
+from lightning_gossip.algorithm.period import AdaptivePeriod, ConstantPeriod, PeriodController, PostLocal
+from lightning_gossip.algorithm.quantize import Quantizer
 from lightning_gossip.algorithm.staleness import StalenessHistogram, VersionCounter
 from lightning_gossip.algorithm.topology import Topology
 
 __all__ = [
     "TOPOLOGIES",
+    "AdaptivePeriod",
+    "ConstantPeriod",
     "ExchangeLaw",
     "MixingWeights",
     "PartnerPicker",
+    "PeriodController",
+    "PostLocal",
+    "Quantizer",
     "ResolvedRoles",
     "Roles",
     "StalenessHistogram",

@@ -15,9 +15,10 @@ class FlatModel:
         tensors: whose shapes, in the same order on every worker.
         dtype: of the vector; default: see :func:`common_dtype`.
         device: of the vector; default: the CPU.
+        room: so many elements more at the end, for what is sent with the model.
 
     Attributes:
-        flat: shape (d,); its values are undefined until they are written.
+        flat: shape (d + room,), zeros at first.
     """
 
     def __init__(
@@ -26,8 +27,9 @@ class FlatModel:
         *,
         dtype: torch.dtype | None = None,
         device: torch.device | None = None,
+        room: int = 0,
     ) -> None:
-        numel = sum(tensor.numel() for tensor in tensors)
+        numel = sum(tensor.numel() for tensor in tensors) + room
         self.flat = torch.zeros(numel, dtype=dtype if dtype is not None else common_dtype(tensors), device=device)
         self._views = views_like(self.flat, tensors)
 
@@ -38,9 +40,9 @@ class FlatModel:
         return self.flat
 
     @torch.no_grad()
-    def write(self, tensors: Sequence[Tensor]) -> None:
-        """The tensors ← the vector, in place."""
-        torch._foreach_copy_(list(tensors), self._views)
+    def write(self, tensors: Sequence[Tensor], *, only: int | None = None) -> None:
+        """The tensors ← the vector, in place; ``only`` the first so many, if given."""
+        torch._foreach_copy_(list(tensors[:only]), self._views[:only])
 
     @torch.no_grad()
     def add_to(self, tensors: Sequence[Tensor]) -> None:

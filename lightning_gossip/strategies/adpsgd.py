@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, get_args
 
 from torch import Tensor, nn
@@ -11,19 +10,16 @@ from typing_extensions import override
 from lightning_gossip.algorithm.graphs import make_topology
 from lightning_gossip.algorithm.partner import PartnerPicker, Roles, resolve_roles
 from lightning_gossip.algorithm.replica import Replica
-from lightning_gossip.algorithm.topology import Topology
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.gossip import Gossip
 from lightning_gossip.runtime.rendezvous import Rendezvous
 from lightning_gossip.runtime.staging import replica_of
-from lightning_gossip.strategies.algorithm import Algorithm, SharedModel, Step
+from lightning_gossip.strategies.algorithm import Algorithm, Step
 from lightning_gossip.strategies.decentralized import DecentralizedStrategy
-from lightning_gossip.strategies.model import retention
-from lightning_gossip.strategies.options import check_choice, check_number
+from lightning_gossip.strategies.model import SharedModel, retention
+from lightning_gossip.strategies.options import TopologySpec, check_choice, check_number, topology_of
 from lightning_gossip.strategies.reports import WorkerReport
 from lightning_gossip.transport.gloo import GlooTransport
-
-TopologySpec = str | Topology | Iterable[tuple[int, int]]
 
 
 class ADPSGDStrategy(DecentralizedStrategy):
@@ -59,18 +55,19 @@ class ADPSGDStrategy(DecentralizedStrategy):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        if isinstance(topology, str):
-            make_topology(topology, 1)  # refuses an unknown name
-        elif not isinstance(topology, Topology):
-            topology = tuple((int(a), int(b)) for a, b in topology)
         check_choice("roles", roles, get_args(Roles))
         check_number("exchanges_per_step", exchanges_per_step)
         check_number("exchange_timeout_s", exchange_timeout_s, above=0.0)
-        self.topology = topology
+        self.topology = topology_of(topology)
         self.roles = roles
         self.exchanges_per_step = exchanges_per_step
         self._exchange_timeout_s = exchange_timeout_s
         self._seed = seed
+
+    @property
+    @override
+    def name(self) -> str:
+        return "adpsgd"
 
     @override
     def check(self, workers: int) -> None:

@@ -6,12 +6,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.rendezvous import Rendezvous
-from lightning_gossip.strategies.model import layout, shared_tensors
 from lightning_gossip.strategies.reports import WorkerReport
 
 
@@ -36,57 +33,18 @@ class Step:
     progress: float | None
 
 
-class SharedModel:
-    """The tensors of a model that an open session averages.
-
-    Args:
-        model: the module that trains.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        named = shared_tensors(model)
-        self.model = model
-        self.names = [name for name, _ in named]
-        self.tensors: list[Tensor] = [tensor for _, tensor in named]
-        self.layout = layout(named)
-
-    @torch.no_grad()
-    def average_unfrozen(self, meeting: Rendezvous) -> float:
-        """Average what has begun to require a gradient since the session was opened. Collective.
-
-        Returns:
-            This worker's squared distance to the mean of these tensors before.
-
-        Raises:
-            ConfigurationError: if they differ between ranks.
-        """
-        known = set(self.names)
-        unfrozen = [tensor for name, tensor in shared_tensors(self.model) if name not in known]
-        if not meeting.all_equal([len(unfrozen), sum(tensor.numel() for tensor in unfrozen)]):
-            raise ConfigurationError(
-                "Parameters were unfrozen in the middle of an epoch on some ranks only. Change requires_grad at the same point"
-                " on all of them, best in on_train_epoch_start."
-            )
-        distance = 0.0
-        for tensor in unfrozen:
-            flat = tensor.to("cpu", copy=True).reshape(-1)
-            distance += meeting.average(flat)
-            tensor.copy_(flat.view(tensor.shape))
-        return distance
-
-
 class Algorithm(ABC):
     """One worker's part of a decentralized algorithm during one fit of two workers or more.
 
     The calls come from the training thread in this order: ``start``, then per session ``open``, (``begin_step``,
     ``reduce_gradients``, ``step``) …, ``arrive``, ``settle``, ``average``, and at the end ``close``. Collectives on the default
     group are allowed in ``start`` and ``average`` only; there all workers are together.
-
-    Attributes:
-        waited_s: seconds that the training thread has waited for other workers in these calls, ``start`` and ``average`` apart.
     """
 
-    waited_s: float = 0.0
+    @property
+    def waited_s(self) -> float:
+        """Seconds that the training thread has waited for other workers in these calls, ``start`` and ``average`` apart."""
+        return 0.0
 
     @abstractmethod
     def start(self) -> None:

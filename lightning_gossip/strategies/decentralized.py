@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.distributed import _distributed_is_initialized
@@ -58,6 +59,8 @@ class DecentralizedStrategy(WorkerProcesses):
         ConfigurationError: for a value that cannot work, and for an unknown argument.
     """
 
+    shares_work: ClassVar[bool] = True  # whether workers may make different numbers of steps
+
     def __init__(
         self,
         *,
@@ -67,13 +70,24 @@ class DecentralizedStrategy(WorkerProcesses):
         **processes: Any,
     ) -> None:
         super().__init__(**processes)
-        self.fit_options = FitOptions(work_sharing, at_rendezvous, checkpoint)
+        options = FitOptions(work_sharing, at_rendezvous, checkpoint)
+        if not self.shares_work and work_sharing is True:
+            raise ConfigurationError(
+                f"work_sharing=True is not possible with {type(self).__name__}: its workers make the same number of steps."
+                " Leave it out, or use the strategy 'adpsgd' or 'apsgd'."
+            )
+        self.fit_options = options if self.shares_work else replace(options, work_sharing=False)
         self.report = FitReport()
         self.timeline = Timeline()
         self._fit: Fit | None = None
         self._patches = Patches()
         self._local_metrics: LocalMetrics | None = None
         self._loaded: tuple[dict[str, Any], _PATH] | None = None
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What the strategy is called in ``Trainer(strategy=...)``."""
 
     @abstractmethod
     def algorithm(self, timeline: Timeline) -> Algorithm:

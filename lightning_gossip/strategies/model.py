@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from lightning_gossip.algorithm.flat import FlatModel
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.runtime.rendezvous import gather
+from lightning_gossip.runtime.rendezvous import Rendezvous, gather
 
 
 def shared_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
@@ -36,6 +37,71 @@ def retention(model: nn.Module, names: list[str]) -> list[float]:
             for name in ("running_mean", "running_var"):
                 shares[f"{prefix}.{name}" if prefix else name] = share
     return [shares.get(name, 1.0) for name in names]
+
+
+class SharedModel:
+    """The tensors of a model that an open session averages.
+
+    Args:
+        model: the module that trains.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        named = shared_tensors(model)
+        self.module = model
+        self.names = [name for name, _ in named]
+        self.tensors: list[Tensor] = [tensor for _, tensor in named]
+        self.layout = layout(named)
+
+    def average(self, meeting: Rendezvous) -> float:
+        """Replace the tensors by their means over all workers. Collective.
+
+        Returns:
+            This worker's squared distance to the mean before.
+        """
+        flat = FlatModel(self.tensors)
+        distance = meeting.average(flat.read(self.tensors))
+        flat.write(self.tensors)
+        return distance + self.average_unfrozen(meeting)
+
+    def average_unfrozen(self, meeting: Rendezvous) -> float:
+        """Average what has begun to require a gradient since the session was opened. Collective.
+
+        Returns:
+            This worker's squared distance to the mean of these tensors before.
+
+        Raises:
+            ConfigurationError: if they differ between ranks.
+        """
+        known = set(self.names)
+        unfrozen = [tensor for name, tensor in shared_tensors(self.module) if name not in known]
+        if not meeting.all_equal([len(unfrozen), sum(tensor.numel() for tensor in unfrozen)]):
+            raise ConfigurationError(
+                "Parameters were unfrozen in the middle of an epoch on some ranks only. Change requires_grad at the same point"
+                " on all of them, best in on_train_epoch_start."
+            )
+        if not unfrozen:
+            return 0.0
+        flat = FlatModel(unfrozen)
+        distance = meeting.average(flat.read(unfrozen))
+        flat.write(unfrozen)
+        return distance
+
+    def check_equal(self, layouts: list[int]) -> None:
+        """Refuse ranks that share other tensors.
+
+        Args:
+            layouts: of all ranks.
+
+        Raises:
+            ConfigurationError: on every rank.
+        """
+        for rank, theirs in enumerate(layouts):
+            if theirs != layouts[0]:
+                raise ConfigurationError(
+                    f"Rank {rank} trains other tensors than rank 0. The parameters with requires_grad, their shapes, types and"
+                    " memory formats must be the same on all ranks when an epoch begins."
+                )
 
 
 def layout(named: list[tuple[str, Tensor]]) -> int:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from lightning_gossip.algorithm.graphs import make_topology
+from lightning_gossip.algorithm.topology import Topology
 from lightning_gossip.errors import ConfigurationError
 
 WorkSharing = Literal["auto"] | bool
@@ -29,6 +31,22 @@ class FitOptions:
         check_choice("work_sharing", self.work_sharing, (True, False, "auto"))
         check_choice("at_rendezvous", self.at_rendezvous, get_args(AtRendezvous))
         check_choice("checkpoint", self.checkpoint, get_args(CheckpointKind))
+
+
+TopologySpec = str | Topology | Iterable[tuple[int, int]]
+
+
+def topology_of(spec: TopologySpec) -> str | Topology | tuple[tuple[int, int], ...]:
+    """A topology as an option, whose size is not known yet: a name that exists, a Topology, or the edges.
+
+    Raises:
+        ConfigurationError: for an unknown name.
+    """
+    if isinstance(spec, str):
+        make_topology(spec, 1)
+    elif not isinstance(spec, Topology):
+        return tuple((int(a), int(b)) for a, b in spec)
+    return spec
 
 
 def check_choice(name: str, value: object, accepted: Iterable[object]) -> None:

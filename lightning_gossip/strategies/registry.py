@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning.fabric.strategies import STRATEGY_REGISTRY as FABRIC_REGISTRY
 from lightning.pytorch.strategies import StrategyRegistry
 
+from lightning_gossip.algorithm.period import AdaptivePeriod
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.strategies.adpsgd import ADPSGDStrategy
+from lightning_gossip.strategies.averaging import PeriodicAveragingStrategy
 from lightning_gossip.strategies.decentralized import DecentralizedStrategy
+from lightning_gossip.strategies.dpsgd import DPSGDStrategy
+from lightning_gossip.strategies.qsgd import QSGDStrategy
 
-STRATEGIES: dict[str, tuple[type[DecentralizedStrategy], str]] = {
-    "adpsgd": (ADPSGDStrategy, "asynchronous pairwise gossip (AD-PSGD, arXiv 1710.06952)"),
+
+class Registered(NamedTuple):
+    """A strategy by name: its class, what it is, and the options that the name stands for."""
+
+    cls: type[DecentralizedStrategy]
+    description: str
+    options: dict[str, Any] = {}  # noqa: RUF012 - never changed
+
+
+STRATEGIES = {
+    "adpsgd": Registered(ADPSGDStrategy, "asynchronous pairwise gossip (AD-PSGD, arXiv 1710.06952)"),
+    "dpsgd": Registered(DPSGDStrategy, "synchronous averaging with the neighbours (D-PSGD, arXiv 1705.09056)"),
+    "periodic_averaging": Registered(PeriodicAveragingStrategy, "local SGD with an average every few steps (CPSGD)"),
+    "adaptive_averaging": Registered(
+        PeriodicAveragingStrategy,
+        "local SGD with an average whose period adapts (ADPSGD, arXiv 2007.06134)",
+        {"period": AdaptivePeriod()},
+    ),
+    "qsgd": Registered(QSGDStrategy, "all-reduce SGD with quantized gradients (QSGD, arXiv 1610.02132)"),
 }
 _START_METHODS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
 
@@ -24,12 +45,11 @@ def register() -> None:
     The same names are registered with Fabric, and with the package ``pytorch_lightning`` where it is in use, to say that they
     do not work there.
     """
-    for name, (cls, description) in STRATEGIES.items():
+    for name, (cls, description, options) in STRATEGIES.items():
         for suffix, start_method in _START_METHODS.items():
             if name + suffix not in StrategyRegistry:
-                StrategyRegistry.register(
-                    name + suffix, cls, f"{description}, workers started by {start_method}", start_method=start_method
-                )
+                what = f"{description}, workers started by {start_method}"
+                StrategyRegistry.register(name + suffix, cls, what, start_method=start_method, **options)
             _refuse(FABRIC_REGISTRY, name + suffix, "Fabric")
             if "pytorch_lightning" in sys.modules:
                 _refuse(sys.modules["pytorch_lightning"].strategies.StrategyRegistry, name + suffix, "pytorch_lightning")

@@ -19,7 +19,13 @@ class WorkerReport:
         exchanges: completed exchanges, started or answered.
         refused: requests of its own that a busy worker refused.
         bytes_sent: payload of its exchanges.
-        staleness_mean, staleness_p95, staleness_max: changes of its published model between pull and push of a step.
+        staleness_mean, staleness_p95, staleness_max: changes of its published model (of the server's, with a parameter server)
+            between pull and push of a step.
+        dropped: updates that came too late and were thrown away (parameter server).
+        averagings: exact averages of all models, those of the rendezvous apart.
+        period: steps between two averagings, at present.
+        period_mean: steps divided by averagings.
+        deviation: S_k = (1/n) Σ ‖w_i − w̄‖² at the last averaging.
         busy_s: seconds in training steps.
         wait_s: seconds at rendezvous before the last worker came.
         last_wait_s: the same, at the last one.
@@ -37,6 +43,11 @@ class WorkerReport:
     staleness_mean: float | None = None
     staleness_p95: float | None = None
     staleness_max: int | None = None
+    dropped: int | None = None
+    averagings: int | None = None
+    period: int | None = None
+    period_mean: float | None = None
+    deviation: float | None = None
     busy_s: float = 0.0
     wait_s: float = 0.0
     last_wait_s: float = 0.0

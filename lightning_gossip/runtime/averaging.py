@@ -1,0 +1,83 @@
+"""The exact mean of a vector over all workers, at once or behind the next local steps.
+
+An averaging of the models w_i of step t is applied as a difference:
+
+    x_i ← x_i + (w̄ − w_i),     w̄ = (1/n) Σ_j w_j
+
+Σ_i (w̄ − w_i) = 0, so the mean of the models changes by local updates only, whenever each worker applies it; what x_i has
+gained since step t survives. Applied at once x_i still is w_i, and becomes w̄, the same bits on all workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_gossip.algorithm.flat import FlatModel
+from lightning_gossip.errors import ProtocolError
+from lightning_gossip.runtime.collectives import Collectives, PendingSum
+
+
+class Averager:
+    """Averages one worker's tensors with everybody's. Memory: two flat vectors of their size.
+
+    Args:
+        collectives: of all workers; each calls the same methods in the same order.
+        tensors: x, the same in the same order on all workers.
+        counted: how many of them, from the first, count for the distance to the mean; None for all.
+    """
+
+    def __init__(self, collectives: Collectives, tensors: Sequence[Tensor], *, counted: int | None = None) -> None:
+        self._collectives = collectives
+        self._tensors = list(tensors)
+        device = self._tensors[0].device if self._tensors else None
+        self._mean = FlatModel(self._tensors, device=device)
+        self._own = torch.empty_like(self._mean.flat)
+        self._counted_tensors = len(self._tensors) if counted is None else counted
+        self._counted = sum(tensor.numel() for tensor in self._tensors[: self._counted_tensors])
+        self._pending: PendingSum | None = None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether an averaging has begun and not been completed."""
+        return self._pending is not None
+
+    def begin(self) -> None:
+        """Send w_i ← x_i on its way; x is free to change.
+
+        Raises:
+            ProtocolError: if one is under way.
+        """
+        if self._pending is not None:
+            raise ProtocolError("An averaging begins while another one is under way.")
+        self._own.copy_(self._mean.read(self._tensors))
+        self._pending = self._collectives.start_sum(self._mean.flat)
+
+    def complete(self) -> float:
+        """Wait for w̄, and leave it to :meth:`replace`, :meth:`correct` or nobody.
+
+        Returns:
+            This worker's ‖w_i − w̄‖².
+        """
+        if self._pending is None:
+            raise ProtocolError("There is no averaging to complete.")
+        self._pending.wait()
+        self._pending = None
+        self._mean.flat.div_(self._collectives.world_size)
+        torch.sub(self._mean.flat, self._own, out=self._own)
+        return float(torch.linalg.vector_norm(self._own[: self._counted], dtype=torch.float64)) ** 2
+
+    def replace(self, *, model_only: bool = False) -> None:
+        """x_i ← w̄, where x_i has not changed since the averaging began.
+
+        Args:
+            model_only: leave alone what does not count for the distance.
+        """
+        self._mean.write(self._tensors, only=self._counted_tensors if model_only else None)
+
+    def correct(self) -> None:
+        """x_i ← x_i + (w̄ − w_i)."""
+        self._mean.flat.copy_(self._own)
+        self._mean.add_to(self._tensors)

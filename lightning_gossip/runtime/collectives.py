@@ -1,0 +1,135 @@
+"""Collectives of a synchronous algorithm, on a process group of its own.
+
+A group of its own, because Lightning's and a user's collectives on the default group come from the same thread but at other
+points, and a worker that has ended its epoch goes on taking part in the algorithm's while it waits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_gossip.errors import PeerError, ProtocolError
+from lightning_gossip.runtime.clock import Timeline, now_s
+
+
+class Collectives:
+    """One worker's end. Creating it is collective, and so is every method but :meth:`close`.
+
+    Args:
+        device: where the tensors are that it is given.
+        timeout: of each operation; None for the backend's own.
+        timeline: where waits are recorded.
+
+    Attributes:
+        bytes_sent: by this worker, reckoned as a ring sends: 2 (n − 1)/n of a summed vector, n − 1 times a gathered one.
+        waited_s: seconds that the caller was blocked here.
+    """
+
+    def __init__(self, device: torch.device, timeout: timedelta | None, timeline: Timeline) -> None:
+        self.world_size = dist.get_world_size()
+        self.bytes_sent = 0
+        self.waited_s = 0.0
+        self._device = device
+        self._timeline = timeline
+        group = dist.new_group(timeout=timeout)  # of the default group's backend
+        if not isinstance(group, dist.ProcessGroup):
+            raise ProtocolError("This process is not a member of the group that it has just created.")
+        self._group: dist.ProcessGroup | None = group
+
+    def start_sum(self, vector: Tensor) -> PendingSum:
+        """Begin to replace a vector by its sum over all workers; the vector is the group's until the end is awaited."""
+        self.bytes_sent += math.ceil(2 * (self.world_size - 1) / self.world_size * vector.numel() * vector.element_size())
+        with _trouble("all-reduce"):
+            work = dist.all_reduce(vector, group=self._open(), async_op=True)
+        assert work is not None
+        return PendingSum(self, work)
+
+    def sum(self, vector: Tensor) -> Tensor:
+        """Replace a vector by its sum over all workers, the same bits on all of them; returns it."""
+        self.start_sum(vector).wait()
+        return vector
+
+    def sum_of(self, *numbers: float) -> list[float]:
+        """The sums of a few numbers over all workers, in float64."""
+        # NCCL works on the device only
+        return [float(value) for value in self.sum(torch.tensor(numbers, dtype=torch.float64, device=self._device)).tolist()]
+
+    def gather_bytes(self, payload: Tensor) -> list[Tensor]:
+        """Everybody's bytes, by rank.
+
+        Args:
+            payload: uint8, of the same length on every worker.
+        """
+        self.bytes_sent += (self.world_size - 1) * payload.numel()
+        everyones = [torch.empty_like(payload) for _ in range(self.world_size)]
+        with self.waiting("all-gather"):
+            dist.all_gather(everyones, payload, group=self._open())
+        return everyones
+
+    def gather(self, mine: Any) -> list[Any]:
+        """Everybody's value, by rank; any picklable value. Not counted in ``bytes_sent``: for what happens once a session."""
+        everyones: list[Any] = [None] * self.world_size
+        with self.waiting("all-gather"):
+            dist.all_gather_object(everyones, mine, group=self._open())
+        return everyones
+
+    def close(self) -> None:
+        """Free the group. May be called twice."""
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self._group = None
+
+    @contextmanager
+    def waiting(self, phase: str) -> Iterator[None]:
+        """What happens inside is waiting for other workers, and fails if one of them has ended."""
+        began_s = now_s()
+        with _trouble(phase):
+            yield
+        ended_s = now_s()
+        self.waited_s += ended_s - began_s
+        self._timeline.record("wait", began_s, ended_s)
+
+    def _open(self) -> dist.ProcessGroup:
+        if self._group is None:
+            raise ProtocolError("The collectives are used after they were closed.")
+        return self._group
+
+
+class PendingSum:
+    """An all-reduce under way."""
+
+    def __init__(self, collectives: Collectives, work: dist.Work) -> None:
+        self._collectives = collectives
+        self._work = work
+
+    def wait(self) -> None:
+        """Block until the vector holds the sum.
+
+        Raises:
+            PeerError: if a worker has ended, or the group's time is over.
+        """
+        with self._collectives.waiting("all-reduce"):
+            self._work.wait()
+
+
+@contextmanager
+def _trouble(phase: str) -> Iterator[None]:
+    began_s = now_s()
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, (PeerError, ProtocolError)):
+            raise
+        raise PeerError(
+            f"An {phase} failed after {now_s() - began_s:.1f} s: another worker has probably ended; its own log says why.",
+            phase=phase,
+            seconds=now_s() - began_s,
+        ) from error

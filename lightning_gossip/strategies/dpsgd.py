@@ -1,0 +1,143 @@
+"""D-PSGD as a Lightning strategy: every step all workers average with their neighbours (arXiv 1705.09056)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, get_args
+
+from torch import nn
+from typing_extensions import override
+
+from lightning_gossip.algorithm.graphs import make_topology
+from lightning_gossip.algorithm.mixing import MixingWeights, mixing_matrix
+from lightning_gossip.runtime.clock import Timeline
+from lightning_gossip.runtime.neighbours import NeighbourRounds
+from lightning_gossip.strategies.algorithm import Algorithm, Step
+from lightning_gossip.strategies.decentralized import DecentralizedStrategy
+from lightning_gossip.strategies.lockstep import LockstepAlgorithm
+from lightning_gossip.strategies.options import TopologySpec, check_choice, check_number, topology_of
+from lightning_gossip.strategies.reports import WorkerReport
+from lightning_gossip.transport.gloo import GlooTransport
+
+
+class DPSGDStrategy(DecentralizedStrategy):
+    """Decentralized Parallel SGD: every step each worker averages its model with its neighbours', by a mixing matrix W.
+
+    Args:
+        topology: who averages with whom: a name of :data:`~lightning_gossip.algorithm.TOPOLOGIES`, a
+            :class:`~lightning_gossip.algorithm.Topology`, or the edges as pairs of ranks.
+        weights: of the mixing matrix, see :func:`~lightning_gossip.algorithm.mixing_matrix`.
+        overlap: ``True``: averages the models of before the step while the gradient is computed, X W − γ G, as in the paper;
+            ``False``: those of after it, (X − γ G) W, and the workers wait for the exchange.
+        exchange_timeout_s: deadline, in seconds, of a neighbour's model.
+        options: see :class:`~lightning_gossip.strategies.DecentralizedStrategy`.
+
+    Example::
+
+        Trainer(strategy=DPSGDStrategy(topology="torus"), devices=16)
+    """
+
+    shares_work: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        *,
+        topology: TopologySpec = "ring",
+        weights: MixingWeights = "metropolis",
+        overlap: bool = True,
+        exchange_timeout_s: float = 120.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        check_choice("weights", weights, get_args(MixingWeights))
+        check_choice("overlap", overlap, (True, False))
+        check_number("exchange_timeout_s", exchange_timeout_s, above=0.0)
+        self.topology = topology_of(topology)
+        self.weights = weights
+        self.overlap = overlap
+        self._exchange_timeout_s = exchange_timeout_s
+
+    @property
+    @override
+    def name(self) -> str:
+        return "dpsgd"
+
+    @override
+    def check(self, workers: int) -> None:
+        make_topology(self.topology, workers)
+
+    @override
+    def algorithm(self, timeline: Timeline) -> Algorithm:
+        return NeighbourAveraging(self, timeline, self._exchange_timeout_s)
+
+
+class NeighbourAveraging(LockstepAlgorithm):
+    """One worker's steps of D-PSGD during one fit.
+
+    Args:
+        strategy: whose options.
+        timeline: where waits are recorded.
+        timeout_s: deadline of a neighbour's model.
+    """
+
+    def __init__(self, strategy: DPSGDStrategy, timeline: Timeline, timeout_s: float) -> None:
+        super().__init__(strategy.root_device, strategy._timeout, timeline)
+        matrix = mixing_matrix(make_topology(strategy.topology, strategy.workers), strategy.weights)
+        rank = strategy.global_rank
+        self._weights = {peer: float(w) for peer, w in enumerate(matrix[rank]) if w > 0 and peer != rank}
+        self._overlap = strategy.overlap
+        self._timeout_s = timeout_s
+        self._transport: GlooTransport | None = None
+        self._rounds: NeighbourRounds | None = None
+
+    @property
+    @override
+    def waited_s(self) -> float:
+        return super().waited_s + self._running.waited_s
+
+    @override
+    def start(self) -> None:
+        super().start()
+        self._transport = GlooTransport(self._timeout_s)
+        self._rounds = NeighbourRounds(self._transport, self._weights, timeout_s=self._timeout_s, timeline=self._timeline)
+
+    @override
+    def open(self, model: nn.Module) -> None:
+        super().open(model)
+        self._running.open(self._model.tensors)
+
+    @override
+    def begin_step(self) -> None:
+        if self._overlap:
+            self._running.begin()
+
+    @override
+    def step(self, step: Step) -> None:
+        if not self._running.under_way:
+            self._running.begin()
+        self._running.complete()
+        self._meeting_called = self._running.meeting_called
+
+    @override
+    def arrive(self) -> None:
+        rounds = self._running
+        if rounds.under_way:  # begun for a step that was not made
+            rounds.complete()
+        rounds.begin(arrived=True, calling=self._asks_for_meeting)
+        while rounds.complete():
+            rounds.begin(arrived=True, calling=self._asks_for_meeting)
+
+    @override
+    def close(self, *, together: bool) -> None:
+        super().close(together=together)
+        if self._transport is not None:
+            self._transport.close()
+
+    @override
+    def complete(self, report: WorkerReport) -> None:
+        report.exchanges = self._running.exchanges
+        report.bytes_sent = self._running.bytes_sent
+
+    @property
+    def _running(self) -> NeighbourRounds:
+        assert self._rounds is not None, "start() comes first"
+        return self._rounds

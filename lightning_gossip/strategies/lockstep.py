@@ -1,0 +1,98 @@
+"""What the synchronous algorithms have in common: collectives of their own, and workers that arrive early.
+
+All workers make their collectives in the same order, each as often as the others. Where one has fewer batches (uneven streams)
+or is told to stop, it arrives at the rendezvous early and goes on taking part, so that nobody waits for it in vain.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightning_gossip.runtime.clock import Timeline
+from lightning_gossip.runtime.collectives import Collectives
+from lightning_gossip.runtime.rendezvous import Rendezvous
+from lightning_gossip.strategies.algorithm import Algorithm
+from lightning_gossip.strategies.model import SharedModel
+from lightning_gossip.strategies.reports import WorkerReport
+
+
+class LockstepAlgorithm(Algorithm):
+    """Base of the algorithms whose workers make the same collectives.
+
+    Args:
+        device: of the models.
+        timeout: of each collective.
+        timeline: where waits are recorded.
+    """
+
+    def __init__(self, device: torch.device, timeout: timedelta | None, timeline: Timeline) -> None:
+        self._device = device
+        self._timeout = timeout
+        self._timeline = timeline
+        self._group: Collectives | None = None
+        self._model = SharedModel(nn.Module())
+        self._asks_for_meeting = False
+        self._meeting_called = False
+
+    @property
+    def collectives(self) -> Collectives:
+        """Of this fit."""
+        assert self._group is not None, "start() comes first"
+        return self._group
+
+    @property
+    @override
+    def waited_s(self) -> float:
+        return self.collectives.waited_s
+
+    @override
+    def start(self) -> None:
+        self._group = Collectives(self._device, self._timeout, self._timeline)
+
+    @override
+    def open(self, model: nn.Module) -> None:
+        self._model = SharedModel(model)
+        self._model.check_equal(self.collectives.gather(self._model.layout))
+        self._asks_for_meeting = self._meeting_called = False
+
+    @override
+    def settle(self) -> None:
+        """Nothing changes a model but its own worker."""
+
+    @override
+    def average(self, meeting: Rendezvous) -> float:
+        return self._model.average(meeting)
+
+    @override
+    def close(self, *, together: bool) -> None:
+        if self._group is not None:
+            self._group.close()
+
+    @override
+    def shared(self) -> list[Tensor]:
+        return self._model.tensors
+
+    @override
+    def call_meeting(self) -> None:
+        self._asks_for_meeting = True  # said when this worker arrives
+
+    @override
+    def meeting_called(self) -> bool:
+        return self._meeting_called
+
+    @override
+    def complete(self, report: WorkerReport) -> None:
+        report.bytes_sent = self.collectives.bytes_sent
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    @override
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """There is none."""

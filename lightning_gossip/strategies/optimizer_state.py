@@ -1,0 +1,68 @@
+"""What becomes of momentum and the like when models are averaged: kept, averaged, or begun anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+OptimizerStateRule = Literal["keep", "average", "reset"]
+
+
+class Slot(NamedTuple):
+    """One floating-point tensor of an optimizer's state, described so that other workers can have the same."""
+
+    optimizer: int
+    parameter: int  # counted over the groups
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class OptimizerStates:
+    """The states of one worker's optimizers.
+
+    Args:
+        optimizers: the same on all workers.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._optimizers = list(optimizers)
+
+    def slots(self) -> list[Slot]:
+        """The floating-point tensors that there are."""
+        return [
+            Slot(number, index, name, tuple(value.shape), str(value.dtype).removeprefix("torch."))
+            for number, optimizer in enumerate(self._optimizers)
+            for index, parameter in enumerate(_parameters(optimizer))
+            for name, value in sorted(optimizer.state.get(parameter, {}).items(), key=lambda item: item[0])
+            if isinstance(value, Tensor) and value.is_floating_point()
+        ]
+
+    def tensors(self, slots: Sequence[Slot]) -> list[Tensor]:
+        """The tensors of these slots; what this worker has not got (it never used the parameter) is made, as zeros."""
+        return [self._tensor(slot) for slot in slots]
+
+    def reset(self) -> None:
+        """As if the optimizers were new."""
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+
+    def _tensor(self, slot: Slot) -> Tensor:
+        optimizer = self._optimizers[slot.optimizer]
+        parameter = _parameters(optimizer)[slot.parameter]
+        state = optimizer.state[parameter]
+        if not isinstance(state.get(slot.name), Tensor):
+            of_parameter = slot.shape == tuple(parameter.shape)
+            state[slot.name] = torch.zeros(
+                slot.shape, dtype=getattr(torch, slot.dtype), device=parameter.device if of_parameter else "cpu"
+            )
+        value: Tensor = state[slot.name]
+        return value
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

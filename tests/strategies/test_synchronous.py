@@ -1,0 +1,167 @@
+"""The synchronous strategies: beside DDP's trajectory, and where workers part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, seed_everything
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
+
+from lightning_gossip import ConstantPeriod, DPSGDStrategy, PeriodicAveragingStrategy, QSGDStrategy
+from tests.strategies.launch import launch
+from tests.strategies.models import Net, flat, samples, trainer
+
+pytestmark = pytest.mark.processes
+
+STEPS = 50
+
+
+class Own(SequentialSampler):
+    """Each rank's own samples, the same under every strategy."""
+
+    def __iter__(self) -> Any:
+        import torch.distributed as dist
+
+        generator = torch.Generator().manual_seed(1 + dist.get_rank())
+        return iter(torch.randint(0, 128, (STEPS * 4,), generator=generator).tolist())
+
+    def __len__(self) -> int:
+        return STEPS * 4
+
+
+def _trajectory(strategy: Any, momentum: float) -> Any:
+    """The mean model after each step."""
+    seed_everything(3, verbose=False)
+    states: list[torch.Tensor] = []
+
+    class Record(Callback):
+        def on_train_batch_end(self, trainer: Any, model: Any, *_: Any) -> None:
+            import torch.distributed as dist
+
+            mine = flat(model.network).double()
+            if not isinstance(trainer.strategy, PeriodicAveragingStrategy | DPSGDStrategy):
+                states.append(mine)
+                return
+            group = Record.group = getattr(Record, "group", None) or dist.new_group()
+            everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(everyones, mine, group=group)
+            states.append(torch.stack(everyones).mean(0))
+
+    def optimizer(model: Any) -> Any:
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum, weight_decay=1e-3, nesterov=momentum > 0)
+
+    model = Net(optimizer, nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2)))
+    data = samples(128)
+    t = trainer(strategy=strategy, max_epochs=1, use_distributed_sampler=False, callbacks=[Record()])
+    t.fit(model, DataLoader(data, batch_size=4, sampler=Own(data)))
+    assert len(states) == STEPS
+    return torch.stack(states)
+
+
+def _pair(strategy: Any, momentum: float) -> float:
+    """The largest difference to DDP, relative to how far the model went."""
+    ours, ddp = _trajectory(strategy, momentum), _trajectory("ddp", momentum)
+    return float((ours - ddp).abs().max() / (ddp[-1] - ddp[0]).abs().max())
+
+
+LIKE_DDP = [
+    ("period 1, no momentum", lambda: PeriodicAveragingStrategy(period=1), 0.0),
+    ("period 1, momentum kept", lambda: PeriodicAveragingStrategy(period=1), 0.9),
+    ("period 1, momentum averaged", lambda: PeriodicAveragingStrategy(period=1, optimizer_state="average"), 0.9),
+    ("D-PSGD, complete graph, (X − γG)W", lambda: DPSGDStrategy(topology="complete", weights="uniform", overlap=False), 0.9),
+]
+
+
+@pytest.mark.parametrize(("make", "momentum"), [case[1:] for case in LIKE_DDP], ids=[case[0] for case in LIKE_DDP])
+def test_averaging_every_step_is_ddp(make: Any, momentum: float) -> None:
+    assert max(launch(_pair, make(), momentum, workers=3)) < 1e-5
+
+
+UNLIKE_DDP = [
+    ("period 2", lambda: PeriodicAveragingStrategy(period=2), 0.0),
+    ("momentum reset", lambda: PeriodicAveragingStrategy(period=1, optimizer_state="reset"), 0.9),
+    ("D-PSGD, complete graph, X W − γG", lambda: DPSGDStrategy(topology="complete", weights="uniform"), 0.0),
+]
+
+
+@pytest.mark.parametrize(("make", "momentum"), [case[1:] for case in UNLIKE_DDP], ids=[case[0] for case in UNLIKE_DDP])
+def test_the_comparison_with_ddp_notices_a_difference(make: Any, momentum: float) -> None:
+    assert min(launch(_pair, make(), momentum, workers=3)) > 1e-4
+
+
+class Stream(IterableDataset[Any]):
+    """As many batches as the rank says."""
+
+    def __iter__(self) -> Any:
+        import torch.distributed as dist
+
+        count = {0: 7, 1: 11, 2: 5}[dist.get_rank()] * 4
+        yield from (samples(count)[i] for i in range(count))
+
+
+def _uneven(strategy: Any) -> Any:
+    model = Net()
+    t = trainer(strategy=strategy, max_epochs=2)
+    t.fit(model, DataLoader(Stream(), batch_size=4))
+    return len(model.seen), flat(model).tolist()
+
+
+SYNCHRONOUS = [
+    ("period 3", lambda: PeriodicAveragingStrategy(period=3)),
+    ("period 3, overlapped", lambda: PeriodicAveragingStrategy(period=3, overlap=True, optimizer_state="average")),
+    ("D-PSGD", lambda: DPSGDStrategy()),
+    ("D-PSGD, not overlapped", lambda: DPSGDStrategy(overlap=False)),
+    ("QSGD", lambda: QSGDStrategy()),
+]
+
+
+@pytest.mark.parametrize("make", [case[1] for case in SYNCHRONOUS], ids=[case[0] for case in SYNCHRONOUS])
+def test_uneven_streams_end_and_agree(make: Any) -> None:
+    results = launch(_uneven, make(), workers=3)
+    assert [seen for seen, _ in results] == [2 * 28, 2 * 44, 2 * 20]
+    assert results[0][1] == results[1][1] == results[2][1]
+
+
+def _overlapped(overlap: Any) -> Any:
+    """How far the mean of the models is from what the local updates alone make of it; no rendezvous in between."""
+    import torch.distributed as dist
+
+    moved: list[torch.Tensor] = []
+
+    class Watch(Callback):
+        """Sees the model before and after the optimizer; the averaging comes later."""
+
+        def on_before_optimizer_step(self, trainer: Any, model: Any, optimizer: Any) -> None:
+            self.before = flat(model.network)
+
+        def optimizer_stepped(self, model: Any) -> None:
+            moved.append(flat(model.network).double() - self.before.double())
+
+    watch = Watch()
+
+    class Watched(Net):
+        def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+            super().optimizer_step(*args, **kwargs)
+            watch.optimizer_stepped(self)
+
+    seed_everything(1, verbose=False)
+    model = Watched(network=nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2)))
+    start = flat(model.network).double()
+    strategy = PeriodicAveragingStrategy(period=ConstantPeriod(4), overlap=overlap)
+    t = trainer(strategy=strategy, max_epochs=1, callbacks=[watch])
+    data = samples(16 * 23)
+    t.fit(model, DataLoader(data, batch_size=8))
+    total = torch.stack(moved).sum(0)
+    dist.all_reduce(total)
+    expected = start + total / dist.get_world_size()
+    return float((flat(model.network).double() - expected).abs().max()), t.strategy.report.workers[0].averagings
+
+
+@pytest.mark.parametrize("overlap", [False, 1, 3, True])
+def test_averaging_loses_no_update(overlap: Any) -> None:
+    for error, averagings in launch(_overlapped, overlap, workers=2):
+        assert error < 1e-5
+        assert averagings == 23 // 4
