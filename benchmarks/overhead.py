@@ -33,9 +33,9 @@ from torchvision.models import resnet50
 
 from benchmarks.common import against, cleaning_up_on_sigterm, console, print_table, write_results
 from benchmarks.pair import LOOPBACK, LinkUnavailable, Place, limited_link, run_pair
+from lightning_gossip.algorithm.flat import chunk_slices
 from lightning_gossip.algorithm.graphs import complete
 from lightning_gossip.algorithm.partner import PartnerPicker
-from lightning_gossip.algorithm.flat import chunk_slices
 from lightning_gossip.algorithm.replica import Replica
 from lightning_gossip.runtime.exchange import Exchanger
 from lightning_gossip.runtime.gossip import Gossip

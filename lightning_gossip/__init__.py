@@ -1,9 +1,10 @@
 """Decentralized training for PyTorch Lightning. Importing this package makes ``Trainer(strategy="adpsgd")`` known."""
 
-from lightning_gossip.algorithm import AdaptivePeriod, ConstantPeriod, PostLocal
+from lightning_gossip.algorithm import AdaptivePeriod, ConstantPeriod, EventTrigger, PostLocal
 from lightning_gossip.errors import ConfigurationError, GossipError, PeerError, ProtocolError
 from lightning_gossip.strategies import (
     ADPSGDStrategy,
+    APSGDStrategy,
     DPSGDStrategy,
     FitReport,
     PeriodicAveragingStrategy,
@@ -17,10 +18,12 @@ register()
 __version__ = "0.1.0"
 __all__ = [
     "ADPSGDStrategy",
+    "APSGDStrategy",
     "AdaptivePeriod",
     "ConfigurationError",
     "ConstantPeriod",
     "DPSGDStrategy",
+    "EventTrigger",
     "FitReport",
     "GossipError",
     "PeerError",

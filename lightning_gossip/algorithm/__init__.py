@@ -26,6 +26,7 @@ from lightning_gossip.algorithm.mixing import (
 from lightning_gossip.algorithm.partner import PartnerPicker, ResolvedRoles, Roles, resolve_roles
 from lightning_gossip.algorithm.period import AdaptivePeriod, ConstantPeriod, PeriodController, PostLocal
 from lightning_gossip.algorithm.quantize import Quantizer
+from lightning_gossip.algorithm.server import EventTrigger, ParameterServer, ServerOptions
 from lightning_gossip.algorithm.staleness import StalenessHistogram, VersionCounter
 from lightning_gossip.algorithm.topology import Topology
 
@@ -33,14 +34,17 @@ __all__ = [
     "TOPOLOGIES",
     "AdaptivePeriod",
     "ConstantPeriod",
+    "EventTrigger",
     "ExchangeLaw",
     "MixingWeights",
+    "ParameterServer",
     "PartnerPicker",
     "PeriodController",
     "PostLocal",
     "Quantizer",
     "ResolvedRoles",
     "Roles",
+    "ServerOptions",
     "StalenessHistogram",
     "Topology",
     "VersionCounter",

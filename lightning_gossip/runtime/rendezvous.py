@@ -6,7 +6,7 @@ worker waits for the slow ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -102,14 +102,42 @@ class Rendezvous:
             This worker's squared distance ‖x_i − x̄‖² to the mean.
         """
         world_size = dist.get_world_size()
+
+        def mean(chunk: slice, buffer: Tensor) -> None:
+            buffer.copy_(flat[chunk])
+            dist.all_reduce(buffer)
+            buffer.div_(world_size)
+
+        return self._replace(flat, mean)
+
+    def adopt(self, flat: Tensor, model: Tensor | None, *, source: int) -> float:
+        """Replace a vector by that of one rank.
+
+        Args:
+            flat: shape (d,), changed in place.
+            model: shape (d,), on rank ``source``; None elsewhere.
+            source: whose it is.
+
+        Returns:
+            This worker's squared distance to it before.
+        """
+
+        def theirs(chunk: slice, buffer: Tensor) -> None:
+            if model is not None:
+                buffer.copy_(model[chunk])
+            dist.broadcast(buffer, src=source)
+
+        return self._replace(flat, theirs)
+
+    def _replace(self, flat: Tensor, fill: Callable[[slice, Tensor], None]) -> float:
+        """Replace a vector chunk by chunk by what ``fill`` writes; returns ‖old − new‖²."""
         distance = 0.0
-        buffer = torch.empty(min(flat.numel(), _CHUNK_NUMEL), dtype=flat.dtype, device=self._device)
+        whole = torch.empty(min(flat.numel(), _CHUNK_NUMEL), dtype=flat.dtype, device=self._device)
         for chunk in chunk_slices(flat.numel(), _CHUNK_NUMEL):
             piece = flat[chunk]
-            mean = buffer[: piece.numel()].copy_(piece)  # one buffer for all: Gloo lets go of a tensor later than it says
-            dist.all_reduce(mean)
-            mean.div_(world_size)
-            here = mean.to(flat.device)
+            buffer = whole[: piece.numel()]  # one for all: Gloo lets go of a tensor later than it says
+            fill(chunk, buffer)
+            here = buffer.to(flat.device)
             distance += float(torch.linalg.vector_norm(piece.sub_(here))) ** 2
             piece.copy_(here)
         return distance

@@ -1,6 +1,7 @@
 """Lightning glue: translate, delegate, return."""
 
 from lightning_gossip.strategies.adpsgd import ADPSGDStrategy
+from lightning_gossip.strategies.apsgd import APSGDStrategy
 from lightning_gossip.strategies.averaging import PeriodicAveragingStrategy
 from lightning_gossip.strategies.decentralized import DecentralizedStrategy
 from lightning_gossip.strategies.dpsgd import DPSGDStrategy
@@ -11,6 +12,7 @@ from lightning_gossip.strategies.reports import FitReport, WorkerReport
 __all__ = [
     "STRATEGIES",
     "ADPSGDStrategy",
+    "APSGDStrategy",
     "DPSGDStrategy",
     "DecentralizedStrategy",
     "FitReport",

@@ -121,7 +121,7 @@ class QuantizedAllReduce(LockstepAlgorithm):
         self._generator.set_state(state["generator"])
 
     def _average(self, gradient: Tensor, *, arrived: bool) -> bool:
-        """Replace a gradient by the mean of the quantized ones of the workers that make steps; returns whether there are any."""
+        """Replace a gradient by the mean of the quantized ones of those that make steps; returns whether there are any."""
         status = (_ARRIVED if arrived else 0) | (_CALLING if self._asks_for_meeting else 0)
         payload = self._quantizer.encode(gradient, self._generator)
         payload = torch.cat([payload, payload.new_tensor([status])])

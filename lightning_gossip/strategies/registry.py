@@ -11,6 +11,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 from lightning_gossip.algorithm.period import AdaptivePeriod
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.strategies.adpsgd import ADPSGDStrategy
+from lightning_gossip.strategies.apsgd import APSGDStrategy
 from lightning_gossip.strategies.averaging import PeriodicAveragingStrategy
 from lightning_gossip.strategies.decentralized import DecentralizedStrategy
 from lightning_gossip.strategies.dpsgd import DPSGDStrategy
@@ -28,6 +29,7 @@ class Registered(NamedTuple):
 STRATEGIES = {
     "adpsgd": Registered(ADPSGDStrategy, "asynchronous pairwise gossip (AD-PSGD, arXiv 1710.06952)"),
     "dpsgd": Registered(DPSGDStrategy, "synchronous averaging with the neighbours (D-PSGD, arXiv 1705.09056)"),
+    "apsgd": Registered(APSGDStrategy, "asynchronous SGD with a parameter server (A-PSGD)"),
     "periodic_averaging": Registered(PeriodicAveragingStrategy, "local SGD with an average every few steps (CPSGD)"),
     "adaptive_averaging": Registered(
         PeriodicAveragingStrategy,

@@ -1,0 +1,354 @@
+"""A parameter server inside the job: threads on one rank, and what a worker says to it.
+
+| thread, on the server's rank | does | waits for |
+|---|---|---|
+| ``gossip-listener`` | sorts messages by sender | a message, without a deadline; STOP ends it |
+| ``gossip-server-<rank>``, one a peer | receives its updates, sends it the model | a message, its turn; a vector: deadline |
+
+The training thread of the server's rank is a worker like the others, and calls the server directly.
+
+One condition guards the :class:`~lightning_gossip.algorithm.server.ParameterServer` and the session. It is held to add an
+update or to copy the model, never across the network. A thread that serves a slow worker waits for that one alone.
+
+A failure on a thread ends it, is kept, and is raised on the training thread at its next step.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from lightning_gossip.algorithm.server import ParameterServer
+from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
+from lightning_gossip.runtime.clock import Deadline
+from lightning_gossip.transport.base import Kind, Message, Transport
+
+log = logging.getLogger(__name__)
+
+_DROPPED = -1  # in place of a staleness
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a worker learns with a model.
+
+    Args:
+        version: updates that the model has seen.
+        staleness: of the update that this worker pushed last; None if it was dropped, or if there was none.
+        meeting_called: somebody asks for a rendezvous.
+    """
+
+    version: int
+    staleness: int | None
+    meeting_called: bool
+
+
+class ServerLink(ABC):
+    """One worker's way to the server."""
+
+    @abstractmethod
+    def pull(self, session: int, layout: int, out: Tensor) -> Served:
+        """Wait for this worker's turn, and copy the model.
+
+        Args:
+            session: that this worker is in; the server may still be in the one before.
+            layout: fingerprint of this worker's tensors.
+            out: shape (d,), the model.
+
+        Raises:
+            PeerError: if the server has ended, or the turn does not come in time.
+            ConfigurationError: if the server has other tensors.
+        """
+
+    @abstractmethod
+    def push(self, session: int, update: Tensor) -> None:
+        """Hand an update over; does not wait until it is applied. ``update`` is the link's until the next pull or leave."""
+
+    @abstractmethod
+    def leave(self, session: int) -> Served:
+        """Come to a rendezvous; what was pushed has been applied when this returns."""
+
+    @abstractmethod
+    def call_meeting(self, session: int) -> None:
+        """Ask all workers to come to a rendezvous; they hear of it when they pull."""
+
+
+class Server(ServerLink):
+    """The server, and its own rank's link to it.
+
+    Args:
+        transport: to the other workers.
+        timeout_s: deadline of a vector.
+        turn_timeout_s: deadline of the local worker's turn.
+
+    Attributes:
+        bytes_sent: models sent to other workers.
+    """
+
+    def __init__(self, transport: Transport, *, timeout_s: float, turn_timeout_s: float) -> None:
+        self.bytes_sent = 0
+        self._transport = transport
+        self._timeout_s = timeout_s
+        self._turn_timeout_s = turn_timeout_s
+        self._condition = threading.Condition()
+        self._server: ParameterServer | None = None
+        self._session = -1
+        self._layout = 0
+        self._meeting = -1  # the last session in which a rendezvous was asked for
+        self._staleness: dict[int, int | None] = {}  # by rank, of its last update
+        self._stopped = False
+        self._failure: BaseException | None = None
+        peers = [peer for peer in range(transport.world_size) if peer != transport.rank]
+        self._inboxes: dict[int, queue.SimpleQueue[Message]] = {peer: queue.SimpleQueue() for peer in peers}
+        self._threads = [self._thread("gossip-listener", self._listen)]
+        self._threads += [self._thread(f"gossip-server-{peer}", partial(self._serve, peer)) for peer in peers]
+
+    def start(self) -> None:
+        """Begin to serve."""
+        for thread in self._threads:
+            thread.start()
+
+    def open(self, session: int, layout: int, server: ParameterServer) -> None:
+        """A session begins, with the model that the server holds."""
+        with self._condition:
+            self._session, self._layout, self._server = session, layout, server
+            self._staleness.clear()
+            self._condition.notify_all()
+
+    def raise_failure(self) -> None:
+        """Raise what ended a thread, if anything did."""
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self, *, together: bool, timeout_s: float = 10.0) -> None:
+        """End the threads. May be called twice.
+
+        Args:
+            together: another worker's STOP message ends the listener; otherwise it is left to the end of the process.
+            timeout_s: deadline for the threads.
+        """
+        with self._condition:
+            if self._stopped:
+                return
+            self._stopped = True
+            self._condition.notify_all()
+        for inbox in self._inboxes.values():
+            inbox.put(Message(Kind.STOP))
+        deadline = Deadline.after(timeout_s)
+        for thread in self._threads:
+            if thread.is_alive() and (together or thread.name != "gossip-listener"):
+                thread.join(deadline.left_s)
+        alive = [thread.name for thread in self._threads if thread.is_alive()]
+        if together and alive:
+            log.warning("rank %d: %s did not end within %.3g s", self._transport.rank, ", ".join(alive), timeout_s)
+
+    # -- the training thread of this rank ------------------------------------------------------------------------------
+
+    def pull(self, session: int, layout: int, out: Tensor) -> Served:
+        """See :class:`ServerLink`."""
+        self.raise_failure()
+        return self._pull(self._transport.rank, session, out, self._turn_timeout_s)
+
+    def push(self, session: int, update: Tensor) -> None:
+        """See :class:`ServerLink`."""
+        self.raise_failure()
+        self._push(self._transport.rank, update, self._turn_timeout_s)
+
+    def leave(self, session: int) -> Served:
+        """See :class:`ServerLink`."""
+        self.raise_failure()
+        return self._leave(self._transport.rank)
+
+    def call_meeting(self, session: int) -> None:
+        """See :class:`ServerLink`."""
+        with self._condition:
+            self._meeting = max(self._meeting, session)
+
+    @property
+    def model(self) -> Tensor:
+        """z; for a caller that knows that nobody pushes."""
+        return self._open.model
+
+    @property
+    def meeting_called(self) -> bool:
+        """Whether somebody asks for a rendezvous in this session."""
+        return self._meeting == self._session
+
+    # -- all threads ---------------------------------------------------------------------------------------------------
+
+    def _pull(self, rank: int, session: int, out: Tensor, timeout_s: float | None) -> Served:
+        with self._condition:
+            self._await(lambda: self._session == session, timeout_s)
+            self._open.queue(rank)
+            self._await(lambda: self._open.may_pull(rank), timeout_s)
+            version = self._open.pull(rank)
+            out.copy_(self._open.model)
+            self._condition.notify_all()
+            return Served(version, self._staleness.get(rank), self.meeting_called)
+
+    def _push(self, rank: int, update: Tensor, timeout_s: float | None) -> None:
+        with self._condition:
+            self._await(lambda: self._open.may_push(rank), timeout_s)
+            self._staleness[rank] = self._open.push(rank, update)
+            self._condition.notify_all()
+
+    def _leave(self, rank: int) -> Served:
+        with self._condition:
+            self._open.leave(rank)
+            self._condition.notify_all()
+            return Served(self._open.version, self._staleness.get(rank), self.meeting_called)
+
+    def _await(self, due: Callable[[], bool], timeout_s: float | None) -> None:
+        if not self._condition.wait_for(lambda: self._stopped or self._failure is not None or due(), timeout_s):
+            raise PeerError(
+                f"This worker's turn at the parameter server did not come within {timeout_s:.3g} s. A worker that holds the"
+                " others up is slow or has ended; look at the logs of the other ranks.",
+                phase="turn",
+                seconds=timeout_s,
+            )
+        self.raise_failure()
+        if self._stopped:
+            raise _StoppedError
+
+    @property
+    def _open(self) -> ParameterServer:
+        if self._server is None:
+            raise ProtocolError("No session has been opened yet.")
+        return self._server
+
+    # -- the threads that serve ----------------------------------------------------------------------------------------
+
+    def _thread(self, name: str, target: Callable[[], None]) -> threading.Thread:
+        def guarded() -> None:
+            try:
+                target()
+            except _StoppedError:
+                return
+            except BaseException as error:  # noqa: BLE001 - kept, and raised on the training thread
+                with self._condition:
+                    if not self._stopped:
+                        self._failure = self._failure or error
+                    self._condition.notify_all()
+
+        return threading.Thread(target=guarded, name=name, daemon=True)
+
+    def _listen(self) -> None:
+        while True:
+            peer, message = self._transport.next_message()
+            if message.kind is Kind.STOP:
+                return
+            if message.kind is Kind.MEET:
+                self.call_meeting(message.session)
+            else:
+                self._inboxes[peer].put(message)
+
+    def _serve(self, peer: int) -> None:
+        buffer = torch.empty(0)
+        while (message := self._inboxes[peer].get()).kind is not Kind.STOP:
+            if message.kind is Kind.PULL:
+                layout, model = self._opened(message.session)
+                if message.layout != layout:
+                    self._transport.reply(peer, Message(Kind.REFUSE, message.session, layout))
+                    raise _layout_error(peer, self._transport.rank)
+                if buffer.shape != model.shape or buffer.dtype != model.dtype:
+                    buffer = torch.empty_like(model)
+                self._send_model(peer, message.session, buffer)
+            elif message.kind is Kind.PUSH:
+                self._transport.receive(peer, buffer).wait(self._timeout_s)
+                self._push(peer, buffer, None)
+            elif message.kind is Kind.LEAVE:
+                self._transport.reply(peer, self._message(message.session, self._leave(peer)))
+            else:
+                raise ProtocolError(f"Rank {peer} sent {message.kind.name} to the parameter server.")
+
+    def _opened(self, session: int) -> tuple[int, Tensor]:
+        """Layout and model of a session, when it has begun here too."""
+        with self._condition:
+            self._await(lambda: self._session == session, None)
+            return self._layout, self._open.model
+
+    def _send_model(self, peer: int, session: int, buffer: Tensor) -> None:
+        served = self._pull(peer, session, buffer, None)
+        self._transport.reply(peer, self._message(session, served))
+        self._transport.send(peer, buffer).wait(self._timeout_s)
+        self.bytes_sent += buffer.numel() * buffer.element_size()
+
+    def _message(self, session: int, served: Served) -> Message:
+        kind = Kind.MEET if served.meeting_called else Kind.ACCEPT
+        staleness = _DROPPED if served.staleness is None else served.staleness
+        return Message(kind, session, value=served.version, staleness=staleness)
+
+
+class RemoteServer(ServerLink):
+    """The server as seen from another rank.
+
+    Args:
+        transport: to the server.
+        rank: the server's.
+        timeout_s: deadline of a vector.
+        turn_timeout_s: deadline of this worker's turn.
+
+    Attributes:
+        bytes_sent: updates sent to the server.
+    """
+
+    def __init__(self, transport: Transport, rank: int, *, timeout_s: float, turn_timeout_s: float) -> None:
+        self.bytes_sent = 0
+        self._transport = transport
+        self._rank = rank
+        self._timeout_s = timeout_s
+        self._turn_timeout_s = turn_timeout_s
+        self._pushing: Callable[[], None] | None = None
+
+    def pull(self, session: int, layout: int, out: Tensor) -> Served:
+        """See :class:`ServerLink`."""
+        answer = self._request(Message(Kind.PULL, session, layout))
+        if answer.kind is Kind.REFUSE:
+            raise _layout_error(self._transport.rank, self._rank)
+        self._transport.receive(self._rank, out).wait(self._timeout_s)
+        return _served(answer)
+
+    def push(self, session: int, update: Tensor) -> None:
+        """See :class:`ServerLink`."""
+        self._transport.post(self._rank, Message(Kind.PUSH, session))
+        pending = self._transport.send(self._rank, update)
+        self._pushing = lambda: pending.wait(self._timeout_s)
+        self.bytes_sent += update.numel() * update.element_size()
+
+    def leave(self, session: int) -> Served:
+        """See :class:`ServerLink`."""
+        return _served(self._request(Message(Kind.LEAVE, session)))
+
+    def call_meeting(self, session: int) -> None:
+        """See :class:`ServerLink`."""
+        self._transport.post(self._rank, Message(Kind.MEET, session))
+
+    def _request(self, message: Message) -> Message:
+        answer = self._transport.request(self._rank, message, self._turn_timeout_s)
+        if self._pushing is not None:  # read before the answer was written
+            self._pushing()
+            self._pushing = None
+        return answer
+
+
+class _StoppedError(Exception):
+    """The server was closed while a thread waited for a turn."""
+
+
+def _served(answer: Message) -> Served:
+    return Served(answer.value, None if answer.staleness == _DROPPED else answer.staleness, answer.kind is Kind.MEET)
+
+
+def _layout_error(rank: int, server: int) -> ConfigurationError:
+    return ConfigurationError(
+        f"Rank {rank} trains other tensors than rank {server}, where the parameter server is. The parameters with"
+        " requires_grad, their shapes, types and memory formats must be the same on all ranks when an epoch begins."
+    )

@@ -1,0 +1,274 @@
+"""Asynchronous SGD with a parameter server inside the job, as a Lightning strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightning_gossip.algorithm.flat import FlatModel
+from lightning_gossip.algorithm.server import EventTrigger, OnStale, ParameterServer, ServerOptions
+from lightning_gossip.algorithm.staleness import StalenessHistogram
+from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.runtime.clock import Timeline, now_s
+from lightning_gossip.runtime.parameter_server import RemoteServer, Served, Server
+from lightning_gossip.runtime.rendezvous import Rendezvous
+from lightning_gossip.strategies.algorithm import Algorithm, Step
+from lightning_gossip.strategies.decentralized import DecentralizedStrategy
+from lightning_gossip.strategies.model import SharedModel
+from lightning_gossip.strategies.options import check_number
+from lightning_gossip.strategies.reports import WorkerReport
+from lightning_gossip.transport.base import Kind, Message
+from lightning_gossip.transport.gloo import GlooTransport
+
+_DEFAULT_TURN_S = 1800.0
+
+
+class APSGDStrategy(DecentralizedStrategy):
+    """Asynchronous SGD: each worker pushes its updates to a server and pulls the model, at its own pace.
+
+    Args:
+        server_rank: on which rank the server's threads run, beside that rank's own training.
+        max_staleness: of an update that is applied: at most so many updates of others since its worker pulled the model; None
+            for any.
+        on_stale: ``"drop"`` throws an older update away; ``"wait"`` makes the updates of fast workers wait, so that none grows
+            older.
+        active_workers: at most so many hold a model that they have not pushed an update to; None for all.
+        event_trigger: workers send only when the update since their last pull has grown: a threshold of ‖u‖, or an
+            :class:`~lightning_gossip.algorithm.EventTrigger`, or its arguments as a mapping; None to send after every step.
+        scale: of an update that the server adds; None for 1/n, with which a worker takes the learning rate of the global batch.
+        exchange_timeout_s: deadline, in seconds, of a model or an update on its way.
+        options: see :class:`~lightning_gossip.strategies.DecentralizedStrategy`. ``at_rendezvous`` makes no difference:
+            there is one model.
+
+    Example::
+
+        Trainer(strategy=APSGDStrategy(max_staleness=16, active_workers=4), devices=8)
+    """
+
+    def __init__(
+        self,
+        *,
+        server_rank: int = 0,
+        max_staleness: int | None = None,
+        on_stale: OnStale = "drop",
+        active_workers: int | None = None,
+        event_trigger: float | EventTrigger | Mapping[str, Any] | None = None,
+        scale: float | None = None,
+        exchange_timeout_s: float = 120.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        check_number("exchange_timeout_s", exchange_timeout_s, above=0.0)
+        if not isinstance(server_rank, int) or isinstance(server_rank, bool) or server_rank < 0:
+            raise ConfigurationError(f"server_rank={server_rank!r} is not a rank (0, 1, …).")
+        self.server_options = ServerOptions(
+            max_staleness=max_staleness, on_stale=on_stale, active_workers=active_workers, scale=scale
+        )
+        self.server_rank = server_rank
+        self.event_trigger = _trigger(event_trigger)
+        self._exchange_timeout_s = exchange_timeout_s
+
+    @property
+    @override
+    def name(self) -> str:
+        return "apsgd"
+
+    @override
+    def check(self, workers: int) -> None:
+        self.server_options.check(workers)
+        if self.server_rank >= workers:
+            raise ConfigurationError(f"server_rank={self.server_rank} of {workers} workers: ranks are 0 to {workers - 1}.")
+
+    @override
+    def algorithm(self, timeline: Timeline) -> Algorithm:
+        return ServerWorker(self, timeline, self._exchange_timeout_s)
+
+
+class ServerWorker(Algorithm):
+    """One worker's updates during one fit, and on one rank the server.
+
+    Args:
+        strategy: whose options.
+        timeline: where waits are recorded.
+        timeout_s: deadline of a vector.
+    """
+
+    def __init__(self, strategy: APSGDStrategy, timeline: Timeline, timeout_s: float) -> None:
+        self._options = strategy.server_options
+        self._trigger = strategy.event_trigger
+        self._rank = strategy.server_rank
+        self._workers = strategy.workers
+        self._timeout_s = timeout_s
+        self._turn_s = strategy._timeout.total_seconds() if strategy._timeout is not None else _DEFAULT_TURN_S
+        self._timeline = timeline
+        self._waited_s = 0.0
+        self._transport: GlooTransport | None = None
+        self._server: Server | None = None
+        self._link: Server | RemoteServer | None = None
+        self._model = SharedModel(nn.Module())
+        self._pulled = FlatModel([])
+        self._update = FlatModel([])
+        self._session = 0
+        self._in_flight = False
+        self._steps_held = 0  # since the pull, not pushed
+        self._pushed = False  # an update whose staleness is not known yet
+        self._meeting_called = False
+        self._pushes = 0
+        self._dropped = 0
+        self._staleness = StalenessHistogram()
+
+    @property
+    @override
+    def waited_s(self) -> float:
+        return self._waited_s
+
+    @override
+    def start(self) -> None:
+        self._transport = GlooTransport(self._timeout_s)
+        if self._transport.rank == self._rank:
+            self._link = self._server = Server(self._transport, timeout_s=self._timeout_s, turn_timeout_s=self._turn_s)
+            self._server.start()
+        else:
+            self._link = RemoteServer(self._transport, self._rank, timeout_s=self._timeout_s, turn_timeout_s=self._turn_s)
+
+    @override
+    def open(self, model: nn.Module) -> None:
+        before, self._model = self._model.layout, SharedModel(model)
+        if self._model.layout != before:
+            self._pulled, self._update = FlatModel(self._model.tensors), FlatModel(self._model.tensors)
+        self._session += 1
+        self._meeting_called = False
+        if self._server is not None:
+            start = self._pulled.read(self._model.tensors).clone()
+            server = ParameterServer(start, workers=self._workers, **asdict(self._options))
+            self._server.open(self._session, self._model.layout, server)
+
+    @override
+    def begin_step(self) -> None:
+        if not self._in_flight:
+            self._pull()
+
+    @override
+    def step(self, step: Step) -> None:
+        if self._server is not None:
+            self._server.raise_failure()
+        self._steps_held += 1
+        update = self._update_since_pull()
+        if self._trigger is None or self._trigger.fires(_norm(update), _norm(self._pulled.flat)):
+            self._push(update)
+            self._pull()
+
+    @override
+    def arrive(self) -> None:
+        if self._steps_held:  # an update that was too small to send: nothing is lost
+            self._push(self._update_since_pull())
+        self._note(self._connected.leave(self._session))
+        self._in_flight = False
+
+    @override
+    def settle(self) -> None:
+        """All updates have been applied when their workers had arrived."""
+
+    @override
+    def average(self, meeting: Rendezvous) -> float:
+        server = self._server
+        flat = self._update.read(self._model.tensors)
+        distance = meeting.adopt(flat, server.model if server is not None else None, source=self._rank)
+        self._update.write(self._model.tensors)
+        return distance + self._model.average_unfrozen(meeting)
+
+    @override
+    def close(self, *, together: bool) -> None:
+        transport, self._transport = self._transport, None
+        if transport is None:
+            return
+        if together and transport.rank == (self._rank + 1) % self._workers:
+            transport.post(self._rank, Message(Kind.STOP))
+        if self._server is not None:
+            self._server.close(together=together)
+        if together or self._server is None:
+            transport.close()
+
+    @override
+    def shared(self) -> list[Tensor]:
+        return self._model.tensors
+
+    @override
+    def call_meeting(self) -> None:
+        self._connected.call_meeting(self._session)
+
+    @override
+    def meeting_called(self) -> bool:
+        return self._meeting_called or (self._server is not None and self._server.meeting_called)
+
+    @override
+    def complete(self, report: WorkerReport) -> None:
+        report.exchanges = self._pushes
+        report.bytes_sent = self._connected.bytes_sent
+        report.dropped = self._dropped
+        report.staleness_mean = self._staleness.mean
+        report.staleness_p95 = float(self._staleness.quantile(0.95))
+        report.staleness_max = self._staleness.max
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"staleness": self._staleness.state_dict(), "pushes": self._pushes, "dropped": self._dropped}
+
+    @override
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._staleness.load_state_dict(state["staleness"])
+        self._pushes, self._dropped = state["pushes"], state["dropped"]
+
+    # -- details -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _connected(self) -> Server | RemoteServer:
+        assert self._link is not None, "start() comes first"
+        return self._link
+
+    def _update_since_pull(self) -> Tensor:
+        return self._update.read(self._model.tensors).sub_(self._pulled.flat)
+
+    def _pull(self) -> None:
+        began_s = now_s()
+        self._note(self._connected.pull(self._session, self._model.layout, self._pulled.flat))
+        self._pulled.write(self._model.tensors)
+        self._in_flight = True
+        ended_s = now_s()
+        self._waited_s += ended_s - began_s
+        self._timeline.record("wait", began_s, ended_s, self._rank)
+
+    def _push(self, update: Tensor) -> None:
+        self._connected.push(self._session, update)
+        self._pushes += 1
+        self._steps_held, self._pushed = 0, True
+
+    def _note(self, served: Served) -> None:
+        self._meeting_called = self._meeting_called or served.meeting_called
+        if not self._pushed:
+            return
+        self._pushed = False
+        if served.staleness is None:
+            self._dropped += 1
+        else:
+            self._staleness.record(served.staleness)
+
+
+def _norm(vector: Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector))
+
+
+def _trigger(option: float | EventTrigger | Mapping[str, Any] | None) -> EventTrigger | None:
+    if option is None or isinstance(option, EventTrigger):
+        return option
+    if isinstance(option, Mapping):
+        unknown = set(option) - {"threshold", "relative"}
+        if unknown or "threshold" not in option:
+            raise ConfigurationError(f"event_trigger={dict(option)!r} is not like {{'threshold': 0.01, 'relative': True}}.")
+        return EventTrigger(**option)
+    return EventTrigger(threshold=option)
