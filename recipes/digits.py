@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import OneCycleLR
+from torch.optim.lr_scheduler import MultiStepLR, OneCycleLR
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
@@ -49,41 +50,18 @@ class DigitsData(LightningDataModule):
         return DataLoader(self.test, batch_size=_EVALUATION_BATCH)
 
 
-class DigitsClassifier(LightningModule):
-    """Four convolutions with BatchNorm, two poolings, one linear layer; SGD with momentum under a one-cycle schedule.
-
-    Deep enough that models trained apart from each other have no useful mean: a run shows whether the gossip works.
+class _Classifier(LightningModule):
+    """What the networks for the digits have in common: a loss, metrics.
 
     Args:
-        channels: of the first two convolutions; the others have twice as many.
-        lr: peak learning rate, that of the *global* batch (all workers' samples in one round of steps). One worker's update
-            moves the mean model by 1/n of itself, so AD-PSGD and DDP take the same value.
-        momentum, weight_decay: of SGD.
+        net: images, batch × 1 × 8 × 8, to logits, batch × 10.
         shift: pixels by which training images are moved at random, in each direction; 0 for none.
     """
 
-    def __init__(
-        self,
-        *,
-        channels: int = 16,
-        lr: float = 0.1,
-        momentum: float = 0.9,
-        weight_decay: float = 1e-4,
-        shift: int = 1,
-    ) -> None:
+    def __init__(self, net: nn.Module, shift: int) -> None:
         super().__init__()
-        self.save_hyperparameters()
         self.shift = shift
-        self.net = nn.Sequential(
-            *_convolution(1, channels),
-            *_convolution(channels, channels),
-            nn.MaxPool2d(2),
-            *_convolution(channels, 2 * channels),
-            *_convolution(2 * channels, 2 * channels),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(2 * channels * 4, CLASSES),
-        )
+        self.net = net
         self.loss = nn.CrossEntropyLoss()
         self.val_acc = MulticlassAccuracy(CLASSES, average="micro")
         self.test_acc = MulticlassAccuracy(CLASSES, average="micro")
@@ -114,6 +92,44 @@ class DigitsClassifier(LightningModule):
         self.test_acc(self(images), digits)
         self.log("test_acc", self.test_acc)
 
+
+class DigitsClassifier(_Classifier):
+    """Four convolutions with BatchNorm, two poolings, one linear layer; SGD with momentum under a one-cycle schedule.
+
+    Deep enough that models trained apart from each other have no useful mean: a run shows whether the gossip works.
+
+    Args:
+        channels: of the first two convolutions; the others have twice as many.
+        lr: peak learning rate, that of the *global* batch (all workers' samples in one round of steps). One worker's update
+            moves the mean model by 1/n of itself, so AD-PSGD and DDP take the same value.
+        momentum, weight_decay: of SGD.
+        shift: pixels by which training images are moved at random, in each direction; 0 for none.
+    """
+
+    def __init__(
+        self,
+        *,
+        channels: int = 16,
+        lr: float = 0.1,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-4,
+        shift: int = 1,
+    ) -> None:
+        super().__init__(
+            nn.Sequential(
+                *_convolution(1, channels),
+                *_convolution(channels, channels),
+                nn.MaxPool2d(2),
+                *_convolution(channels, 2 * channels),
+                *_convolution(2 * channels, 2 * channels),
+                nn.MaxPool2d(2),
+                nn.Flatten(),
+                nn.Linear(2 * channels * 4, CLASSES),
+            ),
+            shift,
+        )
+        self.save_hyperparameters()
+
     @override
     def configure_optimizers(self) -> Any:
         options = self.hparams
@@ -122,6 +138,34 @@ class DigitsClassifier(LightningModule):
         )
         steps = int(self.trainer.estimated_stepping_batches)
         schedule = OneCycleLR(optimizer, max_lr=options["lr"], total_steps=steps, cycle_momentum=False)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class DigitsMLP(_Classifier):
+    """One hidden layer; SGD with momentum, the learning rate divided by 10 at 30 % and at 60 % of the run.
+
+    Args:
+        hidden: units.
+        lr, momentum: of SGD.
+        milestones: shares of the run at which the learning rate falls.
+    """
+
+    def __init__(
+        self, *, hidden: int = 64, lr: float = 0.2, momentum: float = 0.9, milestones: Sequence[float] = (0.3, 0.6)
+    ) -> None:
+        super().__init__(
+            nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES)),
+            shift=0,
+        )
+        milestones = list(milestones)
+        self.save_hyperparameters()
+
+    @override
+    def configure_optimizers(self) -> Any:
+        options = self.hparams
+        optimizer = torch.optim.SGD(self.parameters(), lr=options["lr"], momentum=options["momentum"])
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = MultiStepLR(optimizer, [round(share * steps) for share in options["milestones"]], gamma=0.1)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 

@@ -20,9 +20,10 @@ from recipes.record import RunRecord, Span
 from recipes.summary import SUMMARY
 
 LEARNING, TIMELINE = "learning.png", "timeline.png"
+_PERIOD = "averaging/period"
 
 _COLOURS = {"compute": "#4C78A8", "exchange": "#F58518", "wait": "#E45756", "evaluate": "#D5D8DC"}
-_STYLE: Any = {
+STYLE: Any = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -45,7 +46,7 @@ def draw(record: RunRecord, summary: dict[str, Any], folder: Path) -> list[Path]
     Returns:
         The files.
     """
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figures = {LEARNING: learning(record, summary), TIMELINE: timeline(record, summary)}
         for name, figure in figures.items():
             figure.savefig(folder / name, dpi=150)
@@ -54,8 +55,9 @@ def draw(record: RunRecord, summary: dict[str, Any], folder: Path) -> list[Path]
 
 def learning(record: RunRecord, summary: dict[str, Any]) -> Figure:
     """Loss and accuracy against wall time."""
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    loss, accuracy = figure.subplots(1, 2)
+    periods = [(row["time/wall_s"], row[_PERIOD]) for row in record.epochs if _PERIOD in row]
+    figure = Figure(figsize=(14 if periods else 10, 4.2), layout="constrained")
+    loss, accuracy, *rest = figure.subplots(1, 3 if periods else 2)
     figure.suptitle(_title(summary), x=0.01, ha="left", fontsize=12)
     at_s, losses = zip(*sorted(pair for worker in record.workers for pair in worker.losses), strict=True)
     loss.plot(at_s, losses, ".", ms=2.5, color="#9DB7D5", alpha=0.6, zorder=1, label="one batch of one worker")
@@ -68,7 +70,10 @@ def learning(record: RunRecord, summary: dict[str, Any]) -> Figure:
     seen = [row["val_acc"] for row in record.epochs if "val_acc" in row]
     accuracy.set(title="Accuracy", xlabel="wall time [s]", ylim=(max(0.0, min([*seen, summary["test_acc"]]) - 0.03), 1.005))
     accuracy.legend(loc="lower right")
-    for axes in (loss, accuracy):
+    for axes in rest:
+        axes.step(*zip(*periods, strict=True), where="post", color="#B279A2")
+        axes.set(title="Averaging period", xlabel="wall time [s]", ylabel="steps", ylim=(0, None))
+    for axes in (loss, accuracy, *rest):
         axes.grid(alpha=0.25)
         axes.set_xlim(0, record.train_s)
     return figure
@@ -91,7 +96,7 @@ def timeline(record: RunRecord, summary: dict[str, Any]) -> Figure:
     labels = {
         "compute": computing,
         "exchange": "exchanging, beside it",
-        "wait": "waiting at the rendezvous",
+        "wait": "waiting for the others",
         "evaluate": "validating",
     }
     handles = [Patch(color=_COLOURS[what], label=label) for what, label in labels.items() if what in shown]

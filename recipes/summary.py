@@ -17,7 +17,7 @@ from recipes.record import RunRecord
 SUMMARY = "summary.json"
 _OF_WORKER = (
     *("rank", "steps", "samples", "exchanges", "bytes_sent"),
-    *("staleness_mean", "staleness_p95", "staleness_max", "busy_s", "wait_s"),
+    *("staleness_mean", "staleness_p95", "staleness_max", "dropped", "busy_s", "wait_s"),
 )
 
 
@@ -50,14 +50,21 @@ def summarize(record: RunRecord, *, strategy: Strategy, test_acc: float) -> dict
         "topology": getattr(topology, "name", topology),
         "world_size": len(record.workers),
         "epochs": len(record.epochs),
+        "train_loss": record.epochs[-1].get("train_loss") if record.epochs else None,
         "test_acc": test_acc,
         "train_s": record.train_s,
         "samples_per_s": samples / record.train_s if record.train_s > 0 else None,
         "consensus_distance": report.get("consensus_distance"),
-        "period_mean": None,
+        "period_mean": _of_first(reported, "period_mean"),
+        "averagings": _of_first(reported, "averagings"),
         "collectives_in_training": record.collectives,
         "workers": workers,
     }
+
+
+def _of_first(reported: dict[int, dict[str, Any]], name: str) -> Any:
+    """What is the same on all workers."""
+    return reported[0].get(name) if reported else None
 
 
 def save(summary: dict[str, Any], folder: Path) -> None:
@@ -112,6 +119,11 @@ def _run_table(summary: dict[str, Any]) -> Table:
     table.add_row("training time", _text(summary["train_s"], ".1f", " s"))
     table.add_row("samples a second", _text(summary["samples_per_s"], ".0f"))
     table.add_row("consensus distance before the last average", _text(summary["consensus_distance"], ".3g"))
+    if summary["averagings"] is not None:
+        table.add_row("averagings", f"{summary['averagings']}, one in {_text(summary['period_mean'], '.1f')} steps")
+    dropped = sum(worker["dropped"] or 0 for worker in summary["workers"])
+    if dropped:
+        table.add_row("updates dropped as too stale", str(dropped))
     table.add_row("collectives inside epochs", _text(summary["collectives_in_training"], "d"))
     return table
 

@@ -29,6 +29,9 @@ class GossipMonitor(Callback):
     | ``gossip/consensus_distance`` | (1/n) Σ ‖x_i − x̄‖² before the last rendezvous made all models equal |
     | ``gossip/staleness_mean`` | changes of a published model between pull and push of a step, mean over all steps so far |
     | ``gossip/exchanges``, ``gossip/bytes_sent`` | sums over the workers so far; an exchange counts at both ends |
+    | ``gossip/dropped`` | updates that a parameter server threw away as too stale, so far |
+    | ``averaging/period``, ``averaging/deviation`` | steps between two averagings, and S_k at the last one |
+    | ``averaging/count`` | averagings so far, those of the rendezvous apart |
     | ``worker/<rank>/steps`` | optimizer steps so far |
     | ``time/wall_s`` | seconds of training so far, those before a resume included |
     """
@@ -86,13 +89,17 @@ def metrics(trainer: pl.Trainer) -> dict[str, float]:
     exchanges = [w.exchanges for w in workers if w.exchanges is not None]
     if exchanges:
         values["gossip/exchanges"] = sum(exchanges)
-    sent = [w.bytes_sent for w in workers if w.bytes_sent is not None]
-    if sent:
-        values["gossip/bytes_sent"] = sum(sent)
+    for name in ("bytes_sent", "dropped"):
+        counts = [getattr(w, name) for w in workers if getattr(w, name) is not None]
+        if counts:
+            values[f"gossip/{name}"] = sum(counts)
+    first = workers[0]  # the averagings are everybody's
+    averaging = {"period": first.period, "deviation": first.deviation, "count": first.averagings}
+    values.update({f"averaging/{name}": value for name, value in averaging.items() if value is not None})
     return values
 
 
 def _plot_against_time(logger: WandbLogger) -> None:
     logger.experiment.define_metric(WALL)
-    for names in ("gossip/*", "worker/*", "val_*"):
+    for names in ("gossip/*", "averaging/*", "worker/*", "val_*"):
         logger.experiment.define_metric(names, step_metric=WALL)

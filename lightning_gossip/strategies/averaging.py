@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, ClassVar, get_args
 
+import lightning.pytorch as pl
 from torch import nn
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -85,6 +86,15 @@ class PeriodicAveragingStrategy(DecentralizedStrategy):
         """Every number of workers will do."""
 
     @override
+    def preflight(self, trainer: pl.Trainer, model: pl.LightningModule) -> None:
+        super().preflight(trainer, model)
+        if self.period.needs_progress and trainer.max_epochs == -1 and trainer.max_steps == -1:
+            raise ConfigurationError(
+                f"{self.period} counts in shares of the run, and max_epochs=-1 gives it no end. Give a number of averagings"
+                " (sample=20, say), or an end."
+            )
+
+    @override
     def algorithm(self, timeline: Timeline) -> Algorithm:
         return PeriodicAveraging(self, lambda: self.optimizers, timeline)
 
@@ -128,11 +138,6 @@ class PeriodicAveraging(LockstepAlgorithm):
 
     @override
     def step(self, step: Step) -> None:
-        if step.progress is None and self._controller.needs_progress:
-            raise ConfigurationError(
-                f"{self._controller} counts in shares of the run, whose length is unknown (max_epochs=-1, or data without a"
-                " length). Give a number of averagings, for example sample=20."
-            )
         self._steps += 1
         if step.number >= self._due:
             self._finish()
@@ -167,7 +172,7 @@ class PeriodicAveraging(LockstepAlgorithm):
         averager = self._averager_of_session()
         if self._adopts:
             self._apply(averager)
-            self._control, self._deviation = replace(self._control, since=0), None  # the next stretch begins here
+            self._control = replace(self._control, since=0)  # the next stretch begins here
         else:
             averager.replace(model_only=True)
         return self._distance + self._model.average_unfrozen(meeting)

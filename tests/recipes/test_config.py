@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 import lightning_gossip.conf
-from lightning_gossip import ADPSGDStrategy, ConfigurationError
+from lightning_gossip import AdaptivePeriod, ConfigurationError, ConstantPeriod, EventTrigger, PostLocal
 from lightning_gossip.algorithm.graphs import TOPOLOGIES
 from lightning_gossip.callbacks import ClusterEmulator
+from lightning_gossip.strategies import STRATEGIES
 from recipes.tracking import environment_kept
 from recipes.train import CONF, run
 
@@ -50,11 +52,63 @@ def test_every_combination_composes(recipe: str, trainer: str, logger: str) -> N
         assert isinstance(instantiate(cfg.cluster) or None, ClusterEmulator | None)
 
 
+def test_there_is_a_configuration_for_every_strategy_and_it_is_the_one_of_that_name() -> None:
+    assert options(LIBRARY / "strategy") == sorted([*STRATEGIES, "ddp"])
+    for name, registered in STRATEGIES.items():
+        strategy = instantiate(composed(f"strategy={name}").strategy)
+        assert type(strategy) is registered.cls
+        assert strategy.name == name
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_configuration_has_every_option_of_its_strategy_with_the_same_default(name: str) -> None:
+    """Processes and checkpoints apart, which Lightning fills in."""
+    cfg = composed(f"strategy={name}").strategy
+    for parameter in inspect.signature(STRATEGIES[name].cls).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in ("topology", "period"):
+            assert cfg[parameter.name] == parameter.default, parameter.name
+
+
 @pytest.mark.parametrize("name", TOPOLOGIES)
-def test_the_topology_reaches_the_strategy(name: str) -> None:
-    strategy = instantiate(composed(f"topology={name}").strategy)
-    assert isinstance(strategy, ADPSGDStrategy)
-    assert strategy.topology == name
+@pytest.mark.parametrize("strategy", ["adpsgd", "dpsgd"])
+def test_the_topology_reaches_the_strategy(strategy: str, name: str) -> None:
+    assert instantiate(composed(f"strategy={strategy}", f"topology={name}").strategy).topology == name
+
+
+def test_the_schedule_reaches_the_strategy_and_names_it() -> None:
+    periods = {
+        ("periodic_averaging",): ConstantPeriod(8),
+        ("adaptive_averaging",): AdaptivePeriod(),
+        ("periodic_averaging", "schedule=adaptive", "schedule.sample=20"): AdaptivePeriod(sample=20),
+        ("adaptive_averaging", "schedule=constant", "schedule.period=3"): ConstantPeriod(3),
+        ("periodic_averaging", "schedule=post_local"): PostLocal(after_epochs=1),
+    }
+    for (strategy, *overrides), period in periods.items():
+        made = instantiate(composed(f"strategy={strategy}", *overrides).strategy)
+        assert made.period == period
+        assert made.name == ("adaptive_averaging" if isinstance(period, AdaptivePeriod) else "periodic_averaging")
+
+
+def test_there_is_a_configuration_for_every_schedule() -> None:
+    targets = {OmegaConf.load(path)._target_ for path in (LIBRARY / "schedule").glob("*.yaml")}
+    controllers = (ConstantPeriod, AdaptivePeriod, PostLocal)
+    assert targets == {f"lightning_gossip.algorithm.{controller.__name__}" for controller in controllers}
+
+
+def test_the_event_trigger_may_be_written_as_a_mapping() -> None:
+    overrides = "+strategy.event_trigger={threshold:0.1,relative:true}".replace("+", "")
+    strategy = instantiate(composed("strategy=apsgd", overrides).strategy)
+    assert strategy.event_trigger == EventTrigger(threshold=0.1, relative=True)
+
+
+@pytest.mark.parametrize("name", options(CONF / "experiment"))
+def test_every_experiment_composes_and_its_sweep_has_valid_values(name: str) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("config", [f"experiment={name}", "run_dir=unused"], return_hydra_config=True)
+        params = OmegaConf.to_container(cfg.hydra.sweeper.params)
+        for values in itertools.product(*(str(choices).split(",") for choices in params.values())):
+            job = [f"{option}={value}" for option, value in zip(params, values, strict=True)]
+            instantiate(compose("config", [f"experiment={name}", "run_dir=unused", *job]).strategy)
 
 
 def test_a_topology_may_be_a_list_of_edges() -> None:
@@ -93,6 +147,11 @@ def test_the_default_logger_writes_into_the_folder_of_the_run(tmp_path: Path) ->
         (["cluster=one_slow", "cluster.rank=4"], r"\[4\].*4 workers"),
         (["cluster=one_slow", "cluster.factor=0.5"], "0.5"),
         (["trainer.max_epochs=many"], "many"),
+        (["strategy=periodic_averaging", "schedule.period=0"], "period=0"),
+        (["strategy=adaptive_averaging", "schedule.low=1.4"], "low=1.4"),
+        (["strategy=qsgd", "strategy.levels=8"], "levels"),
+        (["strategy=apsgd", "strategy.active_workers=5"], "active_workers=5 of 4"),
+        (["strategy=dpsgd", "strategy.topology=[[0,1],[2,3]]"], "2 parts"),
     ],
 )
 def test_wrong_values_are_refused_before_any_process_is_started(overrides: list[str], named: str, tmp_path: Path) -> None:

@@ -18,11 +18,11 @@ from recipes.record import RunRecord, WorkerRecord, _bounded
 
 KEYS = {
     *("strategy", "topology", "world_size", "epochs", "test_acc", "train_s", "samples_per_s", "consensus_distance"),
-    *("period_mean", "collectives_in_training", "workers"),
+    *("train_loss", "period_mean", "averagings", "collectives_in_training", "workers"),
 }
 WORKER_KEYS = {
     *("rank", "steps", "samples", "exchanges", "bytes_sent", "staleness_mean", "staleness_p95", "staleness_max"),
-    *("busy_s", "wait_s"),
+    *("dropped", "busy_s", "wait_s"),
 }
 
 

@@ -15,7 +15,17 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 import lightning_gossip
-from lightning_gossip import ADPSGDStrategy, ConfigurationError, ProtocolError
+from lightning_gossip import (
+    AdaptivePeriod,
+    ADPSGDStrategy,
+    APSGDStrategy,
+    ConfigurationError,
+    DPSGDStrategy,
+    PeriodicAveragingStrategy,
+    PostLocal,
+    ProtocolError,
+    QSGDStrategy,
+)
 from lightning_gossip.algorithm import ring
 from lightning_gossip.strategies.data import plan_of
 from lightning_gossip.strategies.patches import Patches
@@ -69,6 +79,33 @@ REFUSED: list[tuple[str, Callable[[], Any], str]] = [
         lambda: fit(callbacks=[ModelCheckpoint(train_time_interval=timedelta(minutes=1))]),
         "train_time_interval",
     ),
+    ("period below 1", lambda: PeriodicAveragingStrategy(period=0), "period=0; it must be an integer >= 1"),
+    ("period that is no number", lambda: PeriodicAveragingStrategy(period="8"), "period='8'"),
+    ("a share of a run without end", lambda: fit(strategy="adaptive_averaging", max_epochs=-1), "max_epochs=-1"),
+    ("negative overlap", lambda: PeriodicAveragingStrategy(overlap=-1), "overlap=-1"),
+    ("optimizer state", lambda: PeriodicAveragingStrategy(optimizer_state="mean"), "optimizer_state='mean' .*'keep'"),
+    ("overlapped reset", lambda: PeriodicAveragingStrategy(overlap=True, optimizer_state="reset"), "reset"),
+    ("thresholds that cross", lambda: AdaptivePeriod(low=1.3, high=0.7), "low=1.3 and high=0.7"),
+    ("a share of more than all", lambda: AdaptivePeriod(sample=1.5), "sample=1.5"),
+    ("two ends of the first phase", lambda: PostLocal(after_epochs=1, after_steps=2), "exactly one"),
+    ("work sharing in lock-step", lambda: QSGDStrategy(work_sharing=True), "work_sharing=True is not possible"),
+    ("levels that do not fit", lambda: QSGDStrategy(bits=4, levels=8), "levels"),
+    ("bits", lambda: QSGDStrategy(bits=1), "bits"),
+    ("bucket size", lambda: QSGDStrategy(bucket_size=0), "bucket_size"),
+    ("D-PSGD in two parts", lambda: fit(devices=4, strategy=DPSGDStrategy(topology=[(0, 1), (2, 3)])), "falls into 2 parts"),
+    ("weights", lambda: DPSGDStrategy(weights="equal"), "weights='equal'"),
+    ("more active than there are", lambda: fit(strategy=APSGDStrategy(active_workers=4)), "active_workers=4 of 3 workers"),
+    ("no active worker", lambda: APSGDStrategy(active_workers=0), "active_workers=0"),
+    ("negative staleness", lambda: APSGDStrategy(max_staleness=-1), "max_staleness=-1"),
+    ("waiting for nothing", lambda: APSGDStrategy(on_stale="wait"), "needs max_staleness"),
+    (
+        "a bound that cannot be kept",
+        lambda: fit(strategy=APSGDStrategy(on_stale="wait", max_staleness=1)),
+        "max_staleness=1 with 3 workers",
+    ),
+    ("a server outside the job", lambda: fit(strategy=APSGDStrategy(server_rank=3)), "server_rank=3 of 3 workers"),
+    ("negative threshold", lambda: APSGDStrategy(event_trigger=-1.0), "threshold=-1.0"),
+    ("trigger", lambda: APSGDStrategy(event_trigger={"limit": 1}), "event_trigger"),
     ("Fabric", lambda: Fabric(strategy="adpsgd", accelerator="cpu", devices=2), "Fabric.*lightning.pytorch"),
 ]
 
