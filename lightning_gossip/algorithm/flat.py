@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,6 +51,38 @@ class FlatModel:
         """The tensors += the vector, in place."""
         for tensor, view in zip(tensors, self._views, strict=True):
             tensor.add_(view.to(tensor.device))
+
+
+class Fading(NamedTuple):
+    """Where a flat vector holds running statistics (BatchNorm's), and what they keep of a change made from outside.
+
+    A layer with momentum a replaces its statistic b by (1 − a)·b + a·batch. A change m that came to b meanwhile is applied as
+    if it had come before, which leaves (1 − a)·m of it: with all of m a running variance could turn negative.
+
+    Args:
+        place: in the vector.
+        share: 1 − a, which one forward pass in training mode leaves.
+    """
+
+    place: slice
+    share: float
+
+
+def fading(tensors: Sequence[Tensor], retention: Sequence[float] | None) -> list[Fading]:
+    """The running statistics among tensors.
+
+    Args:
+        tensors: in the order of the flat vector.
+        retention: per tensor its share, 1 for everything that is not a running statistic; None: there are none.
+    """
+    if retention is None:
+        return []
+    ends = itertools.accumulate(tensor.numel() for tensor in tensors)
+    return [
+        Fading(slice(end - tensor.numel(), end), share)
+        for tensor, end, share in zip(tensors, ends, retention, strict=True)
+        if share != 1.0
+    ]
 
 
 def common_dtype(tensors: Sequence[Tensor]) -> torch.dtype:

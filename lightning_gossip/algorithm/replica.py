@@ -30,13 +30,12 @@ Running statistics (BatchNorm) are exponential averages, not sums of gradients: 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from lightning_gossip.algorithm.flat import common_dtype, views_like
+from lightning_gossip.algorithm.flat import common_dtype, fading, views_like
 from lightning_gossip.algorithm.staleness import VersionCounter
 
 _GROUP_BYTES = 1 << 20  # x and m of a group stay in the L2 cache of a core; flat from 256 kB to 2 MB as measured
@@ -72,14 +71,8 @@ class Replica:
         self.merges = make(self.numel, self.dtype)
         self._published_views = views_like(self.published, tensors)
         self._merge_views = views_like(self.merges, tensors)
-        shares = retention if retention is not None else [1.0] * len(tensors)
-        ends = list(itertools.accumulate(tensor.numel() for tensor in tensors))
         self._groups = _groups(tensors)
-        self._fading = [
-            (stop - tensor.numel(), stop, share)
-            for tensor, stop, share in zip(tensors, ends, shares, strict=True)
-            if share != 1.0
-        ]
+        self._fading = fading(tensors, retention)
         self._changes = VersionCounter()
         self._pulled_version = 0
         self._dirty = False
@@ -105,8 +98,8 @@ class Replica:
             gradient was computed at and this push.
         """
         if self._dirty:
-            for start, stop, share in self._fading:
-                self.merges[start:stop] *= share**forward_passes
+            for place, share in self._fading:
+                self.merges[place] *= share**forward_passes
             self._take_over_and_copy_in(tensors)
             self._dirty = False
         else:

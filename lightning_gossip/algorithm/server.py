@@ -27,7 +27,7 @@ reconstruction.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, get_args
@@ -35,6 +35,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from lightning_gossip.algorithm.flat import Fading
 from lightning_gossip.errors import ConfigurationError, ProtocolError
 
 OnStale = Literal["drop", "wait"]
@@ -111,6 +112,7 @@ class ParameterServer:
     Args:
         model: z, shape (d,); the server's own from now on, changed in place.
         workers: n.
+        fading: where z holds running statistics; see :meth:`push`.
         max_staleness, on_stale, active_workers, scale: see :class:`ServerOptions`.
 
     Attributes:
@@ -123,6 +125,7 @@ class ParameterServer:
         model: Tensor,
         *,
         workers: int,
+        fading: Sequence[Fading] = (),
         max_staleness: int | None = None,
         on_stale: OnStale = "drop",
         active_workers: int | None = None,
@@ -132,6 +135,7 @@ class ParameterServer:
         options.check(workers)
         self.model = model
         self.version = 0
+        self._fading = tuple(fading)
         self._scale = 1.0 / workers if scale is None else scale
         self._max_staleness = max_staleness
         self._waits = on_stale == "wait"
@@ -186,12 +190,16 @@ class ParameterServer:
         return True
 
     @torch.no_grad()
-    def push(self, rank: int, update: Tensor) -> int | None:
+    def push(self, rank: int, update: Tensor, *, forward_passes: int = 1) -> int | None:
         """z ← z + c·u; the worker is in flight no more.
+
+        A running statistic is a weighted mean and not a sum, so there u holds what the worker's batches put in, x' − r·x with
+        r = share^passes, and z ← z + c·(u − (1 − r)·z): a weighted mean again, which no staleness makes negative.
 
         Args:
             rank: the worker's.
-            update: u, shape (d,).
+            update: u, shape (d,), see :func:`put_in`.
+            forward_passes: in training mode that led to it.
 
         Returns:
             The update's staleness; None if it was too stale and dropped.
@@ -206,6 +214,8 @@ class ParameterServer:
         staleness = self.version - self._in_flight.pop(rank)
         if self._max_staleness is not None and staleness > self._max_staleness:
             return None
+        for place, share in self._fading:
+            self.model[place] *= 1.0 - self._scale * (1.0 - share**forward_passes)
         self.model.add_(update, alpha=self._scale)
         self.version += 1
         return staleness
@@ -215,6 +225,19 @@ class ParameterServer:
         self._in_flight.pop(rank, None)
         if rank in self._queue:
             self._queue.remove(rank)
+
+
+def put_in(update: Tensor, pulled: Tensor, fading: Sequence[Fading], forward_passes: int) -> None:
+    """Turn x' − x into what a worker pushes, in place: the same, and x' − r·x for running statistics.
+
+    Args:
+        update: x' − x, shape (d,).
+        pulled: x, shape (d,).
+        fading: where the running statistics are.
+        forward_passes: in training mode since the pull.
+    """
+    for place, share in fading:
+        update[place].add_(pulled[place], alpha=1.0 - share**forward_passes)
 
 
 def _check_count(name: str, value: object, *, least: int) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_gossip.algorithm.flat import FlatModel
+from lightning_gossip.algorithm.flat import FlatModel, fading
 from lightning_gossip.errors import ProtocolError
 from lightning_gossip.runtime.collectives import Collectives, PendingSum
 
@@ -27,9 +27,17 @@ class Averager:
         collectives: of all workers; each calls the same methods in the same order.
         tensors: x, the same in the same order on all workers.
         counted: how many of them, from the first, count for the distance to the mean; None for all.
+        retention: of these, per tensor; see :func:`~lightning_gossip.algorithm.flat.fading`.
     """
 
-    def __init__(self, collectives: Collectives, tensors: Sequence[Tensor], *, counted: int | None = None) -> None:
+    def __init__(
+        self,
+        collectives: Collectives,
+        tensors: Sequence[Tensor],
+        *,
+        counted: int | None = None,
+        retention: Sequence[float] | None = None,
+    ) -> None:
         self._collectives = collectives
         self._tensors = list(tensors)
         device = self._tensors[0].device if self._tensors else None
@@ -37,6 +45,7 @@ class Averager:
         self._own = torch.empty_like(self._mean.flat)
         self._counted_tensors = len(self._tensors) if counted is None else counted
         self._counted = sum(tensor.numel() for tensor in self._tensors[: self._counted_tensors])
+        self._fading = fading(self._tensors[: self._counted_tensors], retention)
         self._pending: PendingSum | None = None
 
     @property
@@ -77,7 +86,13 @@ class Averager:
         """
         self._mean.write(self._tensors, only=self._counted_tensors if model_only else None)
 
-    def correct(self) -> None:
-        """x_i ← x_i + (w̄ − w_i)."""
+    def correct(self, *, forward_passes: int = 0) -> None:
+        """x_i ← x_i + (w̄ − w_i).
+
+        Args:
+            forward_passes: in training mode since the averaging began.
+        """
         self._mean.flat.copy_(self._own)
+        for place, share in self._fading:
+            self._mean.flat[place] *= share**forward_passes
         self._mean.add_to(self._tensors)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from lightning_gossip.algorithm.flat import FlatModel
+from lightning_gossip.algorithm.flat import Fading, FlatModel, fading
 from lightning_gossip.errors import ProtocolError
 from lightning_gossip.runtime.clock import Timeline, now_s
 from lightning_gossip.transport.base import Pending, Transport
@@ -53,16 +53,19 @@ class NeighbourRounds:
         self._open: list[int] = []  # neighbours whose edge is open
         self._pending: dict[int, Pending] = {}
         self._tensors: list[Tensor] = []
+        self._fading: list[Fading] = []
         self._own = FlatModel([])
         self._theirs: dict[int, Tensor] = {}
 
-    def open(self, tensors: Sequence[Tensor]) -> None:
+    def open(self, tensors: Sequence[Tensor], *, retention: Sequence[float] | None = None) -> None:
         """Begin a session.
 
         Args:
             tensors: x, changed by :meth:`complete`.
+            retention: per tensor; see :func:`~lightning_gossip.algorithm.flat.fading`.
         """
         self._tensors = list(tensors)
+        self._fading = fading(self._tensors, retention)
         self._own = FlatModel(self._tensors, room=_STATUS)
         self._correction = FlatModel(self._tensors, dtype=self._own.flat.dtype)
         self._theirs = {peer: torch.empty_like(self._own.flat) for peer in self._weights}
@@ -83,8 +86,11 @@ class NeighbourRounds:
         for peer in self._open:
             self._pending[peer] = self._transport.swap(peer, own, self._theirs[peer])
 
-    def complete(self) -> bool:
+    def complete(self, *, forward_passes: int = 0) -> bool:
         """Wait for the neighbours' models, and x ← x + Σ_j W_ij (x_j − x_i), over the edges that stay open.
+
+        Args:
+            forward_passes: in training mode since the round began.
 
         Returns:
             Whether an edge is open still.
@@ -108,6 +114,8 @@ class NeighbourRounds:
             else:
                 correction.add_(theirs[:numel].sub_(own[:numel]), alpha=weight)
             self.meeting_called = self.meeting_called or bool(theirs[-1])
+        for place, share in self._fading:
+            correction[place] *= share**forward_passes
         self._correction.add_to(self._tensors)
         return bool(self._open)
 

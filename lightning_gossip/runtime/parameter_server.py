@@ -69,7 +69,7 @@ class ServerLink(ABC):
         """
 
     @abstractmethod
-    def push(self, session: int, update: Tensor) -> None:
+    def push(self, session: int, update: Tensor, *, forward_passes: int = 1) -> None:
         """Hand an update over; does not wait until it is applied. ``update`` is the link's until the next pull or leave."""
 
     @abstractmethod
@@ -157,10 +157,10 @@ class Server(ServerLink):
         self.raise_failure()
         return self._pull(self._transport.rank, session, out, self._turn_timeout_s)
 
-    def push(self, session: int, update: Tensor) -> None:
+    def push(self, session: int, update: Tensor, *, forward_passes: int = 1) -> None:
         """See :class:`ServerLink`."""
         self.raise_failure()
-        self._push(self._transport.rank, update, self._turn_timeout_s)
+        self._push(self._transport.rank, update, forward_passes, self._turn_timeout_s)
 
     def leave(self, session: int) -> Served:
         """See :class:`ServerLink`."""
@@ -194,10 +194,10 @@ class Server(ServerLink):
             self._condition.notify_all()
             return Served(version, self._staleness.get(rank), self.meeting_called)
 
-    def _push(self, rank: int, update: Tensor, timeout_s: float | None) -> None:
+    def _push(self, rank: int, update: Tensor, forward_passes: int, timeout_s: float | None) -> None:
         with self._condition:
             self._await(lambda: self._open.may_push(rank), timeout_s)
-            self._staleness[rank] = self._open.push(rank, update)
+            self._staleness[rank] = self._open.push(rank, update, forward_passes=forward_passes)
             self._condition.notify_all()
 
     def _leave(self, rank: int) -> Served:
@@ -263,7 +263,7 @@ class Server(ServerLink):
                 self._send_model(peer, message.session, buffer)
             elif message.kind is Kind.PUSH:
                 self._transport.receive(peer, buffer).wait(self._timeout_s)
-                self._push(peer, buffer, None)
+                self._push(peer, buffer, message.value, None)
             elif message.kind is Kind.LEAVE:
                 self._transport.reply(peer, self._message(message.session, self._leave(peer)))
             else:
@@ -316,9 +316,9 @@ class RemoteServer(ServerLink):
         self._transport.receive(self._rank, out).wait(self._timeout_s)
         return _served(answer)
 
-    def push(self, session: int, update: Tensor) -> None:
+    def push(self, session: int, update: Tensor, *, forward_passes: int = 1) -> None:
         """See :class:`ServerLink`."""
-        self._transport.post(self._rank, Message(Kind.PUSH, session))
+        self._transport.post(self._rank, Message(Kind.PUSH, session, value=forward_passes))
         pending = self._transport.send(self._rank, update)
         self._pushing = lambda: pending.wait(self._timeout_s)
         self.bytes_sent += update.numel() * update.element_size()

@@ -16,7 +16,7 @@ from lightning_gossip.runtime.rendezvous import Rendezvous
 from lightning_gossip.runtime.staging import replica_of
 from lightning_gossip.strategies.algorithm import Algorithm, Step
 from lightning_gossip.strategies.decentralized import DecentralizedStrategy
-from lightning_gossip.strategies.model import SharedModel, retention
+from lightning_gossip.strategies.model import SharedModel
 from lightning_gossip.strategies.options import TopologySpec, check_choice, check_number, topology_of
 from lightning_gossip.strategies.reports import WorkerReport
 from lightning_gossip.transport.gloo import GlooTransport
@@ -111,7 +111,7 @@ class GossipAlgorithm(Algorithm):
     def open(self, model: nn.Module) -> None:
         before, self._model = self._model.layout, SharedModel(model)
         if self._replica is None or self._model.layout != before:
-            self._replica = replica_of(self._model.tensors, retention=retention(model, self._model.names))
+            self._replica = replica_of(self._model.tensors, retention=self._model.retention)
         else:
             self._replica.push_pull(self._model.tensors)
         self._session += 1

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_gossip.algorithm.flat import FlatModel
-from lightning_gossip.algorithm.server import EventTrigger, OnStale, ParameterServer, ServerOptions
+from lightning_gossip.algorithm.flat import Fading, FlatModel, fading
+from lightning_gossip.algorithm.server import EventTrigger, OnStale, ParameterServer, ServerOptions, put_in
 from lightning_gossip.algorithm.staleness import StalenessHistogram
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline, now_s
@@ -113,9 +113,10 @@ class ServerWorker(Algorithm):
         self._model = SharedModel(nn.Module())
         self._pulled = FlatModel([])
         self._update = FlatModel([])
+        self._fading: list[Fading] = []
         self._session = 0
         self._in_flight = False
-        self._steps_held = 0  # since the pull, not pushed
+        self._passes_held = 0  # forward passes of the steps since the pull, not pushed
         self._pushed = False  # an update whose staleness is not known yet
         self._meeting_called = False
         self._pushes = 0
@@ -141,11 +142,12 @@ class ServerWorker(Algorithm):
         before, self._model = self._model.layout, SharedModel(model)
         if self._model.layout != before:
             self._pulled, self._update = FlatModel(self._model.tensors), FlatModel(self._model.tensors)
+        self._fading = fading(self._model.tensors, self._model.retention)
         self._session += 1
         self._meeting_called = False
         if self._server is not None:
             start = self._pulled.read(self._model.tensors).clone()
-            server = ParameterServer(start, workers=self._workers, **asdict(self._options))
+            server = ParameterServer(start, workers=self._workers, fading=self._fading, **asdict(self._options))
             self._server.open(self._session, self._model.layout, server)
 
     @override
@@ -157,7 +159,7 @@ class ServerWorker(Algorithm):
     def step(self, step: Step) -> None:
         if self._server is not None:
             self._server.raise_failure()
-        self._steps_held += 1
+        self._passes_held += step.forward_passes
         update = self._update_since_pull()
         if self._trigger is None or self._trigger.fires(_norm(update), _norm(self._pulled.flat)):
             self._push(update)
@@ -165,7 +167,7 @@ class ServerWorker(Algorithm):
 
     @override
     def arrive(self) -> None:
-        if self._steps_held:  # an update that was too small to send: nothing is lost
+        if self._passes_held:  # an update that was too small to send: nothing is lost
             self._push(self._update_since_pull())
         self._note(self._connected.leave(self._session))
         self._in_flight = False
@@ -244,9 +246,10 @@ class ServerWorker(Algorithm):
         self._timeline.record("wait", began_s, ended_s, self._rank)
 
     def _push(self, update: Tensor) -> None:
-        self._connected.push(self._session, update)
+        put_in(update, self._pulled.flat, self._fading, self._passes_held)
+        self._connected.push(self._session, update, forward_passes=self._passes_held)
         self._pushes += 1
-        self._steps_held, self._pushed = 0, True
+        self._passes_held, self._pushed = 0, True
 
     def _note(self, served: Served) -> None:
         self._meeting_called = self._meeting_called or served.meeting_called

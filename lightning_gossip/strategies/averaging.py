@@ -125,6 +125,7 @@ class PeriodicAveraging(LockstepAlgorithm):
         self._steps = 0
         self._averagings = 0
         self._lr = 0.0
+        self._passes = 0  # forward passes since the averaging under way began
         self._due = math.inf  # the step after which the averaging under way is applied
 
     @override
@@ -139,6 +140,7 @@ class PeriodicAveraging(LockstepAlgorithm):
     @override
     def step(self, step: Step) -> None:
         self._steps += 1
+        self._passes += step.forward_passes
         if step.number >= self._due:
             self._finish()
         deviation, lr = self._deviation or (None, 0.0)
@@ -151,6 +153,7 @@ class PeriodicAveraging(LockstepAlgorithm):
             self._lr = step.lr
             self._averagings += 1
             self._averager_of_session().begin()
+            self._passes = 0
             self._due = step.number + self._overlap
             if self._overlap == 0:
                 self._finish()
@@ -209,7 +212,9 @@ class PeriodicAveraging(LockstepAlgorithm):
                 states = OptimizerStates(self._optimizers())
                 everyones = self.collectives.gather(states.slots())
                 tensors += states.tensors(sorted({slot for slots in everyones for slot in slots}))
-            self._averager = Averager(self.collectives, tensors, counted=len(self._model.tensors))
+            self._averager = Averager(
+                self.collectives, tensors, counted=len(self._model.tensors), retention=self._model.retention
+            )
         return self._averager
 
     def _finish(self) -> None:
@@ -223,7 +228,7 @@ class PeriodicAveraging(LockstepAlgorithm):
         if self._overlap == 0:
             self._apply(averager)
         else:
-            averager.correct()
+            averager.correct(forward_passes=self._passes)
 
     def _apply(self, averager: Averager) -> None:
         averager.replace()

@@ -103,7 +103,7 @@ class NeighbourAveraging(LockstepAlgorithm):
     @override
     def open(self, model: nn.Module) -> None:
         super().open(model)
-        self._running.open(self._model.tensors)
+        self._running.open(self._model.tensors, retention=self._model.retention)
 
     @override
     def begin_step(self) -> None:
@@ -112,9 +112,11 @@ class NeighbourAveraging(LockstepAlgorithm):
 
     @override
     def step(self, step: Step) -> None:
-        if not self._running.under_way:
+        if self._running.under_way:
+            self._running.complete(forward_passes=step.forward_passes)
+        else:
             self._running.begin()
-        self._running.complete()
+            self._running.complete()
         self._meeting_called = self._running.meeting_called
 
     @override

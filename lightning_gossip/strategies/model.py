@@ -52,6 +52,7 @@ class SharedModel:
         self.names = [name for name, _ in named]
         self.tensors: list[Tensor] = [tensor for _, tensor in named]
         self.layout = layout(named)
+        self.retention = retention(model, self.names)
 
     def average(self, meeting: Rendezvous) -> float:
         """Replace the tensors by their means over all workers. Collective.
