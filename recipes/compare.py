@@ -114,7 +114,7 @@ def compare(jobs: list[Job], of: str) -> list[Comparison]:
     grouped: dict[str, list[tuple[Job, Job]]] = defaultdict(list)
     for rest, pair in pairs.items():
         if len(pair) == 2:
-            setting = ", ".join(f"{name}={value}" for name, value in rest if name not in ("seed", "experiment"))
+            setting = ", ".join(f"{_short(name)}={value}" for name, value in rest if name not in ("seed", "experiment"))
             grouped[setting].append((pair[values[0]], pair[values[1]]))
     if not grouped:
         raise ConfigurationError(f"No two jobs of this sweep differ in {of!r} alone.")
@@ -132,28 +132,21 @@ def compare(jobs: list[Job], of: str) -> list[Comparison]:
 def show(comparisons: list[Comparison], console: Console | None = None) -> None:
     """Print a table."""
     first, second = comparisons[0].names
-    table = Table(title=f"Training loss of the mean model, {second} against {first}", title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in (
-        "setting",
-        "pairs",
-        "mean log ratio",
-        "± s.e.",
-        "ratio",
-        f"{second} lower",
-        f"averagings {first}, {second}",
-    ):
-        table.add_column(heading, justify="left" if heading == "setting" else "right")
+    table = Table(title=f"Training loss of the mean model: {second} ÷ {first}", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("setting", overflow="fold")
+    for heading in ("pairs", "ratio", "mean log", "± s.e.", "lower in", "averagings"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for comparison in comparisons:
         lower = sum(ratio < 0 for ratio in comparison.log_ratios)
         counts = [statistics.fmean(pair[side] for pair in comparison.averagings) for side in (0, 1)]
         table.add_row(
             comparison.setting or "–",
             str(len(comparison.log_ratios)),
+            f"{math.exp(comparison.mean):.3f}",
             f"{comparison.mean:+.3f}",
             f"{comparison.standard_error:.3f}",
-            f"{math.exp(comparison.mean):.3f}",
             f"{lower} of {len(comparison.log_ratios)}",
-            f"{counts[0]:.0f}, {counts[1]:.0f}",
+            f"{counts[0]:.0f} → {counts[1]:.0f}",
         )
     (console or Console()).print(table)
 
@@ -163,7 +156,7 @@ def draw(jobs: list[Job], of: str, path: Path) -> None:
     values = list(dict.fromkeys(job.options[of] for job in jobs))
     settings: dict[str, list[Job]] = defaultdict(list)
     for job in jobs:
-        rest = (f"{n}={v}" for n, v in sorted(job.options.items()) if n not in (of, "seed", "experiment"))
+        rest = (f"{_short(n)}={v}" for n, v in sorted(job.options.items()) if n not in (of, "seed", "experiment"))
         settings[", ".join(rest)].append(job)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.2 * len(settings), 4.2), layout="constrained")
@@ -179,6 +172,11 @@ def draw(jobs: list[Job], of: str, path: Path) -> None:
             panels[-1].plot([], [], color=f"C{number}", label=f"{of}={value}")
         panels[-1].legend()
         figure.savefig(path, dpi=150)
+
+
+def _short(option: str) -> str:
+    """The last part of an option's name: ``recipe.model.lr`` → ``lr``."""
+    return option.rpartition(".")[2]
 
 
 def _job(folder: Path) -> Job:
