@@ -133,7 +133,7 @@ class RunRecorder(Callback):
             spans = [(i.activity, i.start_s, i.end_s, i.peer) for i in timeline.intervals()]
         mine: dict[str, Any] = {
             "started_s": self._started_s,
-            "collectives": self._counter.count,
+            "collectives": self._counter.count + self._counter.of_algorithm,
             "rank": trainer.global_rank,
             "steps": trainer.global_step - self._steps_before,
             "samples": self._samples,

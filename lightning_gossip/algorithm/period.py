@@ -280,7 +280,7 @@ class AdaptivePeriod(PeriodController):
         state = self._take_in(state, observation)
         warming_up = observation.epoch < self.warmup_epochs
         period = 1 if warming_up else self.initial if state.sampling else state.period
-        average_now, counted = _count_step(state, period)
+        average_now, counted = _count_step(state, period if self.maximum is None else min(period, self.maximum))
         if average_now:
             counted = replace(
                 counted,
@@ -308,8 +308,7 @@ class AdaptivePeriod(PeriodController):
                 samples = state.samples + 1
                 state = replace(state, samples=samples, target=state.target + (ratio - state.target) / samples)
         elif ratio < self.low * state.target:
-            longer = state.period + 1
-            state = replace(state, period=longer if self.maximum is None else min(longer, self.maximum))
+            state = replace(state, period=state.period + 1)
         elif ratio > self.high * state.target:
             state = replace(state, period=max(1, state.period - 1))
         return state

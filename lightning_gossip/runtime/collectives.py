@@ -31,12 +31,14 @@ class Collectives:
     Attributes:
         bytes_sent: by this worker, reckoned as a ring sends: 2 (n − 1)/n of a summed vector, n − 1 times a gathered one.
         waited_s: seconds that the caller was blocked here.
+        made: how many of them.
     """
 
     def __init__(self, device: torch.device, timeout: timedelta | None, timeline: Timeline) -> None:
         self.world_size = dist.get_world_size()
         self.bytes_sent = 0
         self.waited_s = 0.0
+        self.made = 0
         self._device = device
         self._timeline = timeline
         group = dist.new_group(timeout=timeout)  # of the default group's backend
@@ -47,6 +49,7 @@ class Collectives:
     def start_sum(self, vector: Tensor) -> PendingSum:
         """Begin to replace a vector by its sum over all workers; the vector is the group's until the end is awaited."""
         self.bytes_sent += math.ceil(2 * (self.world_size - 1) / self.world_size * vector.numel() * vector.element_size())
+        self.made += 1
         with _trouble("all-reduce"):
             work = dist.all_reduce(vector, group=self._open(), async_op=True)
         assert work is not None
@@ -69,6 +72,7 @@ class Collectives:
             payload: uint8, of the same length on every worker.
         """
         self.bytes_sent += (self.world_size - 1) * payload.numel()
+        self.made += 1
         everyones = [torch.empty_like(payload) for _ in range(self.world_size)]
         with self.waiting("all-gather"):
             dist.all_gather(everyones, payload, group=self._open())
@@ -76,6 +80,7 @@ class Collectives:
 
     def gather(self, mine: Any) -> list[Any]:
         """Everybody's value, by rank; any picklable value. Not counted in ``bytes_sent``: for what happens once a session."""
+        self.made += 1
         everyones: list[Any] = [None] * self.world_size
         with self.waiting("all-gather"):
             dist.all_gather_object(everyones, mine, group=self._open())

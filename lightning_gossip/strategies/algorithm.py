@@ -46,6 +46,11 @@ class Algorithm(ABC):
         """Seconds that the training thread has waited for other workers in these calls, ``start`` and ``average`` apart."""
         return 0.0
 
+    @property
+    def collectives_made(self) -> int:
+        """Collectives of its own, on a group of its own, so far."""
+        return 0
+
     @abstractmethod
     def start(self) -> None:
         """Begin the fit: make groups, start threads."""

@@ -99,6 +99,11 @@ class DecentralizedStrategy(WorkerProcesses):
         queue = self._fit.work.shared.queue if self._fit is not None and self._fit.work.shared is not None else None
         return None if queue is None else (queue.taken, queue.batches)
 
+    @property
+    def collectives_made(self) -> int:
+        """Collectives that the algorithm has made in this fit; Lightning's own are not among them."""
+        return 0 if self._fit is None else self._fit.collectives_made
+
     # -- setup and teardown ------------------------------------------------------------------------------------------
 
     @override

@@ -226,6 +226,11 @@ class Fit:
             self._algorithm.close(together=self._stopped_together if together is None else together)
             self._algorithm = None
 
+    @property
+    def collectives_made(self) -> int:
+        """Collectives of the algorithm's own so far."""
+        return 0 if self._algorithm is None else self._algorithm.collectives_made
+
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def extend_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:

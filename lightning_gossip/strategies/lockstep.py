@@ -50,6 +50,11 @@ class LockstepAlgorithm(Algorithm):
     def waited_s(self) -> float:
         return self.collectives.waited_s
 
+    @property
+    @override
+    def collectives_made(self) -> int:
+        return self.collectives.made
+
     @override
     def start(self) -> None:
         self._group = Collectives(self._device, self._timeout, self._timeline)
