@@ -129,7 +129,7 @@ class DecentralizedStrategy(WorkerProcesses):
             restored_from=path,
         )
         self._loaded = None
-        self.report, self.timeline = fit.report, timeline
+        self.report, self.timeline = fit.account.report, timeline
         fit.work.install(self._patches)
         self._local_metrics = LocalMetrics(trainer.lightning_module, lambda: not fit.in_session)
         trainer.callbacks.insert(0, StrategyHooks(fit))  # type: ignore[attr-defined]

@@ -16,12 +16,12 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.runtime.clock import StepTimer, Timeline, now_s
+from lightning_gossip.runtime.clock import Timeline, now_s
 from lightning_gossip.runtime.rendezvous import Agreement, Purpose, Rendezvous, gather
 from lightning_gossip.strategies import checkpoints, resume
-from lightning_gossip.strategies.algorithm import Algorithm, Step
+from lightning_gossip.strategies.account import Account
+from lightning_gossip.strategies.algorithm import Algorithm
 from lightning_gossip.strategies.options import FitOptions
-from lightning_gossip.strategies.reports import FitReport, WorkerReport
 from lightning_gossip.strategies.work import FitWork, set_global_step
 
 _warned: set[str] = set()
@@ -51,31 +51,24 @@ class Fit:
     ) -> None:
         strategy = trainer.strategy
         self.trainer = trainer
-        self.report = FitReport()
+        self.account = Account(trainer.global_rank, timeline)
         self.in_session = False
         self.stop_requested = False
         self.failed = False
         self._stopped_together = False
-        self._timeline = timeline
         self._make_algorithm = make_algorithm
         self._algorithm: Algorithm | None = None
         self._options = options
         self._restored = restored
         self._restored_from = restored_from
         self._meeting = Rendezvous(strategy.root_device)
-        self._batch_timer = StepTimer()
-        self._own = WorkerReport(rank=trainer.global_rank)
         self._optimizer_stepped = False
         self._lr = 0.0
-        self._steps = 0
-        self._planned_steps: int | None = None
-        self._forward_passes = 0
-        self._waited_s = 0.0  # of the algorithm's waits, those already accounted for
         self._in_step = False
         self._batches_in_epoch = 0
         self._own_model: list[Tensor] | None = None
         key, seed = strategy.broadcast((uuid.uuid4().hex[:12], int(os.environ.get("PL_GLOBAL_SEED", 0))))
-        self.work = FitWork(trainer, options.work_sharing, key=key, seed=seed, batch_s=lambda: self._batch_timer.median_s)
+        self.work = FitWork(trainer, options.work_sharing, key=key, seed=seed, batch_s=lambda: self.account.batch_s)
 
     # -- in the order of the training loop ---------------------------------------------------------------------------
 
@@ -87,8 +80,7 @@ class Fit:
         if self._restored is not None:
             resume.apply(self._restored, self._restored_from, self.trainer, self.work, self._algorithm)
         self.work.begin_fit()
-        self._steps = self.trainer.global_step
-        self._planned_steps = self.work.planned_steps()
+        self.account.begin(self.trainer.global_step, self.work.planned_steps())
         if self._algorithm is not None:
             self._algorithm.start()
 
@@ -99,7 +91,7 @@ class Fit:
         self.work.begin_batch(_size_of(batch))
         self._in_step = True
         self._batches_in_epoch += 1
-        if self._algorithm is not None and self._forward_passes == 0:
+        if self._algorithm is not None and self.account.forward_passes == 0:
             self._algorithm.begin_step()
 
     def after_backward(self) -> None:
@@ -119,15 +111,12 @@ class Fit:
         self.work.end_batch()
         if not self.in_session:
             return  # a checkpoint saved inside the step has ended the session; the next batch opens one
-        self._forward_passes += 1
-        self._time_batch()
+        self.account.end_batch(self._algorithm)
         if self._optimizer_stepped:
-            self._own.steps += 1
-            self._steps += 1
+            step = self.account.count_step(lr=self._lr, epoch=self.trainer.current_epoch)
             if self._algorithm is not None:
-                self._algorithm.step(self._step())
+                self._algorithm.step(step)
             self._optimizer_stepped = False
-            self._forward_passes = 0
         if self.stop_requested or (self._algorithm is not None and self._algorithm.meeting_called()):
             self._stop()
         elif self.trainer.is_last_batch or self.trainer.fit_loop.epoch_loop._is_training_done:
@@ -149,13 +138,13 @@ class Fit:
         if self._algorithm is not None:
             agreement = self._meet(self._algorithm, purpose, steps)
         self.in_session = False
-        self._batch_timer.pause()
+        self.account.close_session()
         self.trainer.should_stop = self.trainer.should_stop or agreement.should_stop
         set_global_step(self.trainer, round(sum(agreement.optimizer_steps) / len(agreement.optimizer_steps)))
         pending = agreement.stop and self._prepare_stop()
         if not agreement.stop and purpose is Purpose.EPOCH_END:
             self.work.end_epoch()
-        self._account()
+        self.account.publish(self.work, self._algorithm)
         if pending:
             raise SIGTERMException
 
@@ -249,47 +238,20 @@ class Fit:
                 _copy(self._own_model, self._algorithm.shared())
                 self._own_model = None
             self._algorithm.open(self.trainer.lightning_module)
-        self._forward_passes = 0
-        self._batch_timer.tick(now_s())
+        self.account.open_session()
         self.in_session = True
 
     def _meet(self, algorithm: Algorithm, purpose: Purpose, steps: int) -> Agreement:
         arrived_s = now_s()
         algorithm.arrive()
         agreement = self._meeting.agree(purpose, should_stop=self.trainer.should_stop, optimizer_steps=steps)
-        all_here_s = now_s()
-        self._timeline.record("wait", arrived_s, all_here_s)
-        self._own.last_wait_s = all_here_s - arrived_s
-        self._own.wait_s += self._own.last_wait_s
-        self._waited_s = algorithm.waited_s
+        self.account.waited(arrived_s, algorithm)
         algorithm.settle()
         if self._options.at_rendezvous == "evaluate":
             self._own_model = [tensor.detach().clone() for tensor in algorithm.shared()]
-        self._own.distance = algorithm.average(self._meeting)
-        self.report.consensus_distance = self._meeting.mean(self._own.distance)
+        self.account.own.distance = algorithm.average(self._meeting)
+        self.account.report.consensus_distance = self._meeting.mean(self.account.own.distance)
         return agreement
-
-    def _time_batch(self) -> None:
-        ended_s = now_s()
-        batch_s = self._batch_timer.tick(ended_s)
-        if batch_s is None:
-            return
-        waited_s = 0.0 if self._algorithm is None else self._algorithm.waited_s - self._waited_s
-        self._waited_s += waited_s
-        self._own.wait_s += waited_s
-        self._own.busy_s += max(0.0, batch_s - waited_s)
-        self._timeline.record("compute", ended_s - batch_s, ended_s)
-
-    def _step(self) -> Step:
-        batch_s = self._batch_timer.median_s
-        return Step(
-            number=self._steps,
-            forward_passes=self._forward_passes,
-            seconds=None if batch_s is None else batch_s * self._forward_passes,
-            lr=self._lr,
-            epoch=self.trainer.current_epoch,
-            progress=min(1.0, self._steps / self._planned_steps) if self._planned_steps else None,
-        )
 
     def _stop(self) -> None:
         if self.stop_requested and self._algorithm is not None:
@@ -313,15 +275,6 @@ class Fit:
             pending = any(gather(not loop.batch_progress.is_last_batch))
         loop.batch_progress.is_last_batch = not pending
         return pending
-
-    def _account(self) -> None:
-        self._own.samples = self.work.samples
-        self._own.left_early = self.work.left_early
-        self._own.batch_s = self._batch_timer.median_s
-        if self._algorithm is not None:
-            self._algorithm.complete(self._own)
-        self.report.workers = [WorkerReport(**theirs) for theirs in gather(self._own.as_dict())]
-        self.report.rendezvous += 1
 
     @contextmanager
     def _own_weights(self) -> Iterator[None]:

@@ -1,0 +1,94 @@
+"""What one worker does in a fit: its steps, its batches and how long they take, its waits."""
+
+from __future__ import annotations
+
+from lightning_gossip.runtime.clock import StepTimer, Timeline, now_s
+from lightning_gossip.runtime.rendezvous import gather
+from lightning_gossip.strategies.algorithm import Algorithm, Step
+from lightning_gossip.strategies.reports import FitReport, WorkerReport
+from lightning_gossip.strategies.work import FitWork
+
+
+class Account:
+    """Counts and times for one worker, and makes its report.
+
+    Args:
+        rank: the worker's.
+        timeline: where computing and waiting are recorded.
+    """
+
+    def __init__(self, rank: int, timeline: Timeline) -> None:
+        self.report = FitReport()
+        self.own = WorkerReport(rank=rank)
+        self.forward_passes = 0  # since the last step
+        self._timeline = timeline
+        self._timer = StepTimer()
+        self._steps = 0
+        self._planned: int | None = None
+        self._waited_s = 0.0  # of the algorithm's waits, those already accounted for
+
+    @property
+    def batch_s(self) -> float | None:
+        """Median seconds a batch, if known."""
+        return self._timer.median_s
+
+    def begin(self, steps: int, planned: int | None) -> None:
+        """The fit begins.
+
+        Args:
+            steps: made before (a resumed fit).
+            planned: of the whole run, if known.
+        """
+        self._steps, self._planned = steps, planned
+
+    def open_session(self) -> None:
+        """Training begins after a rendezvous."""
+        self.forward_passes = 0
+        self._timer.tick(now_s())
+
+    def close_session(self) -> None:
+        """All have met; what comes next is no batch."""
+        self._timer.pause()
+
+    def end_batch(self, algorithm: Algorithm | None) -> None:
+        """A batch has been trained on."""
+        self.forward_passes += 1
+        ended_s = now_s()
+        batch_s = self._timer.tick(ended_s)
+        if batch_s is None:
+            return
+        waited_s = 0.0 if algorithm is None else algorithm.waited_s - self._waited_s
+        self._waited_s += waited_s
+        self.own.wait_s += waited_s
+        self.own.busy_s += max(0.0, batch_s - waited_s)
+        self._timeline.record("compute", ended_s - batch_s, ended_s)
+
+    def count_step(self, *, lr: float, epoch: int) -> Step:
+        """The optimizers have stepped; ends the count of forward passes."""
+        self.own.steps += 1
+        self._steps += 1
+        passes, self.forward_passes = self.forward_passes, 0
+        return Step(
+            number=self._steps,
+            forward_passes=passes,
+            seconds=None if self.batch_s is None else self.batch_s * passes,
+            lr=lr,
+            epoch=epoch,
+            progress=min(1.0, self._steps / self._planned) if self._planned else None,
+        )
+
+    def waited(self, began_s: float, algorithm: Algorithm) -> None:
+        """This worker has waited at a rendezvous since ``began_s``, until the last one came."""
+        ended_s = now_s()
+        self._timeline.record("wait", began_s, ended_s)
+        self.own.last_wait_s = ended_s - began_s
+        self.own.wait_s += self.own.last_wait_s
+        self._waited_s = algorithm.waited_s
+
+    def publish(self, work: FitWork, algorithm: Algorithm | None) -> None:
+        """Tell all workers, and hear from them. Collective."""
+        self.own.samples, self.own.left_early, self.own.batch_s = work.samples, work.left_early, self.batch_s
+        if algorithm is not None:
+            algorithm.complete(self.own)
+        self.report.workers = [WorkerReport(**theirs) for theirs in gather(self.own.as_dict())]
+        self.report.rendezvous += 1
