@@ -51,17 +51,33 @@ class Served:
     meeting_called: bool
 
 
+@dataclass(frozen=True)
+class Update:
+    """What a worker pushes.
+
+    Args:
+        vector: shape (d,).
+        forward_passes: in training mode that led to it, at least 1.
+    """
+
+    vector: Tensor
+    forward_passes: int = 1
+
+
 class ServerLink(ABC):
     """One worker's way to the server."""
 
     @abstractmethod
-    def pull(self, session: int, layout: int, out: Tensor) -> Served:
-        """Wait for this worker's turn, and copy the model.
+    def pull(self, session: int, layout: int, out: Tensor, update: Update | None = None) -> Served:
+        """Push an update, if there is one, wait for this worker's turn, and copy the model.
+
+        Push and pull are one: where it is this worker's turn at once, no update of another comes between.
 
         Args:
             session: that this worker is in; the server may still be in the one before.
             layout: fingerprint of this worker's tensors.
             out: shape (d,), the model.
+            update: to the model that was pulled last.
 
         Raises:
             PeerError: if the server has ended, or the turn does not come in time.
@@ -69,12 +85,8 @@ class ServerLink(ABC):
         """
 
     @abstractmethod
-    def push(self, session: int, update: Tensor, *, forward_passes: int = 1) -> None:
-        """Hand an update over; does not wait until it is applied. ``update`` is the link's until the next pull or leave."""
-
-    @abstractmethod
-    def leave(self, session: int) -> Served:
-        """Come to a rendezvous; what was pushed has been applied when this returns."""
+    def leave(self, session: int, update: Update | None = None) -> Served:
+        """Come to a rendezvous, with an update to the model that was pulled last, if there is one; it has been applied then."""
 
     @abstractmethod
     def call_meeting(self, session: int) -> None:
@@ -152,20 +164,15 @@ class Server(ServerLink):
 
     # -- the training thread of this rank ------------------------------------------------------------------------------
 
-    def pull(self, session: int, layout: int, out: Tensor) -> Served:
+    def pull(self, session: int, layout: int, out: Tensor, update: Update | None = None) -> Served:
         """See :class:`ServerLink`."""
         self.raise_failure()
-        return self._pull(self._transport.rank, session, out, self._turn_timeout_s)
+        return self._pull(self._transport.rank, session, out, update, self._turn_timeout_s)
 
-    def push(self, session: int, update: Tensor, *, forward_passes: int = 1) -> None:
+    def leave(self, session: int, update: Update | None = None) -> Served:
         """See :class:`ServerLink`."""
         self.raise_failure()
-        self._push(self._transport.rank, update, forward_passes, self._turn_timeout_s)
-
-    def leave(self, session: int) -> Served:
-        """See :class:`ServerLink`."""
-        self.raise_failure()
-        return self._leave(self._transport.rank)
+        return self._leave(self._transport.rank, update, self._turn_timeout_s)
 
     def call_meeting(self, session: int) -> None:
         """See :class:`ServerLink`."""
@@ -184,9 +191,10 @@ class Server(ServerLink):
 
     # -- all threads ---------------------------------------------------------------------------------------------------
 
-    def _pull(self, rank: int, session: int, out: Tensor, timeout_s: float | None) -> Served:
+    def _pull(self, rank: int, session: int, out: Tensor, update: Update | None, timeout_s: float | None) -> Served:
         with self._condition:
             self._await(lambda: self._session == session, timeout_s)
+            self._push(rank, update, timeout_s)
             self._open.queue(rank)
             self._await(lambda: self._open.may_pull(rank), timeout_s)
             version = self._open.pull(rank)
@@ -194,17 +202,19 @@ class Server(ServerLink):
             self._condition.notify_all()
             return Served(version, self._staleness.get(rank), self.meeting_called)
 
-    def _push(self, rank: int, update: Tensor, forward_passes: int, timeout_s: float | None) -> None:
+    def _leave(self, rank: int, update: Update | None, timeout_s: float | None) -> Served:
         with self._condition:
-            self._await(lambda: self._open.may_push(rank), timeout_s)
-            self._staleness[rank] = self._open.push(rank, update, forward_passes=forward_passes)
-            self._condition.notify_all()
-
-    def _leave(self, rank: int) -> Served:
-        with self._condition:
+            self._push(rank, update, timeout_s)
             self._open.leave(rank)
             self._condition.notify_all()
             return Served(self._open.version, self._staleness.get(rank), self.meeting_called)
+
+    def _push(self, rank: int, update: Update | None, timeout_s: float | None) -> None:
+        """With the condition held."""
+        if update is not None:
+            self._await(lambda: self._open.may_push(rank), timeout_s)
+            self._staleness[rank] = self._open.push(rank, update.vector, forward_passes=update.forward_passes)
+            self._condition.notify_all()
 
     def _await(self, due: Callable[[], bool], timeout_s: float | None) -> None:
         if not self._condition.wait_for(lambda: self._stopped or self._failure is not None or due(), timeout_s):
@@ -251,35 +261,33 @@ class Server(ServerLink):
                 self._inboxes[peer].put(message)
 
     def _serve(self, peer: int) -> None:
-        buffer = torch.empty(0)
+        received, model = torch.empty(0), torch.empty(0)
         while (message := self._inboxes[peer].get()).kind is not Kind.STOP:
-            if message.kind is Kind.PULL:
-                layout, model = self._opened(message.session)
-                if message.layout != layout:
-                    self._transport.reply(peer, Message(Kind.REFUSE, message.session, layout))
-                    raise _layout_error(peer, self._transport.rank)
-                if buffer.shape != model.shape or buffer.dtype != model.dtype:
-                    buffer = torch.empty_like(model)
-                self._send_model(peer, message.session, buffer)
-            elif message.kind is Kind.PUSH:
-                self._transport.receive(peer, buffer).wait(self._timeout_s)
-                self._push(peer, buffer, message.value, None)
-            elif message.kind is Kind.LEAVE:
-                self._transport.reply(peer, self._message(message.session, self._leave(peer)))
-            else:
+            if message.kind not in (Kind.PULL, Kind.LEAVE):
                 raise ProtocolError(f"Rank {peer} sent {message.kind.name} to the parameter server.")
+            layout, like = self._opened(message.session)
+            if message.kind is Kind.PULL and message.layout != layout:
+                self._transport.reply(peer, Message(Kind.REFUSE, message.session, layout))
+                raise _layout_error(peer, self._transport.rank)
+            if received.shape != like.shape or received.dtype != like.dtype:
+                received, model = torch.empty_like(like), torch.empty_like(like)
+            update = None
+            if message.value:
+                self._transport.receive(peer, received).wait(self._timeout_s)
+                update = Update(received, message.value)
+            if message.kind is Kind.LEAVE:
+                self._transport.reply(peer, self._message(message.session, self._leave(peer, update, None)))
+            else:
+                served = self._pull(peer, message.session, model, update, None)
+                self._transport.reply(peer, self._message(message.session, served))
+                self._transport.send(peer, model).wait(self._timeout_s)
+                self.bytes_sent += model.numel() * model.element_size()
 
     def _opened(self, session: int) -> tuple[int, Tensor]:
         """Layout and model of a session, when it has begun here too."""
         with self._condition:
             self._await(lambda: self._session == session, None)
             return self._layout, self._open.model
-
-    def _send_model(self, peer: int, session: int, buffer: Tensor) -> None:
-        served = self._pull(peer, session, buffer, None)
-        self._transport.reply(peer, self._message(session, served))
-        self._transport.send(peer, buffer).wait(self._timeout_s)
-        self.bytes_sent += buffer.numel() * buffer.element_size()
 
     def _message(self, session: int, served: Served) -> Message:
         kind = Kind.MEET if served.meeting_called else Kind.ACCEPT
@@ -306,36 +314,31 @@ class RemoteServer(ServerLink):
         self._rank = rank
         self._timeout_s = timeout_s
         self._turn_timeout_s = turn_timeout_s
-        self._pushing: Callable[[], None] | None = None
 
-    def pull(self, session: int, layout: int, out: Tensor) -> Served:
+    def pull(self, session: int, layout: int, out: Tensor, update: Update | None = None) -> Served:
         """See :class:`ServerLink`."""
-        answer = self._request(Message(Kind.PULL, session, layout))
+        answer = self._request(Kind.PULL, session, layout, update)
         if answer.kind is Kind.REFUSE:
             raise _layout_error(self._transport.rank, self._rank)
         self._transport.receive(self._rank, out).wait(self._timeout_s)
         return _served(answer)
 
-    def push(self, session: int, update: Tensor, *, forward_passes: int = 1) -> None:
+    def leave(self, session: int, update: Update | None = None) -> Served:
         """See :class:`ServerLink`."""
-        self._transport.post(self._rank, Message(Kind.PUSH, session, value=forward_passes))
-        pending = self._transport.send(self._rank, update)
-        self._pushing = lambda: pending.wait(self._timeout_s)
-        self.bytes_sent += update.numel() * update.element_size()
-
-    def leave(self, session: int) -> Served:
-        """See :class:`ServerLink`."""
-        return _served(self._request(Message(Kind.LEAVE, session)))
+        return _served(self._request(Kind.LEAVE, session, 0, update))
 
     def call_meeting(self, session: int) -> None:
         """See :class:`ServerLink`."""
         self._transport.post(self._rank, Message(Kind.MEET, session))
 
-    def _request(self, message: Message) -> Message:
-        answer = self._transport.request(self._rank, message, self._turn_timeout_s)
-        if self._pushing is not None:  # read before the answer was written
-            self._pushing()
-            self._pushing = None
+    def _request(self, kind: Kind, session: int, layout: int, update: Update | None) -> Message:
+        if update is None:
+            return self._transport.request(self._rank, Message(kind, session, layout), self._turn_timeout_s)
+        self._transport.post(self._rank, Message(kind, session, layout, value=update.forward_passes))
+        sending = self._transport.send(self._rank, update.vector)
+        answer = self._transport.await_reply(self._rank, self._turn_timeout_s)
+        sending.wait(self._timeout_s)  # it was read before the answer was written
+        self.bytes_sent += update.vector.numel() * update.vector.element_size()
         return answer
 
 

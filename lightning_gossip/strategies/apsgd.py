@@ -15,7 +15,7 @@ from lightning_gossip.algorithm.server import EventTrigger, OnStale, ParameterSe
 from lightning_gossip.algorithm.staleness import StalenessHistogram
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline, now_s
-from lightning_gossip.runtime.parameter_server import RemoteServer, Served, Server
+from lightning_gossip.runtime.parameter_server import RemoteServer, Served, Server, Update
 from lightning_gossip.runtime.rendezvous import Rendezvous
 from lightning_gossip.strategies.algorithm import Algorithm, Step
 from lightning_gossip.strategies.decentralized import DecentralizedStrategy
@@ -117,7 +117,6 @@ class ServerWorker(Algorithm):
         self._session = 0
         self._in_flight = False
         self._passes_held = 0  # forward passes of the steps since the pull, not pushed
-        self._pushed = False  # an update whose staleness is not known yet
         self._meeting_called = False
         self._pushes = 0
         self._dropped = 0
@@ -153,7 +152,7 @@ class ServerWorker(Algorithm):
     @override
     def begin_step(self) -> None:
         if not self._in_flight:
-            self._pull()
+            self._pull(None)
 
     @override
     def step(self, step: Step) -> None:
@@ -162,14 +161,12 @@ class ServerWorker(Algorithm):
         self._passes_held += step.forward_passes
         update = self._update_since_pull()
         if self._trigger is None or self._trigger.fires(_norm(update), _norm(self._pulled.flat)):
-            self._push(update)
-            self._pull()
+            self._pull(self._pushed(update))
 
     @override
     def arrive(self) -> None:
-        if self._passes_held:  # an update that was too small to send: nothing is lost
-            self._push(self._update_since_pull())
-        self._note(self._connected.leave(self._session))
+        held_back = self._pushed(self._update_since_pull()) if self._passes_held else None  # was too small to send
+        self._note(self._connected.leave(self._session, held_back), held_back)
         self._in_flight = False
 
     @override
@@ -236,26 +233,26 @@ class ServerWorker(Algorithm):
     def _update_since_pull(self) -> Tensor:
         return self._update.read(self._model.tensors).sub_(self._pulled.flat)
 
-    def _pull(self) -> None:
+    def _pull(self, update: Update | None) -> None:
         began_s = now_s()
-        self._note(self._connected.pull(self._session, self._model.layout, self._pulled.flat))
+        self._note(self._connected.pull(self._session, self._model.layout, self._pulled.flat, update), update)
         self._pulled.write(self._model.tensors)
         self._in_flight = True
         ended_s = now_s()
         self._waited_s += ended_s - began_s
         self._timeline.record("wait", began_s, ended_s, self._rank)
 
-    def _push(self, update: Tensor) -> None:
-        put_in(update, self._pulled.flat, self._fading, self._passes_held)
-        self._connected.push(self._session, update, forward_passes=self._passes_held)
+    def _pushed(self, update: Tensor) -> Update:
+        """What the server is sent of x' − x."""
+        passes, self._passes_held = self._passes_held, 0
+        put_in(update, self._pulled.flat, self._fading, passes)
         self._pushes += 1
-        self._passes_held, self._pushed = 0, True
+        return Update(update, passes)
 
-    def _note(self, served: Served) -> None:
+    def _note(self, served: Served, pushed: Update | None) -> None:
         self._meeting_called = self._meeting_called or served.meeting_called
-        if not self._pushed:
+        if pushed is None:
             return
-        self._pushed = False
         if served.staleness is None:
             self._dropped += 1
         else:

@@ -27,9 +27,8 @@ class Kind(IntEnum):
     REFUSE = 3  # answer: not now
     MEET = 4  # everybody comes to a rendezvous after the current step
     STOP = 5  # the listener may end
-    PUSH = 6  # to a parameter server: an update follows
-    PULL = 7  # to a parameter server: "send me the model"
-    LEAVE = 8  # to a parameter server: "I come to a rendezvous"
+    PULL = 6  # to a parameter server: "send me the model"; an update comes first if the value, its forward passes, is not 0
+    LEAVE = 7  # to a parameter server: "I come to a rendezvous"; the same
 
 
 @dataclass(frozen=True)

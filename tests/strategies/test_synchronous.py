@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
-from lightning_gossip import ConstantPeriod, DPSGDStrategy, PeriodicAveragingStrategy, QSGDStrategy
+from lightning_gossip import AdaptivePeriod, ConstantPeriod, DPSGDStrategy, PeriodicAveragingStrategy, QSGDStrategy
 from tests.strategies.launch import launch
 from tests.strategies.models import Net, flat, samples, trainer
 
@@ -165,3 +169,78 @@ def test_averaging_loses_no_update(overlap: Any) -> None:
     for error, averagings in launch(_overlapped, overlap, workers=2):
         assert error < 1e-5
         assert averagings == 23 // 4
+
+
+class Follow(Callback):
+    """After each batch: averagings so far and bytes sent so far."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int]] = []
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        algorithm = trainer.strategy._fit._algorithm
+        self.seen.append((algorithm._averagings, algorithm.collectives.bytes_sent))
+
+
+def _bytes() -> Any:
+    follow = Follow()
+    model = Net()
+    strategy = PeriodicAveragingStrategy(period=4)
+    trainer(strategy=strategy, max_epochs=1, callbacks=[follow]).fit(model, DataLoader(samples(3 * 4 * 11), batch_size=4))
+    return follow.seen, flat(model.network).numel()
+
+
+def test_nothing_is_sent_between_averagings_and_then_one_model_and_four_numbers() -> None:
+    for seen, numel in launch(_bytes, workers=3):
+        sent = [after[1] - before[1] for before, after in zip([(0, 0), *seen], seen, strict=False)]
+        averaging = math.ceil(4 / 3 * 4 * numel) + math.ceil(4 / 3 * 8 * 4)
+        # the callback comes after the averaging of its step, and before the one at the epoch's end
+        assert sent[:8] == [0, 0, 0, averaging] * 2
+        assert sent[8:10] == [0, 0]
+
+
+def _interrupted(strategy: Any, folder: str, interrupt: bool) -> Any:
+    """Four epochs of five steps, in one fit or resumed after two; averagings after each step, and the model at the end."""
+    seed_everything(5, verbose=False)
+    follow = Follow()
+    keep = ModelCheckpoint(folder, "{epoch}", save_top_k=-1, enable_version_counter=False)
+
+    def model() -> Net:
+        seed_everything(5, verbose=False)
+        return Net(network=nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2)))
+
+    data = DataLoader(samples(2 * 4 * 5), batch_size=4, shuffle=True)
+    if not interrupt:
+        trained = model()
+        trainer(strategy=strategy, max_epochs=4, callbacks=[follow]).fit(trained, data)
+        return [count for count, _ in follow.seen], flat(trained.network).tolist()
+    trainer(strategy=copy.deepcopy(strategy), max_epochs=2, callbacks=[follow, keep]).fit(model(), data)
+    trained = model()
+    path = f"{folder}/epoch=1.ckpt"
+    trainer(strategy=strategy, max_epochs=4, callbacks=[follow]).fit(trained, data, ckpt_path=path)
+    return [count for count, _ in follow.seen], flat(trained.network).tolist()
+
+
+RESUMED = [
+    ("constant", lambda: PeriodicAveragingStrategy(period=3, at_rendezvous="evaluate", checkpoint="replicas")),
+    (
+        "adaptive",
+        lambda: PeriodicAveragingStrategy(
+            period=AdaptivePeriod(initial=2, sample=2, warmup_epochs=0, low=0.9, high=1.0),
+            at_rendezvous="evaluate",
+            checkpoint="replicas",
+        ),
+    ),
+    ("adopting the mean", lambda: PeriodicAveragingStrategy(period=3)),
+]
+
+
+@pytest.mark.parametrize("make", [case[1] for case in RESUMED], ids=[case[0] for case in RESUMED])
+def test_after_a_resume_the_next_averaging_comes_at_the_same_step(make: Any, tmp_path: Path) -> None:
+    whole = launch(_interrupted, make(), str(tmp_path), False)
+    parts = launch(_interrupted, make(), str(tmp_path), True)
+    assert len(whole[0][0]) == 20
+    assert [counts for counts, _ in parts] == [counts for counts, _ in whole]
+    if make().fit_options.checkpoint == "replicas":
+        for (_, a), (_, b) in zip(whole, parts, strict=True):
+            torch.testing.assert_close(torch.tensor(a), torch.tensor(b), rtol=1e-4, atol=1e-6)

@@ -1,0 +1,117 @@
+"""A-PSGD in training: staleness by its identity, the bounds, and a slow worker."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from lightning.pytorch import Callback
+
+from lightning_gossip import APSGDStrategy
+from lightning_gossip.algorithm.server import ParameterServer
+from tests.strategies.launch import launch
+from tests.strategies.models import Net, loader, trainer
+
+pytestmark = pytest.mark.processes
+
+N = 4
+Event = tuple[str, int, int]  # "pull" or "push", rank, the server's version then (before a push is applied)
+
+
+class Computes(Callback):
+    """Batches last a time of their rank's own."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self.seconds = seconds
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        time.sleep(self.seconds[trainer.global_rank])  # stands for computing
+
+
+def _run(options: dict[str, Any], seconds: list[float], samples: int) -> Any:
+    """One epoch; on the server's rank also every pull and push, in order, and the most workers in flight."""
+    events: list[Event] = []
+    most = [0]
+    pull, push = ParameterServer.pull, ParameterServer.push
+
+    def observed_pull(self: ParameterServer, rank: int) -> int:
+        version = pull(self, rank)
+        events.append(("pull", rank, version))
+        most[0] = max(most[0], len(self.in_flight))
+        return version
+
+    def observed_push(self: ParameterServer, rank: int, update: Any, **kwargs: Any) -> int | None:
+        before = self.version
+        staleness = push(self, rank, update, **kwargs)
+        events.append(("push" if staleness is not None else "drop", rank, before))
+        return staleness
+
+    ParameterServer.pull, ParameterServer.push = observed_pull, observed_push  # type: ignore[method-assign]
+    t = trainer(strategy=APSGDStrategy(**options), max_epochs=1, callbacks=[Computes(seconds)])
+    began_s = time.monotonic()
+    t.fit(Net(), loader(samples, 4))
+    return [w.as_dict() for w in t.strategy.report.workers], events, most[0], time.monotonic() - began_s
+
+
+VARIED = [0.004, 0.007, 0.010, 0.016]
+CASES: dict[str, dict[str, Any]] = {
+    "all active": {},
+    "two active": {"active_workers": 2},
+    "bounded by waiting": {"max_staleness": 4, "on_stale": "wait"},
+    "bounded by dropping": {"max_staleness": 3},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_staleness_is_what_the_identity_says_and_the_bounds_hold(case: str) -> None:
+    options = CASES[case]
+    workers, events, most, _ = launch(_run, options, VARIED, 4 * 100 * N, workers=N)[0]
+    pushes = [(rank, version) for kind, rank, version in events if kind == "push"]
+    total = sum(w["staleness_mean"] * (w["exchanges"] - w["dropped"]) for w in workers)
+    if not any(w["dropped"] for w in workers):
+        # others' updates between a worker's first pull and its last push; those while it queued for a pull count for nobody
+        identity = queued = 0
+        for rank in range(N):
+            own = [version for pusher, version in pushes if pusher == rank]
+            first = next(version for kind, puller, version in events if (kind, puller) == ("pull", rank))
+            identity += own[-1] - first - (len(own) - 1)
+            pulls = [version for kind, puller, version in events if (kind, puller) == ("pull", rank)]
+            queued += sum(pulled - (pushed + 1) for pushed, pulled in zip(own[:-1], pulls[1:], strict=False))
+        assert total == pytest.approx(identity - queued)
+        assert queued == 0 or "active_workers" in options
+    assert most <= options.get("active_workers", N)
+    assert max(w["staleness_max"] for w in workers) <= options.get("max_staleness", 10**9)
+    if options.get("on_stale") == "wait":
+        assert all(w["dropped"] == 0 for w in workers)
+    count = sum(w["exchanges"] - w["dropped"] for w in workers)
+    assert count == len(pushes)
+    assert count >= 20 * N or any(w["dropped"] for w in workers)
+    if case == "all active":
+        assert total / count == pytest.approx(N - 1, rel=0.05)
+
+
+def test_one_worker_slowed_tenfold_does_not_slow_the_others() -> None:
+    results = {slow: launch(_run, {}, [0.02, 0.02, 0.02, slow], 4 * 160, workers=N) for slow in (0.02, 0.2)}
+    rates = {}
+    for slow, result in results.items():
+        workers = result[0][0]
+        rates[slow] = sum(w["steps"] / (w["busy_s"] + w["wait_s"] - w["last_wait_s"]) for w in workers[:3])
+        if slow == 0.2:
+            assert workers[3]["steps"] < 0.3 * workers[0]["steps"]
+    assert rates[0.2] > 0.9 * rates[0.02]
+
+
+def _held_back(relative: bool) -> Any:
+    trigger = {"threshold": 1e9, "relative": relative}
+    t = trainer(strategy=APSGDStrategy(event_trigger=trigger), max_epochs=2)
+    model = Net()
+    t.fit(model, loader(128, 4), loader(64, 8, shuffle=False))
+    return t.strategy.report.workers[t.global_rank].exchanges, float(t.callback_metrics["val_acc"])
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_updates_too_small_to_send_arrive_at_the_rendezvous(relative: bool) -> None:
+    for pushes, accuracy in launch(_held_back, relative, workers=2):
+        assert pushes == 2  # one an epoch
+        assert accuracy > 0.8
