@@ -38,13 +38,13 @@ class FlatModel:
     @torch.no_grad()
     def read(self, tensors: Sequence[Tensor]) -> Tensor:
         """The vector ← the tensors; returns the vector."""
-        torch._foreach_copy_(self._views, list(tensors))
+        _copy(list(tensors), self._views)
         return self.flat
 
     @torch.no_grad()
     def write(self, tensors: Sequence[Tensor], *, only: int | None = None) -> None:
         """The tensors ← the vector, in place; ``only`` the first so many, if given."""
-        torch._foreach_copy_(list(tensors[:only]), self._views[:only])
+        _copy(self._views[:only], list(tensors[:only]))
 
     @torch.no_grad()
     def add_to(self, tensors: Sequence[Tensor]) -> None:
@@ -83,6 +83,11 @@ def fading(tensors: Sequence[Tensor], retention: Sequence[float] | None) -> list
         for tensor, end, share in zip(tensors, ends, retention, strict=True)
         if share != 1.0
     ]
+
+
+def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:
+    if targets:  # torch refuses empty lists
+        torch._foreach_copy_(targets, sources)
 
 
 def common_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
