@@ -27,6 +27,7 @@ reconstruction.)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -103,7 +104,9 @@ class EventTrigger:
 
     def fires(self, update_norm: float, model_norm: float) -> bool:
         """Whether to push now. A norm that is not finite fires: what is wrong must be seen."""
-        return not update_norm < self.threshold * (model_norm if self.relative else 1.0)
+        if not (math.isfinite(update_norm) and math.isfinite(model_norm)):
+            return True
+        return update_norm >= self.threshold * (model_norm if self.relative else 1.0)
 
 
 class ParameterServer:

@@ -281,7 +281,8 @@ class Server(ServerLink):
                 served = self._pull(peer, message.session, model, update, None)
                 self._transport.reply(peer, self._message(message.session, served))
                 self._transport.send(peer, model).wait(self._timeout_s)
-                self.bytes_sent += model.numel() * model.element_size()
+                with self._condition:
+                    self.bytes_sent += model.numel() * model.element_size()
 
     def _opened(self, session: int) -> tuple[int, Tensor]:
         """Layout and model of a session, when it has begun here too."""
