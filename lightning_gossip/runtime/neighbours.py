@@ -125,4 +125,4 @@ class NeighbourRounds:
         yield
         ended_s = now_s()
         self.waited_s += ended_s - began_s
-        self._timeline.record("exchange", began_s, ended_s, peer)
+        self._timeline.record("wait", began_s, ended_s, peer)

@@ -468,7 +468,7 @@ def test_swaps_bytes_and_waits_are_counted() -> None:
         assert rounds.exchanges == 3 * neighbours
         assert rounds.bytes_sent == 3 * neighbours * (NUMEL + 2) * 8  # the model and two numbers, of float64
         intervals = workers.timelines[rank].intervals()
-        assert [interval.activity for interval in intervals] == ["exchange"] * rounds.exchanges
+        assert [interval.activity for interval in intervals] == ["wait"] * rounds.exchanges
         assert [interval.peer for interval in intervals] == ([1, 2, 3] if rank == 0 else [0]) * 3
         assert sum(interval.end_s - interval.start_s for interval in intervals) == pytest.approx(rounds.waited_s, abs=1e-5)
     assert workers.rounds[0].waited_s >= 0.5 * late_s

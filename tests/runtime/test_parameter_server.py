@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+import statistics
 import threading
 import time
 import traceback
@@ -505,16 +506,18 @@ def test_waiting_for_one_worker_20_times_slower_never_ends_in_a_deadlock(limit: 
 
 @pytest.mark.parametrize("slow", [0, 2], ids=["the server's", "another"])
 def test_a_worker_10_times_slower_does_not_slow_the_others(slow: int) -> None:
-    """Stretches with and without it in turn, so that another job on this machine meets both."""
+    """Stretches without it and with it in turn, and the median of their ratios, since another job may hold up a few."""
     service = Service()
-    counts = {1.0: 0, 10.0: 0}
+
+    def updates_of_the_others(factor: float) -> int:
+        service.open()
+        end_s = time.monotonic() + 0.1
+        accounts = train(service, law("uniform", 0.004, {slow: factor}), lambda *_: time.monotonic() < end_s)
+        return sum(len(account.staleness) for rank, account in enumerate(accounts) if rank != slow)
+
     with service.running():
-        for factor in [1.0, 10.0] * 4:
-            service.open()
-            end_s = time.monotonic() + 0.2
-            accounts = train(service, law("uniform", 0.004, {slow: factor}), lambda *_, end_s=end_s: time.monotonic() < end_s)
-            counts[factor] += sum(len(account.staleness) for rank, account in enumerate(accounts) if rank != slow)
-    assert counts[10.0] >= 0.7 * counts[1.0], counts
+        pairs = [(updates_of_the_others(1.0), updates_of_the_others(10.0)) for _ in range(9)]
+    assert statistics.median(with_it / without for without, with_it in pairs) >= 0.7, pairs
 
 
 class Held(MemoryTransport):
@@ -711,6 +714,11 @@ def test_a_meeting_is_of_its_session_only() -> None:
         service.links[1].call_meeting(service.session - 1)
         service.pull(1)  # the call has been read before this
         assert not service.leave(1).meeting_called
+        service.links[1].call_meeting(service.session)
+        service.links[1].call_meeting(service.session - 1)
+        service.pull(1)
+        assert service.leave(1).meeting_called
+        service.open()
         service.links[1].call_meeting(service.session + 1)
         thread = threading.Thread(target=lambda: service.links[1].pull(service.session, LAYOUT, service.out[1]), daemon=True)
         assert not service.pull(2).meeting_called
