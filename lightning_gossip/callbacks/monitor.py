@@ -31,7 +31,7 @@ class GossipMonitor(Callback):
     | ``gossip/exchanges``, ``gossip/bytes_sent`` | sums over the workers so far; an exchange counts at both ends |
     | ``gossip/dropped`` | updates that a parameter server threw away as too stale, so far |
     | ``averaging/period``, ``averaging/deviation`` | steps between two averagings, and S_k at the last one |
-    | ``averaging/count`` | averagings so far, those of the rendezvous apart |
+    | ``averaging/count`` | averagings so far; those of the rendezvous too, where they are adopted |
     | ``worker/<rank>/steps`` | optimizer steps so far |
     | ``time/wall_s`` | seconds of training so far, those before a resume included |
     """

@@ -26,7 +26,8 @@ class Averager:
     Args:
         collectives: of all workers; each calls the same methods in the same order.
         tensors: x, the same in the same order on all workers.
-        counted: how many of them, from the first, count for the distance to the mean; None for all.
+        model: how many of them, from the first, are the model's; None for all.
+        counted: how many of them, from the first, count for the distance to the mean; None for the model's.
         retention: of these, per tensor; see :func:`~lightning_gossip.algorithm.flat.fading`.
     """
 
@@ -35,6 +36,7 @@ class Averager:
         collectives: Collectives,
         tensors: Sequence[Tensor],
         *,
+        model: int | None = None,
         counted: int | None = None,
         retention: Sequence[float] | None = None,
     ) -> None:
@@ -43,9 +45,9 @@ class Averager:
         device = self._tensors[0].device if self._tensors else None
         self._mean = FlatModel(self._tensors, device=device)
         self._own = torch.empty_like(self._mean.flat)
-        self._counted_tensors = len(self._tensors) if counted is None else counted
-        self._counted = sum(tensor.numel() for tensor in self._tensors[: self._counted_tensors])
-        self._fading = fading(self._tensors[: self._counted_tensors], retention)
+        self._model = len(self._tensors) if model is None else model
+        self._counted = sum(tensor.numel() for tensor in self._tensors[: self._model if counted is None else counted])
+        self._fading = fading(self._tensors[: self._model], retention)
         self._pending: PendingSum | None = None
 
     @property
@@ -82,9 +84,9 @@ class Averager:
         """x_i ← w̄, where x_i has not changed since the averaging began.
 
         Args:
-            model_only: leave alone what does not count for the distance.
+            model_only: leave alone what is not the model's.
         """
-        self._mean.write(self._tensors, only=self._counted_tensors if model_only else None)
+        self._mean.write(self._tensors, only=self._model if model_only else None)
 
     def correct(self, *, forward_passes: int = 0) -> None:
         """x_i ← x_i + (w̄ − w_i).

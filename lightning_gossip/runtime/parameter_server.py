@@ -255,6 +255,8 @@ class Server(ServerLink):
             peer, message = self._transport.next_message()
             if message.kind is Kind.STOP:
                 return
+            if message.kind is Kind.FAILED:
+                raise PeerError(f"Rank {peer} has failed; its own log says why.", rank=peer, phase="update")
             if message.kind is Kind.MEET:
                 self.call_meeting(message.session)
             else:

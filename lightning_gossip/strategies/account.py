@@ -21,9 +21,9 @@ class Account:
         self.report = FitReport()
         self.own = WorkerReport(rank=rank)
         self.forward_passes = 0  # since the last step
+        self.steps = 0  # of this worker; agreed upon at each rendezvous
         self._timeline = timeline
         self._timer = StepTimer()
-        self._steps = 0
         self._planned: int | None = None
         self._waited_s = 0.0  # of the algorithm's waits, those already accounted for
 
@@ -39,7 +39,7 @@ class Account:
             steps: made before (a resumed fit).
             planned: of the whole run, if known.
         """
-        self._steps, self._planned = steps, planned
+        self.steps, self._planned = steps, planned
 
     def open_session(self) -> None:
         """Training begins after a rendezvous."""
@@ -66,15 +66,15 @@ class Account:
     def count_step(self, *, lr: float, epoch: int) -> Step:
         """The optimizers have stepped; ends the count of forward passes."""
         self.own.steps += 1
-        self._steps += 1
+        self.steps += 1
         passes, self.forward_passes = self.forward_passes, 0
         return Step(
-            number=self._steps,
+            number=self.steps,
             forward_passes=passes,
             seconds=None if self.batch_s is None else self.batch_s * passes,
             lr=lr,
             epoch=epoch,
-            progress=min(1.0, self._steps / self._planned) if self._planned else None,
+            progress=min(1.0, self.steps / self._planned) if self._planned else None,
         )
 
     def waited(self, began_s: float, algorithm: Algorithm) -> None:
@@ -90,5 +90,7 @@ class Account:
         self.own.samples, self.own.left_early, self.own.batch_s = work.samples, work.left_early, self.batch_s
         if algorithm is not None:
             algorithm.complete(self.own)
-        self.report.workers = [WorkerReport(**theirs) for theirs in gather(self.own.as_dict())]
+        everyones = gather((self.steps, self.own.as_dict()))
+        self.steps = round(sum(steps for steps, _ in everyones) / len(everyones))  # schedules by step go on alike
+        self.report.workers = [WorkerReport(**own) for _, own in everyones]
         self.report.rendezvous += 1

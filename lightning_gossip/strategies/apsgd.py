@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from typing_extensions import override
 from lightning_gossip.algorithm.flat import Fading, FlatModel, fading
 from lightning_gossip.algorithm.server import EventTrigger, OnStale, ParameterServer, ServerOptions, put_in
 from lightning_gossip.algorithm.staleness import StalenessHistogram
-from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime.clock import Timeline, now_s
 from lightning_gossip.runtime.parameter_server import RemoteServer, Served, Server, Update
 from lightning_gossip.runtime.rendezvous import Rendezvous
@@ -25,7 +26,7 @@ from lightning_gossip.strategies.reports import WorkerReport
 from lightning_gossip.transport.base import Kind, Message
 from lightning_gossip.transport.gloo import GlooTransport
 
-_DEFAULT_TURN_S = 1800.0
+log = logging.getLogger(__name__)
 
 
 class APSGDStrategy(DecentralizedStrategy):
@@ -63,6 +64,7 @@ class APSGDStrategy(DecentralizedStrategy):
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        self.fit_options = replace(self.fit_options, at_rendezvous="adopt")  # a worker's own model is the server's, of late
         check_number("exchange_timeout_s", exchange_timeout_s, above=0.0)
         if not isinstance(server_rank, int) or isinstance(server_rank, bool) or server_rank < 0:
             raise ConfigurationError(f"server_rank={server_rank!r} is not a rank (0, 1, …).")
@@ -104,7 +106,7 @@ class ServerWorker(Algorithm):
         self._rank = strategy.server_rank
         self._workers = strategy.workers
         self._timeout_s = timeout_s
-        self._turn_s = strategy._timeout.total_seconds() if strategy._timeout is not None else _DEFAULT_TURN_S
+        self._turn_s = strategy.timeout_s
         self._timeline = timeline
         self._waited_s = 0.0
         self._transport: GlooTransport | None = None
@@ -114,6 +116,7 @@ class ServerWorker(Algorithm):
         self._pulled = FlatModel([])
         self._update = FlatModel([])
         self._fading: list[Fading] = []
+        self._parameters = 0  # elements of the parameters, which come first
         self._session = 0
         self._in_flight = False
         self._passes_held = 0  # forward passes of the steps since the pull, not pushed
@@ -141,6 +144,7 @@ class ServerWorker(Algorithm):
         before, self._model = self._model.layout, SharedModel(model)
         if self._model.layout != before:
             self._pulled, self._update = FlatModel(self._model.tensors), FlatModel(self._model.tensors)
+        self._parameters = sum(tensor.numel() for tensor in self._model.tensors[: self._model.parameters])
         self._fading = fading(self._model.tensors, self._model.retention)
         self._session += 1
         self._meeting_called = False
@@ -160,7 +164,8 @@ class ServerWorker(Algorithm):
             self._server.raise_failure()
         self._passes_held += step.forward_passes
         update = self._update_since_pull()
-        if self._trigger is None or self._trigger.fires(_norm(update), _norm(self._pulled.flat)):
+        numel = self._parameters  # running statistics move without any learning
+        if self._trigger is None or self._trigger.fires(_norm(update[:numel]), _norm(self._pulled.flat[:numel])):
             self._pull(self._pushed(update))
 
     @override
@@ -188,6 +193,8 @@ class ServerWorker(Algorithm):
             return
         if together and transport.rank == (self._rank + 1) % self._workers:
             transport.post(self._rank, Message(Kind.STOP))
+        if not together and self._server is None:
+            self._say_that_it_has_failed(transport)
         if self._server is not None:
             self._server.close(together=together)
         if together or self._server is None:
@@ -222,6 +229,13 @@ class ServerWorker(Algorithm):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._staleness.load_state_dict(state["staleness"])
         self._pushes, self._dropped = state["pushes"], state["dropped"]
+
+    def _say_that_it_has_failed(self, transport: GlooTransport) -> None:
+        """The server may wait for this worker's update, and would not notice that it has ended."""
+        try:
+            transport.post(self._rank, Message(Kind.FAILED))
+        except PeerError as error:
+            log.info("rank %d: the server has ended too: %s", transport.rank, error)
 
     # -- details -----------------------------------------------------------------------------------------------------
 

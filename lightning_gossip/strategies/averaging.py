@@ -26,7 +26,7 @@ from lightning_gossip.runtime.rendezvous import Rendezvous
 from lightning_gossip.strategies.algorithm import Algorithm, Step
 from lightning_gossip.strategies.decentralized import DecentralizedStrategy
 from lightning_gossip.strategies.lockstep import LockstepAlgorithm
-from lightning_gossip.strategies.optimizer_state import OptimizerStateRule, OptimizerStates
+from lightning_gossip.strategies.optimizer_state import OptimizerStateRule, OptimizerStates, Slot
 from lightning_gossip.strategies.options import check_choice
 from lightning_gossip.strategies.reports import WorkerReport
 
@@ -119,8 +119,10 @@ class PeriodicAveraging(LockstepAlgorithm):
         self._optimizers = optimizers
         self._control: PeriodState = self._controller.init()
         self._averager: Averager | None = None
+        self._state_has_grown = False
         self._deviation: tuple[float, float] | None = None  # S_k and γ_k, not yet seen by the controller
         self._last_deviation: float | None = None
+        self._slots: set[Slot] = set()  # of the optimizers' state that is averaged
         self._distance = 0.0  # ‖w_i − w̄‖² of the averaging completed last
         self._steps = 0
         self._averagings = 0
@@ -131,7 +133,7 @@ class PeriodicAveraging(LockstepAlgorithm):
     @override
     def open(self, model: nn.Module) -> None:
         super().open(model)
-        self._averager = None
+        self._averager, self._state_has_grown = None, False
         # a worker that had fewer batches has missed decisions: all go on from the state of one that has missed none
         everyones = self.collectives.gather((self._steps, asdict(self._control), self._deviation))
         _, control, self._deviation = max(everyones, key=lambda theirs: theirs[0])
@@ -152,6 +154,8 @@ class PeriodicAveraging(LockstepAlgorithm):
             self._finish()
             self._lr = step.lr
             self._averagings += 1
+            if self._state_has_grown:  # on some worker an optimizer has stepped for the first time
+                self._averager, self._state_has_grown = None, False
             self._averager_of_session().begin()
             self._passes = 0
             self._due = step.number + self._overlap
@@ -168,6 +172,7 @@ class PeriodicAveraging(LockstepAlgorithm):
             if self._exchange_numbers(arrived=True):
                 return  # x̄ is there, for the rendezvous
             self._apply(averager)
+            self._averagings += 1
             self._control = replace(self._control, since=0, averagings=self._control.averagings + 1)
 
     @override
@@ -175,6 +180,7 @@ class PeriodicAveraging(LockstepAlgorithm):
         averager = self._averager_of_session()
         if self._adopts:
             self._apply(averager)
+            self._averagings += 1
             self._control = replace(self._control, since=0)  # the next stretch begins here
         else:
             averager.replace(model_only=True)
@@ -211,9 +217,15 @@ class PeriodicAveraging(LockstepAlgorithm):
             if self._rule == "average":
                 states = OptimizerStates(self._optimizers())
                 everyones = self.collectives.gather(states.slots())
-                tensors += states.tensors(sorted({slot for slots in everyones for slot in slots}))
+                self._slots = {slot for slots in everyones for slot in slots}
+                tensors += states.tensors(sorted(self._slots))
+            # S_k is of the parameters: running statistics do not come together as the learning rate falls
             self._averager = Averager(
-                self.collectives, tensors, counted=len(self._model.tensors), retention=self._model.retention
+                self.collectives,
+                tensors,
+                model=len(self._model.tensors),
+                counted=self._model.parameters,
+                retention=self._model.retention,
             )
         return self._averager
 
@@ -238,9 +250,13 @@ class PeriodicAveraging(LockstepAlgorithm):
     def _exchange_numbers(self, *, arrived: bool) -> bool:
         """S_k and γ_k from everybody's, and who has arrived; returns whether all have."""
         n = self.collectives.world_size
-        distance, lr, waiting, calling = self.collectives.sum_of(self._distance, self._lr, arrived, self._asks_for_meeting)
+        unknown = self._rule == "average" and not set(OptimizerStates(self._optimizers()).slots()) <= self._slots
+        distance, lr, waiting, calling, growing = self.collectives.sum_of(
+            self._distance, self._lr, arrived, self._asks_for_meeting, unknown
+        )
         if waiting == n:
             return True
+        self._state_has_grown = growing > 0
         self._deviation = (distance / n, lr / n)
         self._last_deviation = distance / n
         self._meeting_called = self._meeting_called or calling > 0

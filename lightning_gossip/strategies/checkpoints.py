@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gossip.runtime.rendezvous import gather
+from lightning_gossip.strategies.optimizer_state import is_averaged
 
 KEY = "lightning_gossip"  # of our part of the checkpoint
 Key = tuple[int, str]
@@ -30,10 +31,16 @@ def mean_optimizer_state(state_dict: dict[str, Any], device: torch.device) -> di
         device: where the default group's collectives run.
     """
     mine: dict[Key, Tensor] = {
-        (parameter, name): value
+        (parameter, name): torch.view_as_real(value) if value.is_complex() else value
         for parameter, state in state_dict["state"].items()
         for name, value in state.items()
-        if isinstance(value, Tensor) and value.is_floating_point()
+        if is_averaged(value)
+    }
+    complex_keys = {
+        (parameter, name)
+        for parameter, state in state_dict["state"].items()
+        for name, value in state.items()
+        if isinstance(value, Tensor) and value.is_complex()
     }
     everyones = gather({key: (tuple(value.shape), value.dtype == torch.float64) for key, value in mine.items()})
     result = {**state_dict, "state": {p: dict(state) for p, state in state_dict["state"].items()}}
@@ -47,7 +54,8 @@ def mean_optimizer_state(state_dict: dict[str, Any], device: torch.device) -> di
         dist.all_reduce(total)
         total /= len(holders)
         parameter, name = key
-        result["state"].setdefault(parameter, {})[name] = total if own is None else total.to(own.device, own.dtype)
+        mean = total if own is None else total.to(own.device, own.dtype)
+        result["state"].setdefault(parameter, {})[name] = torch.view_as_complex(mean) if key in complex_keys else mean
     return result
 
 

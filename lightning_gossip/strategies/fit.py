@@ -80,7 +80,8 @@ class Fit:
         if self._restored is not None:
             resume.apply(self._restored, self._restored_from, self.trainer, self.work, self._algorithm)
         self.work.begin_fit()
-        self.account.begin(self.trainer.global_step, self.work.planned_steps())
+        steps = self.trainer.global_step if self._restored is None else self._restored["steps"]
+        self.account.begin(steps, self.work.planned_steps())
         if self._algorithm is not None:
             self._algorithm.start()
 
@@ -225,7 +226,9 @@ class Fit:
     def extend_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
         """Add our part to a checkpoint that all workers are writing together."""
         replicas = self._options.checkpoint == "replicas"
-        checkpoint[checkpoints.KEY] = resume.describe(self.trainer, self.work, self._algorithm, replicas=replicas)
+        checkpoint[checkpoints.KEY] = resume.describe(
+            self.trainer, self.work, self._algorithm, steps=self.account.steps, replicas=replicas
+        )
         if replicas:
             with self._own_weights():
                 checkpoints.save_replica(path, self.trainer.global_rank, checkpoints.own_state(self.trainer))

@@ -51,6 +51,7 @@ class SharedModel:
         self.module = model
         self.names = [name for name, _ in named]
         self.tensors: list[Tensor] = [tensor for _, tensor in named]
+        self.parameters = sum(parameter.requires_grad for parameter in model.parameters())  # how many, the first ones
         self.layout = layout(named)
         self.retention = retention(model, self.names)
 

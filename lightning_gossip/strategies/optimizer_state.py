@@ -13,7 +13,7 @@ OptimizerStateRule = Literal["keep", "average", "reset"]
 
 
 class Slot(NamedTuple):
-    """One floating-point tensor of an optimizer's state, described so that other workers can have the same."""
+    """One floating-point (or complex) tensor of an optimizer's state, described so that other workers can have the same."""
 
     optimizer: int
     parameter: int  # counted over the groups
@@ -39,7 +39,7 @@ class OptimizerStates:
             for number, optimizer in enumerate(self._optimizers)
             for index, parameter in enumerate(_parameters(optimizer))
             for name, value in sorted(optimizer.state.get(parameter, {}).items(), key=lambda item: item[0])
-            if isinstance(value, Tensor) and value.is_floating_point()
+            if is_averaged(value)
         ]
 
     def tensors(self, slots: Sequence[Slot]) -> list[Tensor]:
@@ -61,7 +61,12 @@ class OptimizerStates:
                 slot.shape, dtype=getattr(torch, slot.dtype), device=parameter.device if of_parameter else "cpu"
             )
         value: Tensor = state[slot.name]
-        return value
+        return torch.view_as_real(value) if value.is_complex() else value
+
+
+def is_averaged(value: object) -> bool:
+    """Whether a value of an optimizer's state is a quantity of which there is a mean, and a dense one."""
+    return isinstance(value, Tensor) and value.layout == torch.strided and (value.is_floating_point() or value.is_complex())
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -24,6 +24,8 @@ from lightning_gossip.strategies.model import start_equal
 from lightning_gossip.strategies.options import StartMethod, check_choice, refuse_unknown
 from lightning_gossip.strategies.preflight import check_model, check_plugins, check_trainer
 
+_DEFAULT_TIMEOUT_S = 1800.0  # of torch's process groups
+
 
 class WorkerProcesses(DDPStrategy):
     """Starts the workers, connects them, and gives them equal models. A single worker has no process group.
@@ -85,6 +87,11 @@ class WorkerProcesses(DDPStrategy):
     def workers(self) -> int:
         """How many there will be; known before there is a process group."""
         return self.num_nodes * self.num_processes
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds that a worker waits for another one that computes."""
+        return _DEFAULT_TIMEOUT_S if self._timeout is None else self._timeout.total_seconds()
 
     def preflight(self, trainer: pl.Trainer, model: pl.LightningModule) -> None:
         """Check everything that can be checked while there is one process only.

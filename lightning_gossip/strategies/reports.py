@@ -22,10 +22,10 @@ class WorkerReport:
         staleness_mean, staleness_p95, staleness_max: changes of its published model (of the server's, with a parameter server)
             between pull and push of a step.
         dropped: updates that came too late and were thrown away (parameter server).
-        averagings: exact averages of all models, those of the rendezvous apart.
+        averagings: exact averages of all models; those of the rendezvous too, where they are adopted.
         period: steps between two averagings, at present.
         period_mean: steps divided by averagings.
-        deviation: S_k = (1/n) Σ ‖w_i − w̄‖² at the last averaging.
+        deviation: S_k = (1/n) Σ ‖w_i − w̄‖² of the parameters at the last averaging.
         busy_s: seconds in training steps.
         wait_s: seconds at rendezvous before the last worker came.
         last_wait_s: the same, at the last one.

@@ -14,10 +14,11 @@ from lightning_gossip.strategies.algorithm import Algorithm
 from lightning_gossip.strategies.work import FitWork
 
 
-def describe(trainer: pl.Trainer, work: FitWork, algorithm: Algorithm | None, *, replicas: bool) -> dict[str, Any]:
+def describe(trainer: pl.Trainer, work: FitWork, algorithm: Algorithm | None, *, steps: int, replicas: bool) -> dict[str, Any]:
     """Where the fit stands, in plain values. All workers call it together.
 
     Args:
+        steps: that each worker has made, as agreed at the last rendezvous.
         replicas: whether each worker's own state is written beside the checkpoint.
     """
     mine = {
@@ -28,6 +29,8 @@ def describe(trainer: pl.Trainer, work: FitWork, algorithm: Algorithm | None, *,
     everyones = gather(mine)
     return {
         "world_size": trainer.world_size,
+        "strategy": getattr(trainer.strategy, "name", None),
+        "steps": steps,
         "work": work.state([position for theirs in everyones for position in theirs["unstepped"]]),
         "workers": [{"rng": theirs["rng"], "algorithm": theirs["algorithm"]} for theirs in everyones],
         "replicas": replicas,
@@ -66,5 +69,11 @@ def apply(
         checkpoints.load_own_state(trainer, own)
     mine = state["workers"][rank]
     checkpoints.set_rng_state(mine["rng"])
-    if algorithm is not None and mine["algorithm"]:
+    name = getattr(trainer.strategy, "name", None)
+    if state["strategy"] != name:
+        rank_zero_warn(
+            f"The checkpoint was written by the strategy {state['strategy']!r} and is resumed by {name!r},"
+            " whose own state begins anew."
+        )
+    elif algorithm is not None and mine["algorithm"]:
         algorithm.load_state_dict(mine["algorithm"])

@@ -198,7 +198,8 @@ class FitWork:
                 batches if math.isinf(batches) else math.ceil(batches / trainer.accumulate_grad_batches)
             )
         if trainer.max_steps >= 0:
-            by_steps = trainer.max_steps
+            manual = not trainer.lightning_module.automatic_optimization
+            by_steps = trainer.max_steps / (max(1, len(trainer.optimizers)) if manual else 1)  # it counts each optimizer's
         steps = min(by_epochs, by_steps)
         return None if math.isinf(steps) else int(steps)
 

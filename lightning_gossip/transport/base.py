@@ -29,6 +29,7 @@ class Kind(IntEnum):
     STOP = 5  # the listener may end
     PULL = 6  # to a parameter server: "send me the model"; an update comes first if the value, its forward passes, is not 0
     LEAVE = 7  # to a parameter server: "I come to a rendezvous"; the same
+    FAILED = 8  # to a parameter server: the sender has failed, and sends nothing more
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class GlooTransport(Transport):
         words = torch.tensor(message.words(), dtype=torch.int64)
         with _PeerTrouble(peer, "message"):
             work = _started(dist.isend(words, dst=peer, group=_open(self._control), tag=_REQUEST))
-        if message.kind in (Kind.MEET, Kind.STOP):
+        if message.kind in (Kind.MEET, Kind.STOP, Kind.FAILED):
             self._others.append((message.kind, work, words))
         else:
             self._requests.setdefault(peer, []).append((work, words))
@@ -85,16 +85,16 @@ class GlooTransport(Transport):
             return _Transfer(peer, _started(dist.irecv(vector, src=peer, group=_open(self._data), tag=_VECTOR)))
 
     def close(self) -> None:
-        """Destroy both groups, once the peers have read this worker's STOP messages.
+        """Destroy both groups, once the peers have read this worker's STOP and FAILED messages.
 
         A listener still blocked on a group keeps it alive until its STOP arrives.
         """
         for kind, work, _ in self._others:
-            if kind is Kind.STOP:
+            if kind in (Kind.STOP, Kind.FAILED):
                 try:
                     work.wait(timedelta(seconds=_FLUSH_S))
                 except RuntimeError:
-                    log.warning("rank %d: a peer did not read the message that ends its listener", self.rank)
+                    log.warning("rank %d: a peer did not read that this worker has ended", self.rank)
         self._requests.clear()
         self._others.clear()
         for group in (self._control, self._data):

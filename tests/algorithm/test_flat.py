@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -201,6 +201,7 @@ def layouts(draw: st.DrawFn) -> list[Tensor]:
     return tensors
 
 
+@settings(max_examples=50)
 @given(x=layouts(), room=st.integers(0, 3))
 def test_the_vector_of_any_tensors_holds_each_element_once(x: list[Tensor], room: int) -> None:
     model = FlatModel(x, room=room)
@@ -216,6 +217,7 @@ def test_the_vector_of_any_tensors_holds_each_element_once(x: list[Tensor], room
     assert equal(out, [t + t for t in x])
 
 
+@settings(max_examples=50)
 @given(numel=st.integers(0, 100), chunk=st.integers(1, 30))
 def test_chunks_cover_the_vector_in_order(numel: int, chunk: int) -> None:
     pieces = [list(range(numel))[piece] for piece in chunk_slices(numel, chunk)]

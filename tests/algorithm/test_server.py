@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -62,9 +62,9 @@ class Run:
         self.log.append(("leave", rank))
 
     def serve(self) -> None:
-        """Everybody whose turn it is pulls."""
-        while self.asking and self.server.may_pull(self.asking[0]):
-            self.pull(self.asking[0])
+        """Everybody whose turn it is pulls; whose that is, the server says, not the order here."""
+        while turn := [rank for rank in reversed(self.asking) if self.server.may_pull(rank)]:
+            self.pull(turn[0])
 
     def begin(self) -> None:
         for rank in range(self.n):
@@ -78,13 +78,22 @@ class Run:
         self.serve()
         return staleness
 
-    def act(self, rank: int, leaves: bool = False) -> None:
-        """The next thing that this worker can do, if it can do anything."""
-        if leaves:
+    def act(self, rank: int, action: str, update: Tensor | None = None) -> None:
+        """What this worker can do next, if it can do anything.
+
+        Args:
+            rank: the worker's.
+            action: "leave", "step" (push and ask at once), or "one thing": ask, pull or push, and others may come between.
+            update: what it pushes, if it does.
+        """
+        if action == "leave":
             self.leave(rank)
         elif rank in self.server.in_flight:
             if self.server.may_push(rank):
-                self.push(rank)
+                self.push(rank, update)
+                if action == "step":
+                    self.ask(rank)
+                    self.serve()
         elif rank not in self.asking:
             self.ask(rank)
         elif self.server.may_pull(rank):
@@ -108,9 +117,10 @@ def mean(run: Run) -> float:
     return sum(told) / len(told)
 
 
-# What happens: ranks that act, or leave. All options with which a server of so many workers can be made.
-ACTIONS = st.lists(st.tuples(st.integers(0, N - 1), st.sampled_from([False] * 9 + [True])), max_size=60)
-ORDER = st.lists(st.integers(0, N - 1), max_size=60)
+# What happens. Lists are long at least, for their average length is near the least one, and the rules matter late.
+ACTION = st.tuples(st.integers(0, N - 1), st.sampled_from(["step"] * 5 + ["one thing"] * 4 + ["leave"]))
+ACTIONS = st.lists(ACTION, min_size=20, max_size=60)
+ORDER = st.lists(st.integers(0, N - 1), min_size=10, max_size=60)
 ACTIVE = st.one_of(st.none(), st.integers(1, N))
 
 
@@ -130,12 +140,13 @@ ANY_OPTIONS = st.one_of(st.builds(lambda active: {"active_workers": active}, ACT
 
 @given(ANY_OPTIONS, ACTIONS)
 def test_the_staleness_told_is_the_number_of_others_updates_since_the_pull(
-    options: dict[str, Any], actions: list[tuple[int, bool]]
+    options: dict[str, Any], actions: list[tuple[int, str]]
 ) -> None:
     run = Run(N, **options)
-    for rank, leaves in actions:
+    run.begin()
+    for rank, action in actions:
         pushes, age = len(run.told), run.age(rank) if rank in run.server.in_flight else None
-        run.act(rank, leaves)
+        run.act(rank, action)
         if len(run.told) > pushes:
             assert run.told[-1][1] in (age, None)
     assert run.server.version == sum(kind == "apply" for kind, _ in run.log)
@@ -143,15 +154,17 @@ def test_the_staleness_told_is_the_number_of_others_updates_since_the_pull(
 
 @given(ACTIVE, ACTIONS)
 def test_stalenesses_and_gaps_of_a_worker_add_up_to_the_others_updates(
-    active: int | None, actions: list[tuple[int, bool]]
+    active: int | None, actions: list[tuple[int, str]]
 ) -> None:
     """Σ τ = others' updates from the first pull to the last push, less those in the gaps: after a push, before the next pull.
 
     The intervals in flight and the gaps between them are the whole time, whatever the schedule.
     """
     run = Run(N, active_workers=active)
-    for rank, _ in actions:
-        run.act(rank)
+    run.begin()
+    for rank, action in actions:
+        if action != "leave":
+            run.act(rank, action)
     for rank in range(N):
         pulls, pushes = run.places(rank, "pull"), run.places(rank, "apply")
         if not pushes:
@@ -225,11 +238,12 @@ def test_the_mean_staleness_is_one_less_than_the_active_workers(law: str, active
 
 @given(ANY_OPTIONS, ACTIONS)
 def test_the_first_that_asked_may_pull_if_fewer_than_the_active_workers_are_in_flight(
-    options: dict[str, Any], actions: list[tuple[int, bool]]
+    options: dict[str, Any], actions: list[tuple[int, str]]
 ) -> None:
     run = Run(N, **options)
-    for rank, leaves in actions:
-        run.act(rank, leaves)
+    run.begin()
+    for rank, action in actions:
+        run.act(rank, action)
         in_flight = run.server.in_flight
         assert len(in_flight) <= run.active
         turn = set(run.asking[:1]) if len(in_flight) < run.active else set()
@@ -290,10 +304,11 @@ def test_in_flight_is_not_for_others_to_change() -> None:
 
 
 @given(bounded(), ACTIONS)
-def test_no_update_that_is_applied_exceeds_the_bound(options: dict[str, Any], actions: list[tuple[int, bool]]) -> None:
+def test_no_update_that_is_applied_exceeds_the_bound(options: dict[str, Any], actions: list[tuple[int, str]]) -> None:
     run = Run(N, **options)
-    for rank, leaves in actions:
-        run.act(rank, leaves)
+    run.begin()
+    for rank, action in actions:
+        run.act(rank, action)
     for rank in range(N):
         for push in run.places(rank, "apply"):
             pull = max(place for place in run.places(rank, "pull") if place < push)
@@ -301,23 +316,25 @@ def test_no_update_that_is_applied_exceeds_the_bound(options: dict[str, Any], ac
 
 
 @given(bounded("drop"), ACTIONS)
-def test_what_is_dropped_is_what_exceeds_the_bound(options: dict[str, Any], actions: list[tuple[int, bool]]) -> None:
+def test_what_is_dropped_is_what_exceeds_the_bound(options: dict[str, Any], actions: list[tuple[int, str]]) -> None:
     run = Run(N, **options)
-    for rank, leaves in actions:
+    run.begin()
+    for rank, action in actions:
         pushes, age = len(run.told), run.age(rank) if rank in run.server.in_flight else 0
         assert run.server.may_push(rank)
-        run.act(rank, leaves)
+        run.act(rank, action)
         if len(run.told) > pushes:
             assert (run.told[-1][1] is None) == (age > run.bound)
-            assert rank not in run.server.in_flight
+            assert run.server.in_flight.get(rank, run.server.version) == run.server.version  # what it holds now is fresh
 
 
 @given(bounded("wait"), ACTIONS)
-def test_oldest_first_always_keeps_everybody_within_the_bound(options: dict[str, Any], actions: list[tuple[int, bool]]) -> None:
+def test_oldest_first_always_keeps_everybody_within_the_bound(options: dict[str, Any], actions: list[tuple[int, str]]) -> None:
     """(∗), after every pull, push and leave."""
     run = Run(N, **options)
-    for rank, leaves in actions:
-        run.act(rank, leaves)
+    run.begin()
+    for rank, action in actions:
+        run.act(rank, action)
         pulled = list(run.server.in_flight.values())
         assert all(run.server.version - v + k <= run.bound for k, v in enumerate(pulled))
         assert not pulled or run.server.may_push(next(iter(run.server.in_flight)))
@@ -325,12 +342,13 @@ def test_oldest_first_always_keeps_everybody_within_the_bound(options: dict[str,
 
 @given(bounded("wait"), ACTIONS)
 def test_an_update_waits_only_if_no_order_of_the_others_could_keep_the_bound(
-    options: dict[str, Any], actions: list[tuple[int, bool]]
+    options: dict[str, Any], actions: list[tuple[int, str]]
 ) -> None:
     """The rule against all orders in which the others could push after it."""
     run = Run(N, **options)
-    for rank, leaves in actions:
-        run.act(rank, leaves)
+    run.begin()
+    for rank, action in actions:
+        run.act(rank, action)
         for candidate in run.server.in_flight:
             others = [pulled for other, pulled in run.server.in_flight.items() if other != candidate]
             possible = any(
@@ -406,23 +424,22 @@ def test_one_that_leaves_lets_those_push_that_waited_for_it() -> None:
 
 @given(bounded(), ACTIONS, st.sampled_from([None, 0.5, 1.0]))
 def test_the_model_is_the_start_and_the_scaled_sum_of_what_was_applied(
-    options: dict[str, Any], actions: list[tuple[int, bool]], scale: float | None
+    options: dict[str, Any], actions: list[tuple[int, str]], scale: float | None
 ) -> None:
     """Whole numbers and powers of two: to the bit."""
     generator = torch.Generator().manual_seed(0)
     run = Run(N, **options, scale=scale)
+    run.begin()
     start = run.server.model.copy_(torch.arange(D)).clone()
     applied = torch.zeros_like(start)
-    for rank, leaves in actions:
-        before = run.server.model.clone()
-        if rank in run.server.in_flight and not leaves and run.server.may_push(rank):
-            update = torch.randint(-50, 50, (D,), generator=generator).double()
-            if run.push(rank, update) is not None:
-                applied += update
-                continue
+    for rank, action in actions:
+        before, version = run.server.model.clone(), run.server.version
+        update = torch.randint(-50, 50, (D,), generator=generator).double()
+        run.act(rank, action, update)
+        if run.server.version == version:
+            assert torch.equal(run.server.model, before)  # a dropped update leaves it as it was, to the bit
         else:
-            run.act(rank, leaves)
-        assert torch.equal(run.server.model, before)  # also by what was dropped
+            applied += update
     assert torch.equal(run.server.model, start + (1 / N if scale is None else scale) * applied)
 
 
@@ -451,11 +468,11 @@ def test_with_the_default_scale_a_round_moves_the_model_by_the_mean_update() -> 
     torch.testing.assert_close(run.server.model, updates.mean(0))
 
 
-class Operations(TorchDispatchMode):
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down what torch does."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -613,8 +630,7 @@ def test_a_larger_update_is_never_held_back_where_a_smaller_one_is_sent(
     threshold: float, norm: float, more: float, relative: bool
 ) -> None:
     trigger = EventTrigger(threshold=threshold, relative=relative)
-    assume(trigger.fires(norm, 3.0))
-    assert trigger.fires(norm + more, 3.0)
+    assert trigger.fires(norm + more, 3.0) or not trigger.fires(norm, 3.0)
 
 
 @pytest.mark.parametrize("threshold", [-1.0, math.nan, math.inf, None, "1", True])
@@ -652,11 +668,9 @@ def test_options_that_cannot_work_are_refused_by_the_options_and_by_the_server(o
         ParameterServer(torch.zeros(D), workers=N, **options)
 
 
-@given(ANY_OPTIONS)
-def test_what_the_message_proposes_is_accepted(options: dict[str, Any]) -> None:
-    ServerOptions(**options).check(N)
-    for active in range(1, N + 1):
-        ServerOptions(on_stale="wait", max_staleness=active - 1, active_workers=active).check(N)
+@pytest.mark.parametrize("active", range(1, N + 1))
+def test_the_least_bound_that_the_message_proposes_is_accepted(active: int) -> None:
+    ServerOptions(on_stale="wait", max_staleness=active - 1, active_workers=active).check(N)
 
 
 def test_misuse_is_our_fault_and_changes_nothing() -> None:

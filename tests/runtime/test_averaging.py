@@ -23,7 +23,8 @@ LATE_S = 0.4
 CPU = torch.device("cpu")
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
-COUNTED = 2  # of the three tensors of a model
+MODEL = 2  # of the three tensors; the third is like an optimizer's state
+COUNTED = 1  # the second is like a running statistic
 
 
 def model(rank: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -77,7 +78,7 @@ def script(rank: int) -> dict[str, Any]:
 def replaced(rank: int, collectives: Collectives, seen: dict[str, Any]) -> None:
     for name, dtype in DTYPES.items():
         x = model(rank, dtype)
-        averager = Averager(collectives, x, counted=COUNTED)
+        averager = Averager(collectives, x, model=MODEL, counted=COUNTED)
         averager.begin()
         seen[f"distance {name}"] = averager.complete()
         averager.replace()
@@ -90,7 +91,7 @@ def replaced(rank: int, collectives: Collectives, seen: dict[str, Any]) -> None:
     averager.replace()
     seen["integers"] = [t.tolist() for t in integers]
     x = model(rank)
-    averager = Averager(collectives, x, counted=COUNTED)
+    averager = Averager(collectives, x, model=MODEL, counted=COUNTED)
     averager.begin()
     averager.complete()
     averager.replace(model_only=True)
@@ -102,7 +103,7 @@ def replaced(rank: int, collectives: Collectives, seen: dict[str, Any]) -> None:
 def corrected(rank: int, collectives: Collectives, seen: dict[str, Any]) -> None:
     """Rank r applies each averaging after r more local steps; several averagings, one after the other."""
     x = model(rank)
-    averager = Averager(collectives, x, counted=COUNTED)
+    averager = Averager(collectives, x, model=MODEL)
     updates = torch.zeros(43, dtype=torch.float64)
     number = 0
 
@@ -119,13 +120,14 @@ def corrected(rank: int, collectives: Collectives, seen: dict[str, Any]) -> None
         assert averager.under_way
         for _ in range(rank):
             step()
-        averager.complete()
+        distance = averager.complete()
+        seen.setdefault("distance of the model", distance)  # of the first
         assert not averager.under_way
         averager.correct()
     seen["corrected"], seen["updates"], seen["steps"] = flat(x), updates, number
 
     x = model(rank)
-    averager = Averager(collectives, x, counted=COUNTED, retention=[1.0, 0.9])
+    averager = Averager(collectives, x, model=MODEL, counted=COUNTED, retention=[1.0, 0.9])
     averager.begin()
     for t in x:
         t += rank + 1.0
@@ -242,16 +244,22 @@ def test_the_mean_of_integers_has_no_error(seen: list[dict[str, Any]]) -> None:
 def test_completing_returns_the_squared_distance_of_what_counts(seen: list[dict[str, Any]], dtype: str) -> None:
     differences = all_models(DTYPES[dtype]) - all_models(DTYPES[dtype]).mean(0)
     for rank, worker in enumerate(seen):
-        expected = float(differences[rank, : 12 + 24].square().sum())
+        expected = float(differences[rank, :12].square().sum())
         assert worker[f"distance {dtype}"] == pytest.approx(expected, rel=1e-12 if dtype == "float64" else 1e-5)
 
 
-def test_everything_counts_if_nothing_else_is_said(seen: list[dict[str, Any]]) -> None:
+def test_the_model_counts_if_nothing_else_is_said(seen: list[dict[str, Any]]) -> None:
+    models = torch.stack([flat(model(rank)) + flat(update(rank, 0)) for rank in range(WORLD)])
+    expected = (models - models.mean(0))[:, : 12 + 24].square().sum(1)
+    assert [worker["distance of the model"] for worker in seen] == pytest.approx(expected.tolist(), rel=1e-12)
+
+
+def test_everything_is_the_model_if_nothing_else_is_said(seen: list[dict[str, Any]]) -> None:
     expected = (all_models() - all_models().mean(0)).square().sum(1)
     assert [worker["distance of all"] for worker in seen] == pytest.approx(expected.tolist(), rel=1e-12)
 
 
-def test_model_only_leaves_what_does_not_count(seen: list[dict[str, Any]]) -> None:
+def test_model_only_leaves_what_is_not_the_models(seen: list[dict[str, Any]]) -> None:
     for rank, worker in enumerate(seen):
         assert torch.equal(worker["model only"][36:], flat(model(rank))[36:])
         assert torch.equal(worker["model only"][:36], worker["flat mean float64"][:36])
@@ -408,4 +416,4 @@ def test_the_death_of_a_worker_is_noticed_long_before_the_timeout(survivors: lis
 def test_a_worker_that_does_not_come_in_time_is_a_peer_error(survivors: list[dict[str, Any]]) -> None:
     _, phase, seconds = survivors[0]["late"]
     assert phase == "all-reduce"
-    assert 0.9 <= seconds <= survivors[0]["late after"] < 2.4
+    assert 0.5 <= seconds <= survivors[0]["late after"] < 2.4  # another one's deadline may have passed earlier

@@ -168,7 +168,7 @@ def _overlapped(overlap: Any) -> Any:
 def test_averaging_loses_no_update(overlap: Any) -> None:
     for error, averagings in launch(_overlapped, overlap, workers=2):
         assert error < 1e-5
-        assert averagings == 23 // 4
+        assert averagings == 23 // 4 + 1  # and the one of the rendezvous
 
 
 class Follow(Callback):
@@ -190,10 +190,10 @@ def _bytes() -> Any:
     return follow.seen, flat(model.network).numel()
 
 
-def test_nothing_is_sent_between_averagings_and_then_one_model_and_four_numbers() -> None:
+def test_nothing_is_sent_between_averagings_and_then_one_model_and_five_numbers() -> None:
     for seen, numel in launch(_bytes, workers=3):
         sent = [after[1] - before[1] for before, after in zip([(0, 0), *seen], seen, strict=False)]
-        averaging = math.ceil(4 / 3 * 4 * numel) + math.ceil(4 / 3 * 8 * 4)
+        averaging = math.ceil(4 / 3 * 4 * numel) + math.ceil(4 / 3 * 8 * 5)
         # the callback comes after the averaging of its step, and before the one at the epoch's end
         assert sent[:8] == [0, 0, 0, averaging] * 2
         assert sent[8:10] == [0, 0]
@@ -244,3 +244,61 @@ def test_after_a_resume_the_next_averaging_comes_at_the_same_step(make: Any, tmp
     if make().fit_options.checkpoint == "replicas":
         for (_, a), (_, b) in zip(whole, parts, strict=True):
             torch.testing.assert_close(torch.tensor(a), torch.tensor(b), rtol=1e-4, atol=1e-6)
+
+
+def _adaptive(normalized: bool) -> Any:
+    def falling(model: Any) -> Any:
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return [sgd], [torch.optim.lr_scheduler.MultiStepLR(sgd, [4, 8])]
+
+    seed_everything(1, verbose=False)
+    layers = [nn.Linear(8, 16), *([nn.BatchNorm1d(16)] if normalized else []), nn.ReLU(), nn.Linear(16, 2)]
+    period = AdaptivePeriod(sample=8)
+    t = trainer(strategy=PeriodicAveragingStrategy(period=period, at_rendezvous="evaluate"), max_epochs=12)
+    t.fit(Net(falling, nn.Sequential(*layers)), DataLoader(samples(640), batch_size=8, shuffle=True))
+    return t.strategy.report.workers[0].period
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_the_period_grows_as_the_learning_rate_falls_with_and_without_batchnorm(normalized: bool) -> None:
+    assert min(launch(_adaptive, normalized)) > 8
+
+
+def _grown() -> Any:
+    """The second optimizer steps for the first time when the models have been averaged before."""
+    t = trainer(strategy=PeriodicAveragingStrategy(period=1, optimizer_state="average"), max_epochs=1)
+    last: dict[str, Any] = {}
+
+    class Later(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            first, second = self.optimizers()
+            loss = self.loss(batch)
+            for optimizer in (first, second):
+                optimizer.zero_grad()
+            self.manual_backward(loss)
+            first.step()
+            if batch_idx % 3 == 2:
+                second.step()
+
+        def configure_optimizers(self) -> Any:
+            layers = list(self.network)
+            return [torch.optim.SGD(layers[at].parameters(), lr=0.1, momentum=0.9) for at in (0, 3)]
+
+    class Look(Callback):
+        def on_train_batch_end(self, trainer: Any, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 6:
+                states = [state["momentum_buffer"] for o in trainer.optimizers for state in o.state.values()]
+                last["momentum"] = torch.cat([value.flatten() for value in states]).tolist()
+
+    t.callbacks.append(Look())
+    t.fit(Later(), DataLoader(samples(128), batch_size=4))
+    return last["momentum"]
+
+
+def test_momentum_that_appears_between_two_averagings_is_averaged_too() -> None:
+    a, b = launch(_grown)
+    assert a == b
