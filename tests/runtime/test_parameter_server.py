@@ -3,7 +3,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-import statistics
 import threading
 import time
 import traceback
@@ -511,7 +510,7 @@ def test_waiting_for_one_worker_20_times_slower_never_ends_in_a_deadlock(limit: 
 
 @pytest.mark.parametrize("slow", [0, 2], ids=["the server's", "another"])
 def test_a_worker_10_times_slower_does_not_slow_the_others(slow: int) -> None:
-    """Stretches without it and with it in turn, and the median of their ratios, since another job may hold up a few."""
+    """Stretches without it and with it in turn; the best of each, since another job can only hold them up."""
     service = Service()
 
     def updates_of_the_others(factor: float) -> int:
@@ -525,7 +524,8 @@ def test_a_worker_10_times_slower_does_not_slow_the_others(slow: int) -> None:
 
     with service.running():
         pairs = [(updates_of_the_others(1.0), updates_of_the_others(10.0)) for _ in range(7)]
-    assert statistics.median(with_it / without for without, with_it in pairs) >= 0.7, pairs
+    without, with_it = (max(counts) for counts in zip(*pairs, strict=True))
+    assert with_it >= 0.7 * without, pairs
 
 
 class Held(MemoryTransport):
