@@ -14,7 +14,7 @@ from lightning_gossip.runtime.neighbours import NeighbourRounds
 from lightning_gossip.strategies.algorithm import Algorithm, Step
 from lightning_gossip.strategies.decentralized import DecentralizedStrategy
 from lightning_gossip.strategies.lockstep import LockstepAlgorithm
-from lightning_gossip.strategies.options import TopologySpec, check_choice, check_number, topology_of
+from lightning_gossip.strategies.options import TopologySpec, check_choice, topology_of
 from lightning_gossip.strategies.reports import WorkerReport
 from lightning_gossip.transport.gloo import GlooTransport
 
@@ -28,8 +28,7 @@ class DPSGDStrategy(DecentralizedStrategy):
         weights: of the mixing matrix, see :func:`~lightning_gossip.algorithm.mixing_matrix`.
         overlap: ``True``: averages the models of before the step while the gradient is computed, X W − γ G, as in the paper;
             ``False``: those of after it, (X − γ G) W, and the workers wait for the exchange.
-        exchange_timeout_s: deadline, in seconds, of a neighbour's model.
-        options: see :class:`~lightning_gossip.strategies.DecentralizedStrategy`.
+        options: see :class:`~lightning_gossip.strategies.DecentralizedStrategy`. ``timeout`` bounds the wait for a neighbour.
 
     Example::
 
@@ -44,17 +43,14 @@ class DPSGDStrategy(DecentralizedStrategy):
         topology: TopologySpec = "ring",
         weights: MixingWeights = "metropolis",
         overlap: bool = True,
-        exchange_timeout_s: float = 120.0,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         check_choice("weights", weights, get_args(MixingWeights))
         check_choice("overlap", overlap, (True, False))
-        check_number("exchange_timeout_s", exchange_timeout_s, above=0.0)
         self.topology = topology_of(topology)
         self.weights = weights
         self.overlap = overlap
-        self._exchange_timeout_s = exchange_timeout_s
 
     @property
     @override
@@ -67,7 +63,7 @@ class DPSGDStrategy(DecentralizedStrategy):
 
     @override
     def algorithm(self, timeline: Timeline) -> Algorithm:
-        return NeighbourAveraging(self, timeline, self._exchange_timeout_s)
+        return NeighbourAveraging(self, timeline)
 
 
 class NeighbourAveraging(LockstepAlgorithm):
@@ -76,16 +72,16 @@ class NeighbourAveraging(LockstepAlgorithm):
     Args:
         strategy: whose options.
         timeline: where waits are recorded.
-        timeout_s: deadline of a neighbour's model.
     """
 
-    def __init__(self, strategy: DPSGDStrategy, timeline: Timeline, timeout_s: float) -> None:
+    def __init__(self, strategy: DPSGDStrategy, timeline: Timeline) -> None:
         super().__init__(strategy.root_device, strategy._timeout, timeline)
         matrix = mixing_matrix(make_topology(strategy.topology, strategy.workers), strategy.weights)
         rank = strategy.global_rank
         self._weights = {peer: float(w) for peer, w in enumerate(matrix[rank]) if w > 0 and peer != rank}
         self._overlap = strategy.overlap
-        self._timeout_s = timeout_s
+        # a neighbour may be computing: what bounds its steps is the patience at a rendezvous
+        self._timeout_s = strategy.timeout_s
         self._transport: GlooTransport | None = None
         self._rounds: NeighbourRounds | None = None
 
@@ -107,7 +103,7 @@ class NeighbourAveraging(LockstepAlgorithm):
 
     @override
     def begin_step(self) -> None:
-        if self._overlap:
+        if self._overlap and not self._running.under_way:
             self._running.begin()
 
     @override
