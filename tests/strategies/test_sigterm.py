@@ -37,4 +37,4 @@ def _terminated(strategy: Any) -> Any:
 def test_sigterm_to_one_rank_stops_all_with_the_mean_model(make: Any) -> None:
     results = launch(_terminated, make(), workers=3)
     assert results[0] == results[1] == results[2]
-    assert results[0][0] == 1
+    assert results[0][0] in (1, 2)  # 2 if the others had taken all batches of the epoch when rank 1 began it
