@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -18,6 +17,8 @@ from torch import Tensor
 
 from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.clock import Timeline, now_s
+from lightning_gossip.runtime.rendezvous import gather
+from lightning_gossip.transport.gloo import new_group
 
 
 class Collectives:
@@ -25,7 +26,7 @@ class Collectives:
 
     Args:
         device: where the tensors are that it is given.
-        timeout: of each operation; None for the backend's own.
+        timeout_s: deadline of each operation, in seconds.
         timeline: where waits are recorded.
 
     Attributes:
@@ -34,17 +35,14 @@ class Collectives:
         made: how many of them.
     """
 
-    def __init__(self, device: torch.device, timeout: timedelta | None, timeline: Timeline) -> None:
+    def __init__(self, device: torch.device, timeout_s: float, timeline: Timeline) -> None:
         self.world_size = dist.get_world_size()
         self.bytes_sent = 0
         self.waited_s = 0.0
         self.made = 0
         self._device = device
         self._timeline = timeline
-        group = dist.new_group(timeout=timeout)  # of the default group's backend
-        if not isinstance(group, dist.ProcessGroup):
-            raise ProtocolError("This process is not a member of the group that it has just created.")
-        self._group: dist.ProcessGroup | None = group
+        self._group: dist.ProcessGroup | None = new_group(timeout_s, backend=None)  # the default group's backend
 
     def start_sum(self, vector: Tensor) -> PendingSum:
         """Begin to replace a vector by its sum over all workers; the vector is the group's until the end is awaited."""
@@ -81,10 +79,8 @@ class Collectives:
     def gather(self, mine: Any) -> list[Any]:
         """Everybody's value, by rank; any picklable value. Not counted in ``bytes_sent``: for what happens once a session."""
         self.made += 1
-        everyones: list[Any] = [None] * self.world_size
         with self.waiting("all-gather"):
-            dist.all_gather_object(everyones, mine, group=self._open())
-        return everyones
+            return gather(mine, self._open())
 
     def close(self) -> None:
         """Free the group. May be called twice."""

@@ -21,12 +21,17 @@ from lightning_gossip.errors import ConfigurationError, PeerError
 _CHUNK_NUMEL = 1 << 20  # elements per all-reduce: bounds the extra memory to one chunk
 
 
-def gather(mine: Any) -> list[Any]:
-    """Everybody's value, by rank. Collective if there are several workers; any picklable value."""
+def gather(mine: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """Everybody's value, by rank. Collective if there are several workers; any picklable value.
+
+    Args:
+        mine: this worker's.
+        group: of all workers; the default group if None.
+    """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [mine]
     everyones: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyones, mine)
+    dist.all_gather_object(everyones, mine, group=group)
     return everyones
 
 

@@ -44,6 +44,8 @@ class ADPSGDStrategy(DecentralizedStrategy):
         trainer = Trainer(strategy=ADPSGDStrategy(topology="exponential"), devices=8)
     """
 
+    name = "adpsgd"
+
     def __init__(
         self,
         *,
@@ -63,11 +65,6 @@ class ADPSGDStrategy(DecentralizedStrategy):
         self.exchanges_per_step = exchanges_per_step
         self._exchange_timeout_s = exchange_timeout_s
         self._seed = seed
-
-    @property
-    @override
-    def name(self) -> str:
-        return "adpsgd"
 
     @override
     def check(self, workers: int) -> None:

@@ -51,6 +51,8 @@ class APSGDStrategy(DecentralizedStrategy):
         Trainer(strategy=APSGDStrategy(max_staleness=16, active_workers=4), devices=8)
     """
 
+    name = "apsgd"
+
     def __init__(
         self,
         *,
@@ -74,11 +76,6 @@ class APSGDStrategy(DecentralizedStrategy):
         self.server_rank = server_rank
         self.event_trigger = _trigger(event_trigger)
         self._exchange_timeout_s = exchange_timeout_s
-
-    @property
-    @override
-    def name(self) -> str:
-        return "apsgd"
 
     @override
     def check(self, workers: int) -> None:

@@ -72,18 +72,10 @@ class PeriodicAveragingStrategy(DecentralizedStrategy):
                 "overlap with optimizer_state='reset' would throw away the momentum of steps that come after the averaging."
                 " Use optimizer_state='keep' or 'average'."
             )
+        self.name = "adaptive_averaging" if isinstance(period, AdaptivePeriod) else "periodic_averaging"
         self.period = period
         self.optimizer_state_rule = optimizer_state
         self.overlap_steps = math.inf if overlap is True else int(overlap)
-
-    @property
-    @override
-    def name(self) -> str:
-        return "adaptive_averaging" if isinstance(self.period, AdaptivePeriod) else "periodic_averaging"
-
-    @override
-    def check(self, workers: int) -> None:
-        """Every number of workers will do."""
 
     @override
     def preflight(self, trainer: pl.Trainer, model: pl.LightningModule) -> None:
@@ -111,7 +103,7 @@ class PeriodicAveraging(LockstepAlgorithm):
     def __init__(
         self, strategy: PeriodicAveragingStrategy, optimizers: Callable[[], Sequence[Optimizer]], timeline: Timeline
     ) -> None:
-        super().__init__(strategy.root_device, strategy._timeout, timeline)
+        super().__init__(strategy.root_device, strategy.timeout_s, timeline)
         self._controller = strategy.period
         self._rule = strategy.optimizer_state_rule
         self._overlap = strategy.overlap_steps

@@ -59,6 +59,7 @@ class DecentralizedStrategy(WorkerProcesses):
         ConfigurationError: for a value that cannot work, and for an unknown argument.
     """
 
+    name: str  # what the strategy is called in Trainer(strategy=...)
     shares_work: ClassVar[bool] = True  # whether workers may make different numbers of steps
 
     def __init__(
@@ -83,11 +84,6 @@ class DecentralizedStrategy(WorkerProcesses):
         self._patches = Patches()
         self._local_metrics: LocalMetrics | None = None
         self._loaded: tuple[dict[str, Any], _PATH] | None = None
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """What the strategy is called in ``Trainer(strategy=...)``."""
 
     @abstractmethod
     def algorithm(self, timeline: Timeline) -> Algorithm:

@@ -35,6 +35,7 @@ class DPSGDStrategy(DecentralizedStrategy):
         Trainer(strategy=DPSGDStrategy(topology="torus"), devices=16)
     """
 
+    name = "dpsgd"
     shares_work: ClassVar[bool] = False
 
     def __init__(
@@ -51,11 +52,6 @@ class DPSGDStrategy(DecentralizedStrategy):
         self.topology = topology_of(topology)
         self.weights = weights
         self.overlap = overlap
-
-    @property
-    @override
-    def name(self) -> str:
-        return "dpsgd"
 
     @override
     def check(self, workers: int) -> None:
@@ -75,13 +71,11 @@ class NeighbourAveraging(LockstepAlgorithm):
     """
 
     def __init__(self, strategy: DPSGDStrategy, timeline: Timeline) -> None:
-        super().__init__(strategy.root_device, strategy._timeout, timeline)
+        super().__init__(strategy.root_device, strategy.timeout_s, timeline)
         matrix = mixing_matrix(make_topology(strategy.topology, strategy.workers), strategy.weights)
         rank = strategy.global_rank
         self._weights = {peer: float(w) for peer, w in enumerate(matrix[rank]) if w > 0 and peer != rank}
         self._overlap = strategy.overlap
-        # a neighbour may be computing: what bounds its steps is the patience at a rendezvous
-        self._timeout_s = strategy.timeout_s
         self._transport: GlooTransport | None = None
         self._rounds: NeighbourRounds | None = None
 

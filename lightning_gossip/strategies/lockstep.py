@@ -6,7 +6,6 @@ or is told to stop, it arrives at the rendezvous early and goes on taking part, 
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -26,13 +25,13 @@ class LockstepAlgorithm(Algorithm):
 
     Args:
         device: of the models.
-        timeout: of each collective.
+        timeout_s: deadline of each collective: how long a worker waits for another one that computes.
         timeline: where waits are recorded.
     """
 
-    def __init__(self, device: torch.device, timeout: timedelta | None, timeline: Timeline) -> None:
+    def __init__(self, device: torch.device, timeout_s: float, timeline: Timeline) -> None:
         self._device = device
-        self._timeout = timeout
+        self._timeout_s = timeout_s
         self._timeline = timeline
         self._group: Collectives | None = None
         self._model = SharedModel(nn.Module())
@@ -57,7 +56,7 @@ class LockstepAlgorithm(Algorithm):
 
     @override
     def start(self) -> None:
-        self._group = Collectives(self._device, self._timeout, self._timeline)
+        self._group = Collectives(self._device, self._timeout_s, self._timeline)
 
     @override
     def open(self, model: nn.Module) -> None:

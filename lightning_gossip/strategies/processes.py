@@ -5,7 +5,6 @@ Lightning treats its DDPStrategy specially (samplers, launchers, compiled models
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from datetime import timedelta
 from typing import Any, get_args
 
@@ -75,7 +74,6 @@ class WorkerProcesses(DDPStrategy):
         # Fabric and pytorch_lightning print this when they refuse the object
         return f"<{type(self).__name__}, for the Trainer of lightning.pytorch only>"
 
-    @abstractmethod
     def check(self, workers: int) -> None:
         """Refuse options that do not fit the number of workers.
 

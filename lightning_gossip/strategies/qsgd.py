@@ -35,6 +35,7 @@ class QSGDStrategy(DecentralizedStrategy):
         Trainer(strategy=QSGDStrategy(bits=8), devices=4)
     """
 
+    name = "qsgd"
     shares_work: ClassVar[bool] = False
 
     def __init__(
@@ -52,15 +53,6 @@ class QSGDStrategy(DecentralizedStrategy):
         self.quantizer = Quantizer(bits=bits, levels=levels, bucket_size=bucket_size, norm=norm)
         self.seed = seed
 
-    @property
-    @override
-    def name(self) -> str:
-        return "qsgd"
-
-    @override
-    def check(self, workers: int) -> None:
-        """Every number of workers will do."""
-
     @override
     def algorithm(self, timeline: Timeline) -> Algorithm:
         return QuantizedAllReduce(self, timeline)
@@ -75,7 +67,7 @@ class QuantizedAllReduce(LockstepAlgorithm):
     """
 
     def __init__(self, strategy: QSGDStrategy, timeline: Timeline) -> None:
-        super().__init__(strategy.root_device, strategy._timeout, timeline)
+        super().__init__(strategy.root_device, strategy.timeout_s, timeline)
         self._quantizer = strategy.quantizer
         self._generator = torch.Generator(self._device).manual_seed(strategy.seed + 1_000_003 * strategy.global_rank)
         self._parameters: list[nn.Parameter] = []

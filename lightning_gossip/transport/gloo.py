@@ -41,9 +41,9 @@ class GlooTransport(Transport):
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self._timeout_s = timeout_s
-        timeout = timedelta(seconds=timeout_s)  # of making the groups too; the listener's own wait outlasts it
-        self._control: dist.ProcessGroup | None = _new_group(timeout)
-        self._data: dist.ProcessGroup | None = _new_group(timeout)
+        # the deadline is of making the groups too; the listener's own wait outlasts it
+        self._control: dist.ProcessGroup | None = new_group(timeout_s)
+        self._data: dist.ProcessGroup | None = new_group(timeout_s)
         self._requests: dict[int, list[tuple[dist.Work, Tensor]]] = {}  # by peer: read in order, so a reply frees all before it
         self._others: list[tuple[Kind, dist.Work, Tensor]] = []  # a few in a run: calls to a meeting, stop
 
@@ -137,8 +137,14 @@ class _PeerTrouble:
             ) from error
 
 
-def _new_group(timeout: timedelta) -> dist.ProcessGroup:
-    group = dist.new_group(backend="gloo", timeout=timeout)
+def new_group(timeout_s: float, *, backend: str | None = "gloo") -> dist.ProcessGroup:
+    """A group of all workers. Collective.
+
+    Args:
+        timeout_s: deadline of its operations, in seconds, where they have none of their own.
+        backend: of torch.distributed; that of the default group if None.
+    """
+    group = dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_s))
     if not isinstance(group, dist.ProcessGroup):
         raise ProtocolError("This process is not a member of the group that it has just created.")
     return group

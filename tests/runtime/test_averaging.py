@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,7 @@ def error_of(action: Callable[[], Any]) -> tuple[str, str]:
 
 def script(rank: int) -> dict[str, Any]:
     timeline = Timeline()
-    collectives = Collectives(CPU, timedelta(seconds=30), timeline)
+    collectives = Collectives(CPU, 30.0, timeline)
     seen: dict[str, Any] = {}
     replaced(rank, collectives, seen)
     corrected(rank, collectives, seen)
@@ -364,8 +363,8 @@ def peer_error(use: Callable[[], Any]) -> tuple[str, str | None, float | None] |
 
 
 def mortal(rank: int) -> dict[str, Any]:
-    collectives = Collectives(CPU, timedelta(seconds=20), Timeline())
-    impatient = Collectives(CPU, timedelta(seconds=1), Timeline())
+    collectives = Collectives(CPU, 20.0, Timeline())
+    impatient = Collectives(CPU, 1.0, Timeline())
     averager = Averager(collectives, model(rank))
     averager.begin()
     averager.complete()
