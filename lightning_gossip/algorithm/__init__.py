@@ -1,5 +1,6 @@
 """The papers, pure: tensors, numpy, networkx. No process, thread, clock, socket or Lightning below this package."""
 
+from lightning_gossip.algorithm.adaptive_period import AdaptivePeriod
 from lightning_gossip.algorithm.graphs import (
     TOPOLOGIES,
     bipartite_complete,
@@ -24,7 +25,7 @@ from lightning_gossip.algorithm.mixing import (
     spectral_gap,
 )
 from lightning_gossip.algorithm.partner import PartnerPicker, ResolvedRoles, Roles, resolve_roles
-from lightning_gossip.algorithm.period import AdaptivePeriod, ConstantPeriod, PeriodController, PostLocal
+from lightning_gossip.algorithm.period import ConstantPeriod, PeriodController, PostLocal
 from lightning_gossip.algorithm.quantize import Quantizer
 from lightning_gossip.algorithm.server import EventTrigger, ParameterServer, ServerOptions
 from lightning_gossip.algorithm.staleness import StalenessHistogram, VersionCounter

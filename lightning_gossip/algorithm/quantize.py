@@ -33,11 +33,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from lightning_gossip.algorithm.checks import check_integer, is_integer
 from lightning_gossip.errors import ConfigurationError
 
 _SCALE_BYTES = 4
@@ -82,15 +83,15 @@ class Quantizer:
     norm: Literal["max", "l2"] = "max"
 
     def __post_init__(self) -> None:
-        _check_integer("bits", self.bits, least=2, most=8, instead="4")
+        check_integer("bits", self.bits, at_least=2, at_most=8, example=4)
         most = _most_levels(self.bits)
-        if self.levels is not None and not _is_integer(self.levels, 1, most):
+        if self.levels is not None and not is_integer(self.levels, 1, most):
             raise ConfigurationError(
                 f"got quantization levels that do not fit: levels={self.levels!r} with bits={self.bits}; the 2·levels + 1 "
                 f"codes must be at most 2^bits = {2**self.bits}, so levels is an integer in [1, {most}]. "
                 f"Write levels={most}, or None for as many as fit, or choose more bits."
             )
-        _check_integer("bucket_size", self.bucket_size, least=1, most=None, instead="512")
+        check_integer("bucket_size", self.bucket_size, example=512)
         if self.norm not in ("max", "l2"):
             raise ConfigurationError(f"got norm={self.norm!r}; it is 'max' or 'l2'. Write 'max', which errs less.")
 
@@ -267,16 +268,6 @@ def _merges(bits: int, group: int) -> list[tuple[int, int, int]]:
 
 def _most_levels(bits: int) -> int:
     return int(2 ** (bits - 1)) - 1
-
-
-def _is_integer(value: Any, least: int, most: int | None) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value and (most is None or value <= most)
-
-
-def _check_integer(name: str, value: Any, *, least: int, most: int | None, instead: str) -> None:
-    if not _is_integer(value, least, most):
-        accepted = f">= {least}" if most is None else f"in [{least}, {most}]"
-        raise ConfigurationError(f"got {name}={value!r}; it must be an integer {accepted}. Write for example {name}={instead}.")
 
 
 def _check_vector(name: str, vector: Tensor) -> None:

@@ -36,6 +36,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from lightning_gossip.algorithm.checks import check_integer, is_finite
 from lightning_gossip.algorithm.flat import Fading
 from lightning_gossip.errors import ConfigurationError, ProtocolError
 
@@ -61,9 +62,12 @@ class ServerOptions:
     def __post_init__(self) -> None:
         if self.on_stale not in get_args(OnStale):
             raise ConfigurationError(f"on_stale={self.on_stale!r} is not one of 'drop', 'wait'.")
-        _check_count("max_staleness", self.max_staleness, least=0)
-        _check_count("active_workers", self.active_workers, least=1)
-        if self.scale is not None and not (isinstance(self.scale, (int, float)) and 0.0 < self.scale < float("inf")):
+        no_limit = ", or None for no limit"
+        if self.max_staleness is not None:
+            check_integer("max_staleness", self.max_staleness, at_least=0, example=16, otherwise=no_limit)
+        if self.active_workers is not None:
+            check_integer("active_workers", self.active_workers, example=4, otherwise=no_limit)
+        if self.scale is not None and not (is_finite(self.scale) and self.scale > 0.0):
             raise ConfigurationError(f"scale={self.scale!r} is not a number above 0. Leave it out for 1/n.")
         if self.on_stale == "wait" and self.max_staleness is None:
             raise ConfigurationError("on_stale='wait' needs max_staleness: how stale may an update be?")
@@ -98,8 +102,7 @@ class EventTrigger:
     relative: bool = False
 
     def __post_init__(self) -> None:
-        is_number = isinstance(self.threshold, (int, float)) and not isinstance(self.threshold, bool)
-        if not is_number or not 0.0 <= self.threshold < float("inf"):
+        if not is_finite(self.threshold) or self.threshold < 0.0:
             raise ConfigurationError(f"the event trigger's threshold={self.threshold!r} is not a number of at least 0.")
 
     def fires(self, update_norm: float, model_norm: float) -> bool:
@@ -241,8 +244,3 @@ def put_in(update: Tensor, pulled: Tensor, fading: Sequence[Fading], forward_pas
     """
     for place, share in fading:
         update[place].add_(pulled[place], alpha=1.0 - share**forward_passes)
-
-
-def _check_count(name: str, value: object, *, least: int) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-        raise ConfigurationError(f"{name}={value!r} is not a whole number of at least {least}. Leave it out for no limit.")

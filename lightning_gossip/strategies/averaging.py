@@ -12,13 +12,8 @@ from torch import nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gossip.algorithm.period import (
-    AdaptivePeriod,
-    ConstantPeriod,
-    Observation,
-    PeriodController,
-    PeriodState,
-)
+from lightning_gossip.algorithm.adaptive_period import AdaptivePeriod
+from lightning_gossip.algorithm.period import ConstantPeriod, Observation, PeriodController, PeriodState
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.averaging import Averager
 from lightning_gossip.runtime.clock import Timeline

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from lightning_gossip.algorithm.checks import is_finite
 from lightning_gossip.algorithm.graphs import make_topology
 from lightning_gossip.algorithm.topology import Topology
 from lightning_gossip.errors import ConfigurationError
@@ -67,8 +67,7 @@ def check_number(name: str, value: object, *, at_least: float = 0.0, above: floa
         ConfigurationError: naming the value and the range.
     """
     bound = f"above {above:g}" if above is not None else f"of at least {at_least:g}"
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or not (value > above if above is not None else value >= at_least):  # type: ignore[operator]
+    if not is_finite(value) or not (value > above if above is not None else value >= at_least):  # type: ignore[operator]
         raise ConfigurationError(f"{name}={value!r} is not a number {bound}.")
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from lightning.fabric.strategies import STRATEGY_REGISTRY as FABRIC_REGISTRY
 from lightning.pytorch.strategies import StrategyRegistry
 
-from lightning_gossip.algorithm.period import AdaptivePeriod
+from lightning_gossip.algorithm.adaptive_period import AdaptivePeriod
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.strategies.adpsgd import ADPSGDStrategy
 from lightning_gossip.strategies.apsgd import APSGDStrategy

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gossip.algorithm import period as period_module
+from lightning_gossip.algorithm.adaptive_period import AdaptivePeriod
 from lightning_gossip.algorithm.period import (
-    AdaptivePeriod,
     ConstantPeriod,
     Observation,
     PeriodController,

@@ -646,9 +646,9 @@ def test_what_is_no_threshold_is_refused(threshold: object) -> None:
     ("options", "message"),
     [
         ({"active_workers": 5}, "active_workers=5 of 4 workers: at most 4"),
-        ({"active_workers": 0}, "active_workers=0 is not a whole number of at least 1"),
+        ({"active_workers": 0}, "active_workers=0; it must be an integer >= 1, or None"),
         ({"active_workers": 1.5}, r"active_workers=1\.5"),
-        ({"max_staleness": -1}, "max_staleness=-1 is not a whole number of at least 0"),
+        ({"max_staleness": -1}, "max_staleness=-1; it must be an integer >= 0, or None"),
         ({"max_staleness": True}, "max_staleness=True"),
         ({"on_stale": "wait"}, "needs max_staleness"),
         ({"on_stale": "hold"}, "'hold' is not one of 'drop', 'wait'"),
