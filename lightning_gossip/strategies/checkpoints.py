@@ -22,7 +22,7 @@ Key = tuple[int, str]
 
 
 def mean_optimizer_state(state_dict: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """The state of one optimizer, its floating-point tensors replaced by their mean over the workers that have them.
+    """The state of one optimizer, its dense floating-point tensors replaced by their mean over the workers that have them.
 
     A worker that never used a parameter has no momentum for it, so the tensors present may differ. Collective.
 
@@ -31,31 +31,26 @@ def mean_optimizer_state(state_dict: dict[str, Any], device: torch.device) -> di
         device: where the default group's collectives run.
     """
     mine: dict[Key, Tensor] = {
-        (parameter, name): torch.view_as_real(value) if value.is_complex() else value
+        (parameter, name): value
         for parameter, state in state_dict["state"].items()
         for name, value in state.items()
         if is_averaged(value)
     }
-    complex_keys = {
-        (parameter, name)
-        for parameter, state in state_dict["state"].items()
-        for name, value in state.items()
-        if isinstance(value, Tensor) and value.is_complex()
-    }
-    everyones = gather({key: (tuple(value.shape), value.dtype == torch.float64) for key, value in mine.items()})
+    everyones = gather(
+        {key: (tuple(value.shape), torch.promote_types(value.dtype, torch.float32)) for key, value in mine.items()}
+    )
     result = {**state_dict, "state": {p: dict(state) for p, state in state_dict["state"].items()}}
     for key in sorted({key for present in everyones for key in present}):
         holders = [present[key] for present in everyones if key in present]
-        shape, is_double = holders[0]
-        total = torch.zeros(shape, dtype=torch.float64 if is_double else torch.float32, device=device)
+        shape, dtype = holders[0]
+        total = torch.zeros(shape, dtype=dtype, device=device)
         own = mine.get(key)
         if own is not None:
             total.copy_(own)
-        dist.all_reduce(total)
+        dist.all_reduce(torch.view_as_real(total) if total.is_complex() else total)
         total /= len(holders)
         parameter, name = key
-        mean = total if own is None else total.to(own.device, own.dtype)
-        result["state"].setdefault(parameter, {})[name] = torch.view_as_complex(mean) if key in complex_keys else mean
+        result["state"].setdefault(parameter, {})[name] = total if own is None else total.to(own.device, own.dtype)
     return result
 
 

@@ -31,13 +31,16 @@ class OptimizerStates:
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = list(optimizers)
+        self._parameters: list[list[Tensor]] = [
+            [parameter for group in optimizer.param_groups for parameter in group["params"]] for optimizer in optimizers
+        ]
 
     def slots(self) -> list[Slot]:
         """The floating-point tensors that there are."""
         return [
             Slot(number, index, name, tuple(value.shape), str(value.dtype).removeprefix("torch."))
             for number, optimizer in enumerate(self._optimizers)
-            for index, parameter in enumerate(_parameters(optimizer))
+            for index, parameter in enumerate(self._parameters[number])
             for name, value in sorted(optimizer.state.get(parameter, {}).items(), key=lambda item: item[0])
             if is_averaged(value)
         ]
@@ -53,7 +56,7 @@ class OptimizerStates:
 
     def _tensor(self, slot: Slot) -> Tensor:
         optimizer = self._optimizers[slot.optimizer]
-        parameter = _parameters(optimizer)[slot.parameter]
+        parameter = self._parameters[slot.optimizer][slot.parameter]
         state = optimizer.state[parameter]
         if not isinstance(state.get(slot.name), Tensor):
             of_parameter = slot.shape == tuple(parameter.shape)
@@ -67,7 +70,3 @@ class OptimizerStates:
 def is_averaged(value: object) -> bool:
     """Whether a value of an optimizer's state is a quantity of which there is a mean, and a dense one."""
     return isinstance(value, Tensor) and value.layout == torch.strided and (value.is_floating_point() or value.is_complex())
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

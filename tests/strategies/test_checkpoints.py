@@ -66,6 +66,30 @@ def test_the_optimizers_states_are_averaged_over_the_workers_that_have_them() ->
     assert a[1]["exp_avg"] == pytest.approx([0.1] * 2)
 
 
+def _odd_state() -> Any:
+    import torch.distributed as dist
+
+    rank = int(os.environ["RANK"])
+    wave = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    rows = torch.nn.Embedding(4, 2, sparse=True)
+    optimizer = torch.optim.SGD([wave, rows.weight], lr=0.1, momentum=0.9)
+    wave.grad = torch.tensor([1.0 + 2.0j, 3.0j]) * (rank + 1)
+    rows(torch.tensor([rank])).sum().backward()
+    optimizer.step()
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    mean = checkpoints.mean_optimizer_state(optimizer.state_dict(), torch.device("cpu"))["state"]
+    dist.destroy_process_group()
+    sparse = mean[1]["momentum_buffer"]
+    return torch.view_as_real(mean[0]["momentum_buffer"]).tolist(), sparse.is_sparse, sparse.to_dense().sum(1).tolist()
+
+
+def test_complex_state_is_averaged_and_sparse_state_stays_with_its_worker() -> None:
+    a, b = launch(_odd_state)
+    assert a[0] == b[0] == [[1.5, 3.0], [0.0, 4.5]]
+    assert a[1:] == (True, [2.0, 0.0, 0.0, 0.0])
+    assert b[1:] == (True, [0.0, 2.0, 0.0, 0.0])
+
+
 class Stop(Callback):
     """Sends this process a SIGTERM in the middle of an epoch, on one rank."""
 
