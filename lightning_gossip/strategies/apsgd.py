@@ -16,8 +16,9 @@ from lightning_gossip.algorithm.server import EventTrigger, OnStale, ParameterSe
 from lightning_gossip.algorithm.staleness import StalenessHistogram
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime.clock import Timeline, now_s
-from lightning_gossip.runtime.parameter_server import RemoteServer, Served, Server, Update
+from lightning_gossip.runtime.parameter_server import Server
 from lightning_gossip.runtime.rendezvous import Rendezvous
+from lightning_gossip.runtime.server_link import RemoteServer, Served, Update
 from lightning_gossip.strategies.algorithm import Algorithm, Step
 from lightning_gossip.strategies.decentralized import DecentralizedStrategy
 from lightning_gossip.strategies.model import SharedModel
@@ -227,19 +228,19 @@ class ServerWorker(Algorithm):
         self._staleness.load_state_dict(state["staleness"])
         self._pushes, self._dropped = state["pushes"], state["dropped"]
 
-    def _say_that_it_has_failed(self, transport: GlooTransport) -> None:
-        """The server may wait for this worker's update, and would not notice that it has ended."""
-        try:
-            transport.post(self._rank, Message(Kind.FAILED))
-        except PeerError as error:
-            log.info("rank %d: the server has ended too: %s", transport.rank, error)
-
     # -- details -----------------------------------------------------------------------------------------------------
 
     @property
     def _connected(self) -> Server | RemoteServer:
         assert self._link is not None, "start() comes first"
         return self._link
+
+    def _say_that_it_has_failed(self, transport: GlooTransport) -> None:
+        """The server may wait for this worker's update, and would not notice that it has ended."""
+        try:
+            transport.post(self._rank, Message(Kind.FAILED))
+        except PeerError as error:
+            log.info("rank %d: the server has ended too: %s", transport.rank, error)
 
     def _update_since_pull(self) -> Tensor:
         return self._update.read(self._model.tensors).sub_(self._pulled.flat)

@@ -20,7 +20,8 @@ from torch import Tensor
 from lightning_gossip.algorithm.flat import Fading
 from lightning_gossip.algorithm.server import ParameterServer
 from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
-from lightning_gossip.runtime.parameter_server import RemoteServer, Served, Server, ServerLink, Update
+from lightning_gossip.runtime.parameter_server import Server
+from lightning_gossip.runtime.server_link import RemoteServer, Served, ServerLink, Update
 from lightning_gossip.transport import Kind, MemoryNetwork, Message
 from lightning_gossip.transport.base import Pending
 from lightning_gossip.transport.memory import MemoryTransport
@@ -659,6 +660,31 @@ def test_other_tensors_are_refused_at_both_ends(updates: int) -> None:
         with pytest.raises(ConfigurationError, match="Rank 2 trains other tensors than rank 0"):
             service.pull(0, torch.ones(N + EXTRA, dtype=torch.float64))
         assert service.model.version == 0
+
+
+class Unread(MemoryTransport):
+    """Where sending ends when it is read, as over sockets, and a refused update never is."""
+
+    def send(self, peer: int, vector: torch.Tensor) -> Pending:
+        class Never:
+            def wait(self, timeout_s: float) -> None:
+                raise PeerError("nobody read this")
+
+        return Never()
+
+
+def test_a_refused_update_is_not_waited_for() -> None:
+    network = MemoryNetwork(2)
+    link = RemoteServer(Unread(network, 1), 0, timeout_s=PATIENCE_S, turn_timeout_s=PATIENCE_S)
+    network.transport(0).reply(1, Message(Kind.REFUSE))
+    with pytest.raises(ConfigurationError, match="Rank 1 trains other tensors than rank 0"):
+        link.pull(1, LAYOUT, torch.zeros(3), Update(torch.ones(3)))
+    assert link.bytes_sent == 0
+
+
+def test_an_update_without_a_forward_pass_is_a_protocol_error() -> None:
+    with pytest.raises(ProtocolError, match="0 forward passes"):
+        Update(torch.zeros(1), 0)
 
 
 # -- the meeting -----------------------------------------------------------------------------------------------------------
