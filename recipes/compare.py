@@ -51,6 +51,15 @@ class Job:
     summary: dict[str, Any]
     train_loss: float
 
+    def value(self, of: str) -> str:
+        """Of an option; empty where the job was called without it."""
+        return self.options.get(of, "")
+
+    def setting(self, of: str) -> str:
+        """Everything else that it was called with, the seed apart; of each option's name the last part."""
+        rest = (item for item in sorted(self.options.items()) if item[0] not in (of, "seed", "experiment"))
+        return ", ".join(f"{name.rpartition('.')[2]}={value}" for name, value in rest)
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -102,19 +111,20 @@ def compare(jobs: list[Job], of: str) -> list[Comparison]:
     Raises:
         ConfigurationError: if it has not, or nothing pairs.
     """
-    values = list(dict.fromkeys(job.options.get(of, "") for job in jobs))
+    values = values_of(jobs, of)
     if len(values) != 2:
         raise ConfigurationError(
             f"The option {of!r} has {len(values)} values in this sweep ({', '.join(values)}), and not two."
         )
-    pairs: dict[tuple[tuple[str, str], ...], dict[str, Job]] = defaultdict(dict)
     for job in jobs:
-        rest = tuple(sorted((name, value) for name, value in job.options.items() if name != of))
-        pairs[rest][job.options[of]] = job
+        if not 0.0 < job.train_loss < math.inf:
+            raise ConfigurationError(f"The training loss of {job.folder} is {job.train_loss}: it has no ratio to another.")
+    pairs: dict[tuple[str, str], dict[str, Job]] = defaultdict(dict)  # by setting and seed
+    for job in jobs:
+        pairs[job.setting(of), job.value("seed")][job.value(of)] = job
     grouped: dict[str, list[tuple[Job, Job]]] = defaultdict(list)
-    for rest, pair in pairs.items():
+    for (setting, _), pair in pairs.items():
         if len(pair) == 2:
-            setting = ", ".join(f"{_short(name)}={value}" for name, value in rest if name not in ("seed", "experiment"))
             grouped[setting].append((pair[values[0]], pair[values[1]]))
     if not grouped:
         raise ConfigurationError(f"No two jobs of this sweep differ in {of!r} alone.")
@@ -127,6 +137,11 @@ def compare(jobs: list[Job], of: str) -> list[Comparison]:
         )
         for setting, both in grouped.items()
     ]
+
+
+def values_of(jobs: list[Job], of: str) -> list[str]:
+    """The values of an option in a sweep, in the order of the jobs."""
+    return list(dict.fromkeys(job.value(of) for job in jobs))
 
 
 def show(comparisons: list[Comparison], console: Console | None = None) -> None:
@@ -153,18 +168,17 @@ def show(comparisons: list[Comparison], console: Console | None = None) -> None:
 
 def draw(jobs: list[Job], of: str, path: Path) -> None:
     """Training loss against epochs, one line a job, one panel a setting, one colour a value of the option."""
-    values = list(dict.fromkeys(job.options[of] for job in jobs))
+    values = values_of(jobs, of)
     settings: dict[str, list[Job]] = defaultdict(list)
     for job in jobs:
-        rest = (f"{_short(n)}={v}" for n, v in sorted(job.options.items()) if n not in (of, "seed", "experiment"))
-        settings[", ".join(rest)].append(job)
+        settings[job.setting(of)].append(job)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.2 * len(settings), 4.2), layout="constrained")
         panels = figure.subplots(1, len(settings), squeeze=False)[0]
         for axes, (setting, members) in zip(panels, settings.items(), strict=True):
             for job in members:
                 losses = [row["train_loss"] for row in RunRecord.load(job.folder).epochs]
-                number = values.index(job.options[of])
+                number = values.index(job.value(of))
                 axes.plot(range(1, len(losses) + 1), losses, color=f"C{number}", lw=1.2, alpha=0.7)
             axes.set(title=setting or "training loss", xlabel="epoch", ylabel="training loss (own models)", yscale="log")
             axes.grid(alpha=0.25)
@@ -172,11 +186,6 @@ def draw(jobs: list[Job], of: str, path: Path) -> None:
             panels[-1].plot([], [], color=f"C{number}", label=f"{of}={value}")
         panels[-1].legend()
         figure.savefig(path, dpi=150)
-
-
-def _short(option: str) -> str:
-    """The last part of an option's name: ``recipe.model.lr`` → ``lr``."""
-    return option.rpartition(".")[2]
 
 
 def _job(folder: Path) -> Job:
@@ -210,7 +219,11 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         jobs = load(arguments.sweep)
-        show(compare(jobs, arguments.of))
+        comparisons = compare(jobs, arguments.of)
+        show(comparisons)
+        alone = len(jobs) - 2 * sum(len(comparison.log_ratios) for comparison in comparisons)
+        if alone:
+            print(f"{alone} of the {len(jobs)} finished jobs have no partner and are left out.")
         draw(jobs, arguments.of, arguments.sweep / "comparison.png")
     except ConfigurationError as error:
         sys.exit(f"ConfigurationError: {error}")
