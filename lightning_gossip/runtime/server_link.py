@@ -50,7 +50,13 @@ class Update:
 
 
 class ServerLink(ABC):
-    """One worker's way to the server."""
+    """One worker's way to the server.
+
+    Attributes:
+        bytes_sent: through it; by the server's own rank, models sent to the other workers.
+    """
+
+    bytes_sent: int
 
     @abstractmethod
     def pull(self, session: int, layout: int, out: Tensor, update: Update | None = None) -> Served:

@@ -18,7 +18,7 @@ from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime.clock import Timeline, now_s
 from lightning_gossip.runtime.parameter_server import Server
 from lightning_gossip.runtime.rendezvous import Rendezvous
-from lightning_gossip.runtime.server_link import RemoteServer, Served, Update
+from lightning_gossip.runtime.server_link import RemoteServer, Served, ServerLink, Update
 from lightning_gossip.strategies.algorithm import Algorithm, Step
 from lightning_gossip.strategies.decentralized import DecentralizedStrategy
 from lightning_gossip.strategies.model import SharedModel
@@ -109,7 +109,7 @@ class ServerWorker(Algorithm):
         self._waited_s = 0.0
         self._transport: GlooTransport | None = None
         self._server: Server | None = None
-        self._link: Server | RemoteServer | None = None
+        self._link: ServerLink | None = None
         self._model = SharedModel(nn.Module())
         self._pulled = FlatModel([])
         self._update = FlatModel([])
@@ -231,7 +231,7 @@ class ServerWorker(Algorithm):
     # -- details -----------------------------------------------------------------------------------------------------
 
     @property
-    def _connected(self) -> Server | RemoteServer:
+    def _connected(self) -> ServerLink:
         assert self._link is not None, "start() comes first"
         return self._link
 

@@ -11,7 +11,6 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities import rank_zero_warn
-from lightning.pytorch.utilities.data import _extract_batch_size
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
@@ -89,7 +88,7 @@ class Fit:
         """A batch has been fetched and is about to be trained on."""
         if not self.in_session:
             self._open_session()
-        self.work.begin_batch(_size_of(batch))
+        self.work.begin_batch(batch)
         self._in_step = True
         self._batches_in_epoch += 1
         if self._algorithm is not None and self.account.forward_passes == 0:
@@ -297,8 +296,3 @@ class Fit:
 @torch.no_grad()
 def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:
     torch._foreach_copy_(targets, sources)
-
-
-def _size_of(batch: Any) -> int:
-    """Samples in a batch; 1 where Lightning cannot tell either."""
-    return next((size for size in _extract_batch_size(batch) if size is not None), 1)

@@ -16,6 +16,7 @@ import lightning.pytorch as pl
 import torch.distributed as dist
 from lightning.fabric.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.data import _extract_batch_size
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_gossip.errors import ConfigurationError
@@ -203,9 +204,10 @@ class FitWork:
         steps = min(by_epochs, by_steps)
         return None if math.isinf(steps) else int(steps)
 
-    def begin_batch(self, batch_size: int) -> None:
+    def begin_batch(self, batch: Any) -> None:
         """A batch is about to be trained on."""
-        self.samples += batch_size
+        # 1 where Lightning cannot tell its size either
+        self.samples += next((size for size in _extract_batch_size(batch) if size is not None), 1)
         if self.shared is not None and self.shared.queue is not None:
             self._count_position = self.shared.queue.ledger.current + 1
 
