@@ -1,0 +1,245 @@
+"""ImageNet, CIFAR-10 and MNIST as LightningDataModules, from a folder that the user names.
+
+The folder is checked when the module is made, before any worker starts (``formats.py``); the data sets are opened in ``setup``,
+in each worker. Where the number of images to evaluate is not a multiple of the number of workers, Lightning's sampler repeats
+some, and the accuracy counts them twice: at most one image a worker.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader, Dataset
+from torchvision.datasets import CIFAR10, MNIST  # type: ignore[import-untyped]
+from torchvision.transforms import v2  # type: ignore[import-untyped]
+from typing_extensions import override
+
+from lightning_gossip import ConfigurationError
+from recipes.vision.formats import CIFAR_META, CIFAR_TEST, CIFAR_TRAIN, check_cifar10, check_imagenet, check_mnist
+from recipes.vision.images import CheckedImageFolder, Corrupt
+
+# mean and standard deviation of the training images' channels, 0 … 1
+_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # torchvision's
+_CIFAR = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+_MNIST = (0.1307,), (0.3081,)
+
+Transform = Callable[[Any], Any]
+
+log = logging.getLogger(__name__)
+
+
+class ImageData(LightningDataModule):
+    """What the three have in common: their loaders.
+
+    Args:
+        batch_size: images a worker takes in one step.
+        num_workers: processes that load for one worker; 0 to load in the training process.
+        prefetch: batches that each of them holds ready.
+    """
+
+    def __init__(self, *, batch_size: int, num_workers: int, prefetch: int) -> None:
+        super().__init__()
+        if batch_size < 1 or num_workers < 0 or prefetch < 1:
+            raise ConfigurationError(
+                f"batch_size={batch_size!r}, num_workers={num_workers!r}, prefetch={prefetch!r}: batch_size and prefetch are at"
+                " least 1, num_workers at least 0."
+            )
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        self.prefetch = prefetch
+        self.train: Dataset[Any] | None = None
+        self.validation: Dataset[Any] | None = None
+        self.test: Dataset[Any] | None = None
+
+    @override
+    def train_dataloader(self) -> DataLoader[Any]:
+        return self._loader(self.train, shuffle=True)
+
+    @override
+    def val_dataloader(self) -> DataLoader[Any]:
+        return self._loader(self.validation)
+
+    @override
+    def test_dataloader(self) -> DataLoader[Any]:
+        return self._loader(self.test)
+
+    def _loader(self, data: Dataset[Any] | None, shuffle: bool = False) -> DataLoader[Any]:
+        assert data is not None, "setup() has not been called"
+        return DataLoader(
+            data,
+            batch_size=self.batch_size,
+            shuffle=shuffle,
+            num_workers=self.num_workers,
+            prefetch_factor=self.prefetch if self.num_workers else None,
+            persistent_workers=self.num_workers > 0,
+            pin_memory=torch.cuda.is_available(),
+        )
+
+
+class ImageNetData(ImageData):
+    """Folders of images in ImageNet's layout; the validation images are the test images, for the test's labels are not public.
+
+    Args:
+        root: has the folders train and val, and they one folder a class.
+        classes: that the model tells apart; as many as there are folders.
+        image_size: pixels of a side that the network sees.
+        corrupt: what becomes of an image that cannot be decoded; see :class:`CheckedImageFolder`.
+        batch_size, num_workers, prefetch: see :class:`ImageData`.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: str | Path,
+        classes: int = 1000,
+        image_size: int = 224,
+        corrupt: Corrupt = "skip",
+        batch_size: int = 256,
+        num_workers: int = 8,
+        prefetch: int = 2,
+    ) -> None:
+        super().__init__(batch_size=batch_size, num_workers=num_workers, prefetch=prefetch)
+        if corrupt not in ("skip", "fatal"):
+            raise ConfigurationError(f"corrupt={corrupt!r} is neither 'skip' nor 'fatal'.")
+        self.root = check_imagenet(root, classes)
+        self.image_size = image_size
+        self.corrupt = corrupt
+
+    @override
+    def setup(self, stage: str) -> None:
+        if self.train is not None:
+            return
+        size = self.image_size
+        train = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
+        evaluation = [v2.Resize(round(size / 0.875), antialias=True), v2.CenterCrop(size)]  # 256 for 224
+        self.train = CheckedImageFolder(self.root / "train", _transform(train, _IMAGENET), self.corrupt)
+        self.validation = self.test = CheckedImageFolder(self.root / "val", _transform(evaluation, _IMAGENET), self.corrupt)
+
+    @override
+    def teardown(self, stage: str) -> None:
+        for part, data in (("training", self.train), ("validation", self.validation)):
+            if isinstance(data, CheckedImageFolder) and (found := data.corrupt_images):
+                rank = self.trainer.global_rank if self.trainer is not None else 0
+                log.warning("Rank %d replaced %d corrupt %s images: %s", rank, len(found), part, ", ".join(found[:5]))
+
+
+class CifarData(ImageData):
+    """CIFAR-10's batch files. Training images are padded by 4 pixels, cropped and flipped at random (He et al. 2016, §4.2).
+
+    Args:
+        root: has the folder cifar-10-batches-py.
+        validation_images: training images that are kept for validation, always the same ones.
+        batch_size, num_workers, prefetch: see :class:`ImageData`.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: str | Path,
+        validation_images: int = 5000,
+        batch_size: int = 32,
+        num_workers: int = 2,
+        prefetch: int = 2,
+    ) -> None:
+        super().__init__(batch_size=batch_size, num_workers=num_workers, prefetch=prefetch)
+        self.root, images = check_cifar10(root)
+        self.parts = _split(images, validation_images)
+
+    @override
+    def setup(self, stage: str) -> None:
+        if self.train is not None:
+            return
+        plain = _transform([], _CIFAR)
+        augmented = _transform([v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip()], _CIFAR)
+        images = _CifarFiles(self.root, train=True)
+        self.train = Part(images, self.parts[0], augmented)
+        self.validation = Part(images, self.parts[1], plain)
+        self.test = _CifarFiles(self.root, train=False, transform=plain)
+
+
+class MnistData(ImageData):
+    """MNIST's IDX files, without augmentation.
+
+    Args:
+        root: has the folder MNIST/raw.
+        validation_images: training images that are kept for validation, always the same ones.
+        batch_size, num_workers, prefetch: see :class:`ImageData`.
+    """
+
+    def __init__(
+        self,
+        *,
+        root: str | Path,
+        validation_images: int = 5000,
+        batch_size: int = 32,
+        num_workers: int = 0,
+        prefetch: int = 2,
+    ) -> None:
+        super().__init__(batch_size=batch_size, num_workers=num_workers, prefetch=prefetch)
+        self.root, images = check_mnist(root)
+        self.parts = _split(images, validation_images)
+
+    @override
+    def setup(self, stage: str) -> None:
+        if self.train is not None:
+            return
+        plain = _transform([], _MNIST)
+        images = MNIST(self.root, train=True)
+        self.train = Part(images, self.parts[0], plain)
+        self.validation = Part(images, self.parts[1], plain)
+        self.test = MNIST(self.root, train=False, transform=plain)
+
+
+class Part(Dataset[Any]):
+    """Some images of a data set, under a transform of their own.
+
+    Args:
+        images: pairs of an image and its class.
+        indices: which.
+        transform: of the image.
+    """
+
+    def __init__(self, images: Dataset[Any], indices: Sequence[int], transform: Transform) -> None:
+        self._images = images
+        self._indices = indices
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @override
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        image, label = self._images[self._indices[index]]
+        return self._transform(image), label
+
+
+class _CifarFiles(CIFAR10):  # type: ignore[misc]
+    """torchvision's, of files that ``formats.check_cifar10`` has looked at: torchvision is to check that they exist only."""
+
+    train_list: ClassVar = [[name, None] for name in CIFAR_TRAIN]
+    test_list: ClassVar = [[CIFAR_TEST, None]]
+    meta: ClassVar = {"filename": CIFAR_META, "key": "label_names", "md5": None}
+
+
+def _transform(geometry: list[Any], statistics: tuple[tuple[float, ...], tuple[float, ...]]) -> Transform:
+    """PIL image to normalised float32, channels × height × width; the geometry is done on bytes, which is faster."""
+    mean, std = statistics
+    transform: Transform = v2.Compose(
+        [v2.ToImage(), *geometry, v2.ToDtype(torch.float32, scale=True), v2.ToPureTensor(), v2.Normalize(mean, std)]
+    )
+    return transform
+
+
+def _split(images: int, validation: int) -> tuple[list[int], list[int]]:
+    """Indices to train on and to validate on, the same in every run and on every worker."""
+    if not 0 < validation < images:
+        raise ConfigurationError(
+            f"validation_images={validation} of {images} training images: write a number in 1 … {images - 1}."
+        )
+    order = torch.randperm(images, generator=torch.Generator().manual_seed(0)).tolist()
+    return order[validation:], order[:validation]

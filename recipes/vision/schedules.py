@@ -1,0 +1,50 @@
+"""Learning rates as functions of the share of the run, counted in epochs: a linear warm-up, then steps or a cosine.
+
+Each function gives the factor on the learning rate of the global batch. Under :func:`per_step` it is a LambdaLR's. With shared
+work the strategies move such a schedule to the count of all workers' steps, so a fast and a slow worker have the same rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+Factor = Callable[[float], float]  # of the epochs done, with their fraction
+
+
+def warmup(epoch: float, *, epochs: float, start: float) -> float:
+    """From ``start`` to 1 in a line (Goyal et al. 2017, arXiv 1706.02677, §2.2).
+
+    Args:
+        epoch: done so far, with their fraction.
+        epochs: how long it takes; 0 for no warm-up.
+        start: the factor at epoch 0.
+    """
+    return 1.0 if epoch >= epochs else start + (1.0 - start) * epoch / epochs
+
+
+def multistep(epoch: float, *, warmup_epochs: float, start: float, milestones: Sequence[float], gamma: float = 0.1) -> float:
+    """Warm-up, then 1, multiplied by ``gamma`` at each milestone. All in epochs.
+
+    >>> [round(multistep(e, warmup_epochs=5, start=0.25, milestones=(30, 60, 80)), 9) for e in (0, 5, 29.9, 30, 60, 80)]
+    [0.25, 1.0, 1.0, 0.1, 0.01, 0.001]
+    """
+    return warmup(epoch, epochs=warmup_epochs, start=start) * gamma ** sum(epoch >= milestone for milestone in milestones)
+
+
+def cosine(epoch: float, *, warmup_epochs: float, start: float, epochs: float) -> float:
+    """Warm-up, then half a cosine from 1 to 0 at ``epochs`` (Loshchilov & Hutter 2017, arXiv 1608.03983, without restarts)."""
+    if epoch < warmup_epochs:
+        return warmup(epoch, epochs=warmup_epochs, start=start)
+    share = min(1.0, (epoch - warmup_epochs) / max(epochs - warmup_epochs, 1e-9))
+    return 0.5 * (1.0 + math.cos(math.pi * share))
+
+
+def per_step(factor: Factor, steps_per_epoch: float) -> Callable[[int], float]:
+    """The same as a function of steps, for LambdaLR.
+
+    Args:
+        factor: of the epochs done.
+        steps_per_epoch: that each worker makes if all are equally fast.
+    """
+    return lambda step: factor(step / steps_per_epoch)

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from torch import nn
+
+from lightning_gossip import ConfigurationError
+from recipes.vision.classifier import parameter_groups
+from recipes.vision.models import MODELS, build
+from tests.recipes.test_config import composed
+from tests.recipes.vision.recipes import SMALL
+
+# kuangliu/pytorch-cifar's VGG16 and GoogLeNet have 14,728,266 and 6,166,250 parameters: a bias more for each channel of a
+# convolution. ResNet-20: 0.27 M in He et al. 2016, table 6. The others: torchvision's documentation, 25.6 M and 61.1 M.
+PARAMETERS = {
+    "alexnet": (1000, 61_100_840),
+    "cifar_googlenet": (10, 6_166_250 - 7_904),
+    "cifar_resnet20": (10, 269_722),
+    "cifar_vgg16": (10, 14_728_266 - 4_224),
+    "mnist_mlp": (10, 784 * 256 + 256 + 256 * 128 + 128 + 128 * 10 + 10),
+    "resnet50": (1000, 25_557_032),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_has_the_published_number_of_parameters(name: str) -> None:
+    classes, expected = PARAMETERS[name]
+    with torch.device("meta"):
+        assert sum(parameter.numel() for parameter in build(name, classes).parameters()) == expected
+
+
+@pytest.mark.parametrize("name", ["cifar_googlenet", "cifar_vgg16"])
+def test_what_is_missing_from_the_published_number_is_the_biases_before_batchnorm(name: str) -> None:
+    with torch.device("meta"):
+        convolutions = [module for module in build(name, 10).modules() if isinstance(module, nn.Conv2d)]
+    assert all(convolution.bias is None for convolution in convolutions)
+    missing = {"cifar_googlenet": 7_904, "cifar_vgg16": 4_224}[name]
+    assert sum(convolution.out_channels for convolution in convolutions) == missing
+
+
+@pytest.mark.parametrize(("name", "shape"), [("alexnet", (3, 64, 64)), ("mnist_mlp", (1, 28, 28)), ("resnet50", (3, 64, 64))])
+def test_a_model_maps_images_to_logits(name: str, shape: tuple[int, int, int]) -> None:
+    with torch.no_grad():
+        assert build(name, 7).eval()(torch.randn(2, *shape)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("name", ["cifar_googlenet", "cifar_resnet20", "cifar_vgg16"])
+def test_a_model_for_cifar_maps_images_to_logits(name: str) -> None:
+    with torch.no_grad():
+        assert build(name, 10).eval()(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_resnet20_has_twenty_layers_with_weights_and_halves_the_image_twice() -> None:
+    network = build("cifar_resnet20", 10)
+    assert sum(isinstance(module, nn.Conv2d | nn.Linear) for module in network.modules()) == 20
+    with torch.no_grad():
+        assert nn.Sequential(*list(network)[:-3]).eval()(torch.randn(1, 3, 32, 32)).shape == (1, 64, 8, 8)
+
+
+def test_every_residual_branch_of_resnet50_begins_as_zero() -> None:
+    from torchvision.models.resnet import Bottleneck
+
+    blocks = [module for module in build("resnet50", 3).modules() if isinstance(module, Bottleneck)]
+    assert len(blocks) == 16
+    assert all(block.bn3.weight.abs().max() == 0 for block in blocks)
+
+
+def test_resnet50_runs_forward_and_backward_at_64_pixels() -> None:
+    network = build("resnet50", 10).to(memory_format=torch.channels_last)
+    loss = nn.functional.cross_entropy(network(torch.randn(2, 3, 64, 64)), torch.tensor([1, 2]))
+    loss.backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in network.parameters())
+
+
+@pytest.mark.parametrize("recipe", SMALL)
+def test_batchnorm_and_biases_have_no_weight_decay_and_everything_else_has(recipe: str) -> None:
+    cfg = composed(f"recipe={recipe}")
+    with torch.device("meta"):
+        model = instantiate(cfg.recipe.model)
+    decay = {
+        id(parameter): group["weight_decay"]
+        for group in parameter_groups(model.net, cfg.recipe.model.weight_decay)
+        for parameter in group["params"]
+    }
+    batchnorms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    exempt = {id(parameter) for module in batchnorms for parameter in module.parameters()}
+    exempt |= {id(parameter) for name, parameter in model.named_parameters() if name.endswith("bias")}
+    assert decay.keys() == {id(parameter) for parameter in model.parameters()}
+    assert all(decay[parameter] == 0 for parameter in exempt)
+    assert all(decay[parameter] == cfg.recipe.model.weight_decay > 0 for parameter in decay.keys() - exempt)
+
+
+def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigurationError, match=r"'resnet5'.*resnet50"):
+        build("resnet5", 10)
+    with pytest.raises(ConfigurationError, match="classes=1"):
+        build("resnet50", 1)

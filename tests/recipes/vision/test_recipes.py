@@ -1,0 +1,120 @@
+"""Every recipe composes with the strategies, and trains on generated data."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from lightning.pytorch import LightningDataModule, seed_everything
+from lightning.pytorch.strategies import DDPStrategy
+from omegaconf import MissingMandatoryValue
+
+from recipes.tracking import environment_kept
+from recipes.train import CONF, run
+from recipes.vision.classifier import Classifier
+from tests.recipes.test_config import composed
+from tests.recipes.test_train import command
+from tests.recipes.vision import generated
+from tests.recipes.vision.recipes import SMALL, STRATEGIES, generate, small
+from tests.recipes.vision.test_corrupt_images import image, truncated
+from tests.strategies.launch import launch
+
+
+def test_every_recipe_of_this_folder_is_tested_here() -> None:
+    ours = {path.stem for path in (CONF / "recipe").glob("*.yaml") if "digits" not in path.stem}
+    assert ours == SMALL.keys()
+
+
+@pytest.mark.parametrize("recipe", SMALL)
+def test_every_recipe_composes_with_every_strategy(recipe: str, tmp_path: Path) -> None:
+    root = generate(recipe, tmp_path)
+    for strategy in STRATEGIES:
+        cfg = small(recipe, root, f"strategy={strategy}")
+        assert isinstance(instantiate(cfg.strategy), DDPStrategy)
+        assert isinstance(instantiate(cfg.recipe.data), LightningDataModule)
+        assert cfg.recipe.model.batch_size == cfg.recipe.data.batch_size
+        assert cfg.trainer.max_epochs == 2
+
+
+@pytest.mark.parametrize("recipe", SMALL)
+def test_every_recipe_asks_for_the_folder_of_its_data(recipe: str) -> None:
+    with pytest.raises(MissingMandatoryValue, match=r"recipe\.data\.root"):
+        instantiate(composed(f"recipe={recipe}").recipe.data)
+
+
+@pytest.mark.parametrize("recipe", SMALL)
+def test_wherever_an_accuracy_is_named_it_is_a_target(recipe: str) -> None:
+    text = (CONF / "recipe" / f"{recipe}.yaml").read_text()
+    assert all("target, not reproduced" in line for line in text.splitlines() if " %" in line)
+
+
+@pytest.mark.parametrize("recipe", ["imagenet_resnet50", "cifar10_vgg16", "mnist_mlp"])
+def test_a_missing_folder_ends_the_run_before_any_process_is_started(recipe: str, tmp_path: Path) -> None:
+    cfg = composed(f"recipe={recipe}", "logger=none", f"recipe.data.root={tmp_path}/none", folder=tmp_path)
+    cfg.recipe.model.model = "mnist_mlp"  # at once
+    with environment_kept(), pytest.raises(InstantiationException, match="is not a folder; expected is"):
+        run(cfg)
+
+
+def _fit(recipe: str, strategy: str, root: Path) -> tuple[int, dict[str, float]]:
+    cfg = small(recipe, root, f"strategy={strategy}")
+    seed_everything(cfg.seed, workers=True, verbose=False)
+    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "logger": False}
+    trainer = instantiate(cfg.trainer)(strategy=instantiate(cfg.strategy), **quiet)
+    model: Classifier = instantiate(cfg.recipe.model)
+    data = instantiate(cfg.recipe.data)
+    trainer.fit(model, datamodule=data)
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    metrics["test_acc"] = trainer.test(model, datamodule=data, verbose=False)[0]["test_acc"]
+    return trainer.current_epoch, metrics
+
+
+# Each strategy and each kind of data; all 21 pairs take minutes.
+PAIRS = [
+    ("imagenet_resnet50", "adpsgd"),
+    ("cifar10_vgg16", "ddp"),
+    ("cifar10_resnet20", "adaptive_averaging"),
+    ("mnist_mlp", "adpsgd"),
+]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("recipe", "strategy"), PAIRS)
+def test_two_workers_train_two_short_epochs(recipe: str, strategy: str, tmp_path: Path) -> None:
+    (epochs, metrics), (_, other) = launch(_fit, recipe, strategy, generate(recipe, tmp_path))
+    assert epochs == 2
+    assert {"train_loss", "val_loss", "val_acc", "val_acc5", "test_acc"} <= metrics.keys()
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert metrics == pytest.approx(other)
+    assert metrics["val_acc"] <= metrics["val_acc5"]
+
+
+@pytest.mark.processes
+def test_the_command_trains_a_recipe_and_skips_a_corrupt_image(tmp_path: Path) -> None:
+    bad = truncated(image(generated.imagenet(tmp_path / "data"), 1))
+    done = command(*on_folders(tmp_path), "recipe.data.corrupt=skip")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert sum(worker["samples"] for worker in summary["workers"]) == 2 * 12
+    assert f"Corrupt image {bad}" in done.stdout + done.stderr
+
+
+@pytest.mark.processes
+def test_the_command_ends_at_a_corrupt_image_where_that_is_wished(tmp_path: Path) -> None:
+    bad = truncated(image(generated.imagenet(tmp_path / "data"), 1))
+    done = command(*on_folders(tmp_path), "recipe.data.corrupt=fatal")
+    assert done.returncode != 0
+    assert f"corrupt image {bad}" in done.stderr
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def on_folders(folder: Path) -> list[str]:
+    """ImageNet's folders, loaded by a process of each worker, and a network that trains in no time."""
+    options = {"recipe.model.model": "cifar_resnet20", "recipe.model.classes": 3, "recipe.data.image_size": 32}
+    options |= {"recipe.data.root": folder / "data", "recipe.data.num_workers": 1, "recipe.data.batch_size": 3}
+    options |= {"recipe": "imagenet_resnet50", "recipe.epochs": 2, "logger": "none", "hydra.run.dir": folder / "run"}
+    return [f"{name}={value}" for name, value in options.items()]
