@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from lightning.pytorch import LightningDataModule, seed_everything
@@ -94,13 +95,15 @@ def test_two_workers_train_two_short_epochs(recipe: str, strategy: str, tmp_path
 
 
 @pytest.mark.processes
-def test_the_command_trains_a_recipe_and_skips_a_corrupt_image(tmp_path: Path) -> None:
+def test_the_command_skips_a_corrupt_image_and_leaves_a_checkpoint_that_plain_lightning_loads(tmp_path: Path) -> None:
     bad = truncated(image(generated.imagenet(tmp_path / "data"), 1))
     done = command(*on_folders(tmp_path), "recipe.data.corrupt=skip")
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert sum(worker["samples"] for worker in summary["workers"]) == 2 * 12
     assert f"Corrupt image {bad}" in done.stdout + done.stderr
+    model = Classifier.load_from_checkpoint(tmp_path / "run" / "model.ckpt", weights_only=True)
+    assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
 
 
 @pytest.mark.processes
