@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
@@ -91,6 +92,7 @@ class EpochBatches(Sampler[Batch], ABC):
         self._resume_at: EpochPosition | None = None
         self._batches: list[Batch] = []  # of the current epoch, by position
         self._indices: list[int] | None = None  # of these batches in the plan; None if they were cut finer
+        self._before = Fraction(0)  # share of the epoch trained on before the resume in its middle
 
     def __iter__(self) -> Iterator[Batch]:
         """The training loop's iteration hands batches out; any other one looks at this worker's nominal share."""
@@ -111,6 +113,10 @@ class EpochBatches(Sampler[Batch], ABC):
     def batches(self) -> int:
         """Batches of the current epoch, of all workers; fewer after a resume in its middle."""
         return len(self._batches)
+
+    def share(self, batches: int) -> Fraction:
+        """Which share of the whole epoch is done with so many batches of the current one, those before a resume included."""
+        return self._before + (1 - self._before) * Fraction(batches, max(1, len(self._batches)))
 
     @abstractmethod
     def step(self) -> int:
@@ -139,10 +145,11 @@ class EpochBatches(Sampler[Batch], ABC):
         """The batches of the epoch that begins or goes on."""
         epoch = self._epoch()
         batches = self.plan.batches(epoch)
-        self._indices = list(range(len(batches)))
+        self._indices, self._before = list(range(len(batches))), Fraction(0)
         resume, self._resume_at = self._resume_at, None
         if resume is not None and resume.epoch == epoch and (resume.pending or resume.pieces):
             left = [batches[index] for index in resume.pending] + resume.pieces
+            self._before = 1 - Fraction(sum(map(len, left)), sum(map(len, batches)))
             batches = at_least_one_each(left, self.workers)
             self._indices = resume.pending if not resume.pieces and len(left) == len(batches) else None
         self._batches = batches

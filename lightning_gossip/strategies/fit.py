@@ -76,9 +76,9 @@ class Fit:
         self.trainer.strategy.barrier("fit begins")  # a worker that has ended is noticed here, and not in making the groups
         if self._make_algorithm is not None:
             self._algorithm = self._make_algorithm()
+        self.work.begin_fit()
         if self._restored is not None:
             resume.apply(self._restored, self._restored_from, self.trainer, self.work, self._algorithm)
-        self.work.begin_fit()
         steps = self.trainer.global_step if self._restored is None else self._restored["steps"]
         self.account.begin(steps, self.work.planned_steps())
         if self._algorithm is not None:
@@ -142,7 +142,7 @@ class Fit:
         self.trainer.should_stop = self.trainer.should_stop or agreement.should_stop
         set_global_step(self.trainer, round(sum(agreement.optimizer_steps) / len(agreement.optimizer_steps)))
         pending = agreement.stop and self._prepare_stop()
-        if not agreement.stop and purpose is Purpose.EPOCH_END:
+        if not pending and (agreement.stop or purpose is Purpose.EPOCH_END):
             self.work.end_epoch()
         self.account.publish(self.work, self._algorithm)
         if pending:

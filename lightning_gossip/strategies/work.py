@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from fractions import Fraction
 from typing import Any, cast
 
 import lightning.pytorch as pl
@@ -33,7 +34,7 @@ from lightning_gossip.strategies.data import (
 from lightning_gossip.strategies.options import WorkSharing
 from lightning_gossip.strategies.patches import Patches
 from lightning_gossip.strategies.preflight import why_static_shares
-from lightning_gossip.strategies.schedulers import GlobalCountScheduler
+from lightning_gossip.strategies.schedulers import GlobalCount
 
 
 class FitWork:
@@ -65,9 +66,7 @@ class FitWork:
         self._batch_s = batch_s
         self._loaders: list[Any] = []
         self._iterating = False  # whether an iteration over the training loader that begins now is the loop's own
-        self._count_base = 0
-        self._count_position = 0  # batches of all workers in the current epoch, up to this worker's
-        self._schedulers: list[GlobalCountScheduler] = []
+        self._count: GlobalCount | None = None  # with shared work
 
     # -- the data loader ---------------------------------------------------------------------------------------------
 
@@ -173,21 +172,17 @@ class FitWork:
     # -- progress ----------------------------------------------------------------------------------------------------
 
     def begin_fit(self) -> None:
-        """All state is loaded: count from here, and move step schedules to the global count."""
-        self._count_base = self._trainer.global_step
+        """Lightning's state is loaded: step schedules follow the global count from here."""
         if self.shared is None or not self._trainer.lightning_module.automatic_optimization:
             return
-        for config in self._trainer.lr_scheduler_configs:
-            if config.interval == "step" and isinstance(config.scheduler, ReduceLROnPlateau):
-                raise ConfigurationError(
-                    "ReduceLROnPlateau with interval='step' would follow each worker's own losses, and learning rates would"
-                    " part. Use interval='epoch'."
-                )
-            if config.interval == "step":
-                scheduler = GlobalCountScheduler(config.scheduler, self.global_count, config.frequency)
-                scheduler.start_from(self._count_base)
-                config.scheduler = scheduler  # type: ignore[assignment]
-                self._schedulers.append(scheduler)
+        configs = self._trainer.lr_scheduler_configs
+        if any(config.interval == "step" and isinstance(config.scheduler, ReduceLROnPlateau) for config in configs):
+            raise ConfigurationError(
+                "ReduceLROnPlateau with interval='step' would follow each worker's own losses, and learning rates would"
+                " part. Use interval='epoch'."
+            )
+        self._count = GlobalCount(len(self.shared.plan), self._trainer.world_size)
+        self._count.begin(self._trainer.global_step, configs)
 
     def planned_steps(self) -> int | None:
         """Optimizer steps that each worker makes in the whole run, if all are equally fast; None if nobody can tell."""
@@ -208,8 +203,9 @@ class FitWork:
         """A batch is about to be trained on."""
         # 1 where Lightning cannot tell its size either
         self.samples += next((size for size in _extract_batch_size(batch) if size is not None), 1)
-        if self.shared is not None and self.shared.queue is not None:
-            self._count_position = self.shared.queue.ledger.current + 1
+        if self._count is not None and self.shared is not None and self.shared.queue is not None:
+            share = self.shared.share(self.shared.queue.ledger.current + 1)
+            self._count.advance(share, self._trainer.accumulate_grad_batches)
 
     def end_batch(self) -> None:
         """It has been."""
@@ -218,15 +214,8 @@ class FitWork:
 
     def end_epoch(self) -> None:
         """All workers have ended the epoch: schedules stand at the same count everywhere."""
-        if self.batches is not None:
-            self._count_position = self.batches.batches
-        self._count_base, self._count_position = self.global_count(), 0  # the accumulation may change with the epoch
-        for scheduler in self._schedulers:
-            scheduler.step()
-
-    def global_count(self) -> int:
-        """Steps that each worker would have made if all were equally fast: batches of all ÷ (workers · accumulation)."""
-        return self._count_base + self._count_position // (self._trainer.world_size * self._trainer.accumulate_grad_batches)
+        if self._count is not None:
+            self._count.end_epoch()
 
     @property
     def left_early(self) -> bool:
@@ -244,11 +233,16 @@ class FitWork:
         if self.batches is None:
             return None
         mid_epoch = not self._trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
-        position = asdict(self.batches.position(unstepped)) if mid_epoch else None
-        return {"plan": asdict(self.batches.plan), "position": position}
+        position = self.batches.position(unstepped) if mid_epoch else None
+        done = self.batches.share(self.batches.batches - len(position.pending or position.pieces)) if position else Fraction(0)
+        return {
+            "plan": asdict(self.batches.plan),
+            "position": asdict(position) if position else None,
+            "count": self._count.state(done) if self._count is not None else None,
+        }
 
     def resume(self, state: dict[str, Any] | None) -> None:
-        """Go on where a checkpoint left off. Call when Lightning's loops have their state, before the first batch."""
+        """Go on where a checkpoint left off. Call after :meth:`begin_fit`, before the first batch."""
         if state is None or self.batches is None:
             return
         plan = asdict(self.batches.plan)
@@ -257,6 +251,7 @@ class FitWork:
                 f"The checkpoint was written with other data or batches ({state['plan']}, now {plan}): the epoch under way"
                 " begins anew."
             )
+            self._load_count(state)
             return
         self.batches.plan = type(self.batches.plan)(**state["plan"])
         if state["position"] is not None:
@@ -268,6 +263,11 @@ class FitWork:
         if fetcher is not None:
             with self._training_iterates():
                 iter(fetcher)  # the first iterator was made before the state was known
+        self._load_count(state)
+
+    def _load_count(self, state: dict[str, Any]) -> None:
+        if self._count is not None and self.batches is not None and state["count"] is not None:
+            self._count.load(state["count"], self.batches.share(0))
 
     def _align_progress(self, done: int) -> None:
         """Workers may have been stopped at different batches; what is left is dealt out evenly, so all stand at one."""

@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-import torch
 from lightning.fabric import Fabric
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
@@ -29,7 +28,6 @@ from lightning_gossip import (
 from lightning_gossip.algorithm import ring
 from lightning_gossip.strategies.data import plan_of
 from lightning_gossip.strategies.patches import Patches
-from lightning_gossip.strategies.schedulers import GlobalCountScheduler
 from tests.strategies.models import Net, loader, samples
 
 
@@ -190,23 +188,6 @@ def test_patches_are_undone_and_an_unknown_name_is_an_error() -> None:
     assert vars(loop) == {}
     with pytest.raises(ProtocolError, match=r"'gone'.*lightning>=2\.6"):
         patches.set(loop, "gone", None)
-
-
-def test_a_step_schedule_moves_to_the_global_count_and_keeps_its_state() -> None:
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    inner = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-    count = 0
-    schedule = GlobalCountScheduler(inner, lambda: count, frequency=2)
-    optimizer.step()
-    for count, rate in [(1, 1.0), (2, 0.5), (3, 0.5), (8, 0.0625), (8, 0.0625)]:  # noqa: B007 - read by the schedule
-        schedule.step()
-        assert schedule.get_last_lr() == [rate]
-    assert schedule.state_dict() == inner.state_dict()
-    assert schedule.optimizer is optimizer
-    resumed = GlobalCountScheduler(inner, lambda: 10, frequency=2)
-    resumed.start_from(8)
-    resumed.step()
-    assert resumed.get_last_lr() == [0.03125]
 
 
 def test_importing_the_package_imports_no_recipe_library() -> None:
