@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
+from recipes.optimizers import parameter_groups
+
 CLASSES = 10
 TEST, VALIDATION = 360, 160  # divisible by 8: up to 8 workers evaluate equal shares, so that none is padded
 _EVALUATION_BATCH = 40
@@ -102,7 +104,8 @@ class DigitsClassifier(_Classifier):
         channels: of the first two convolutions; the others have twice as many.
         lr: peak learning rate, that of the *global* batch (all workers' samples in one round of steps). One worker's update
             moves the mean model by 1/n of itself, so AD-PSGD and DDP take the same value.
-        momentum, weight_decay: of SGD.
+        momentum: of SGD.
+        weight_decay: of everything but biases and BatchNorm.
         shift: pixels by which training images are moved at random, in each direction; 0 for none.
     """
 
@@ -133,9 +136,8 @@ class DigitsClassifier(_Classifier):
     @override
     def configure_optimizers(self) -> Any:
         options = self.hparams
-        optimizer = torch.optim.SGD(
-            self.parameters(), lr=options["lr"], momentum=options["momentum"], weight_decay=options["weight_decay"]
-        )
+        groups = parameter_groups(self.net, options["weight_decay"])
+        optimizer = torch.optim.SGD(groups, lr=options["lr"], momentum=options["momentum"])
         steps = int(self.trainer.estimated_stepping_batches)
         schedule = OneCycleLR(optimizer, max_lr=options["lr"], total_steps=steps, cycle_momentum=False)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -147,11 +149,18 @@ class DigitsMLP(_Classifier):
     Args:
         hidden: units.
         lr, momentum: of SGD.
+        weight_decay: of everything but biases.
         milestones: shares of the run at which the learning rate falls.
     """
 
     def __init__(
-        self, *, hidden: int = 64, lr: float = 0.2, momentum: float = 0.9, milestones: Sequence[float] = (0.3, 0.6)
+        self,
+        *,
+        hidden: int = 64,
+        lr: float = 0.2,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-4,
+        milestones: Sequence[float] = (0.3, 0.6),
     ) -> None:
         super().__init__(
             nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES)),
@@ -163,7 +172,8 @@ class DigitsMLP(_Classifier):
     @override
     def configure_optimizers(self) -> Any:
         options = self.hparams
-        optimizer = torch.optim.SGD(self.parameters(), lr=options["lr"], momentum=options["momentum"])
+        groups = parameter_groups(self.net, options["weight_decay"])
+        optimizer = torch.optim.SGD(groups, lr=options["lr"], momentum=options["momentum"])
         steps = int(self.trainer.estimated_stepping_batches)
         schedule = MultiStepLR(optimizer, [round(share * steps) for share in options["milestones"]], gamma=0.1)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

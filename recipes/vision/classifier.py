@@ -9,16 +9,14 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
 from lightning_gossip import ConfigurationError
+from recipes.optimizers import parameter_groups
 from recipes.vision import models
 from recipes.vision.schedules import Factor, cosine, multistep, per_step
-
-_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm)
 
 
 class Classifier(LightningModule):
@@ -142,14 +140,3 @@ class Classifier(LightningModule):
         if options["schedule"] == "cosine":
             return lambda epoch: cosine(epoch, epochs=epochs, **common)
         return lambda epoch: multistep(epoch, milestones=options["milestones"], gamma=options["gamma"], **common)
-
-
-def parameter_groups(network: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups for an optimizer: what decays, and what does not: biases and all of normalisation layers."""
-    decayed: list[nn.Parameter] = []
-    exempt: list[nn.Parameter] = []
-    for module in network.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            (exempt if name == "bias" or isinstance(module, _NORMS) else decayed).append(parameter)
-    groups = ((decayed, weight_decay), (exempt, 0.0))
-    return [{"params": parameters, "weight_decay": decay} for parameters, decay in groups if parameters]

@@ -2,14 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hydra.utils import instantiate
 from torch import nn
 
 from lightning_gossip import ConfigurationError
-from recipes.vision.classifier import parameter_groups
 from recipes.vision.models import MODELS, build
-from tests.recipes.test_config import composed
-from tests.recipes.vision.recipes import SMALL
 
 # kuangliu/pytorch-cifar's VGG16 and GoogLeNet have 14,728,266 and 6,166,250 parameters: a bias more for each channel of a
 # convolution. ResNet-20: 0.27 M in He et al. 2016, table 6. The others: torchvision's documentation, 25.6 M and 61.1 M.
@@ -71,24 +67,6 @@ def test_resnet50_runs_forward_and_backward_at_64_pixels() -> None:
     loss = nn.functional.cross_entropy(network(torch.randn(2, 3, 64, 64)), torch.tensor([1, 2]))
     loss.backward()
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in network.parameters())
-
-
-@pytest.mark.parametrize("recipe", SMALL)
-def test_batchnorm_and_biases_have_no_weight_decay_and_everything_else_has(recipe: str) -> None:
-    cfg = composed(f"recipe={recipe}")
-    with torch.device("meta"):
-        model = instantiate(cfg.recipe.model)
-    decay = {
-        id(parameter): group["weight_decay"]
-        for group in parameter_groups(model.net, cfg.recipe.model.weight_decay)
-        for parameter in group["params"]
-    }
-    batchnorms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-    exempt = {id(parameter) for module in batchnorms for parameter in module.parameters()}
-    exempt |= {id(parameter) for name, parameter in model.named_parameters() if name.endswith("bias")}
-    assert decay.keys() == {id(parameter) for parameter in model.parameters()}
-    assert all(decay[parameter] == 0 for parameter in exempt)
-    assert all(decay[parameter] == cfg.recipe.model.weight_decay > 0 for parameter in decay.keys() - exempt)
 
 
 def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
