@@ -24,6 +24,7 @@ from recipes.tracking import environment_kept
 from recipes.train import CONF, run
 
 LIBRARY = Path(lightning_gossip.conf.__file__).parent
+FOLDERS = {LIBRARY: ("strategy", "topology", "schedule", "cluster"), CONF: ("recipe", "trainer", "logger")}
 
 
 def options(group: Path) -> list[str]:
@@ -39,15 +40,16 @@ def test_there_is_a_configuration_for_every_topology() -> None:
     assert options(LIBRARY / "topology") == sorted(TOPOLOGIES)
 
 
-@pytest.mark.parametrize("logger", options(CONF / "logger"))
-@pytest.mark.parametrize("recipe", options(CONF / "recipe"))
-@pytest.mark.parametrize("trainer", options(CONF / "trainer"))
-def test_every_combination_composes(recipe: str, trainer: str, logger: str) -> None:
-    groups = [options(LIBRARY / group) for group in ("strategy", "cluster")]
-    for strategy, cluster in itertools.product(*groups):
-        cfg = composed(
-            f"strategy={strategy}", f"cluster={cluster}", f"recipe={recipe}", f"trainer={trainer}", f"logger={logger}"
-        )
+GROUPS = {group: options(folder / group) for folder, names in FOLDERS.items() for group in names}
+
+
+@pytest.mark.parametrize(
+    ("group", "option"), [(group, option) for group in GROUPS if group != "strategy" for option in GROUPS[group]]
+)
+def test_every_option_composes_with_every_strategy(group: str, option: str) -> None:
+    """Pairs: options of different groups do not know of each other."""
+    for strategy in GROUPS["strategy"]:
+        cfg = composed(f"strategy={strategy}", f"{group}={option}")
         assert isinstance(instantiate(cfg.strategy), DDPStrategy)
         assert isinstance(instantiate(cfg.cluster) or None, ClusterEmulator | None)
 
