@@ -14,7 +14,7 @@ from rich.text import Text
 from lightning_gossip import ConfigurationError
 from recipes.report import page, ranking, runs
 from recipes.report.ranking import Ranking
-from recipes.report.units import Unit, percent, times
+from recipes.report.units import Unit, digits, percent, unit_of_bytes
 
 _PAGE = "report.html"
 
@@ -54,19 +54,23 @@ def table(of: Ranking, unit: Unit) -> Table:
     """The ranking for a terminal."""
     titled = Table(title=Text(f"Ranking, {of.recipe}"), title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
     titled.add_column("strategy", overflow="fold")
-    target = "–" if of.target is None else percent(of.target)
-    for heading in ("test", "time", "speed-up", f"to {target}", "speed-up", "sent"):
-        titled.add_column(heading, justify="right")
+    goal = "to target" if of.target is None else f"to {percent(of.target, 0)}"
+    sent = unit_of_bytes(value for row in of.rows if (value := row.group.of_workers("bytes_sent")) is not None)
+    for heading in ("test [%]", f"time [{unit.name}]", "×", goal, "×", f"sent [{sent.name}]"):
+        titled.add_column(Text(heading), justify="right")
     for row in of.rows:
         titled.add_row(
             Text(row.group.label),
-            percent(row.group.mean("test_acc")),
-            unit.text(row.group.mean("train_s")),
-            times(row.speedup),
-            "not reached" if row.reached is None and of.target is not None else unit.text(row.reached),
-            times(row.speedup_to_target),
-            times(row.bytes_ratio),
+            f"{100 * (row.group.mean('test_acc') or 0.0):.2f}",
+            unit.number(row.group.mean("train_s")),
+            digits(row.speedup),
+            "not reached" if row.reached is None and of.target is not None else unit.number(row.reached),
+            digits(row.speedup_to_target),
+            sent.number(row.group.of_workers("bytes_sent")),
         )
+    baselines = dict.fromkeys(row.baseline.label for row in of.rows)
+    titled.caption = Text(f"×: speed-up against {', or '.join(baselines)}; sent: by a worker")
+    titled.caption_justify = "left"
     return titled
 
 

@@ -17,9 +17,13 @@ class Unit:
     name: str
     size: float
 
+    def number(self, value: float | None) -> str:
+        """Two or three digits."""
+        return UNKNOWN if value is None else digits(value / self.size)
+
     def text(self, value: float | None) -> str:
-        """Three digits, and the unit."""
-        return UNKNOWN if value is None else f"{digits(value / self.size)}{_SPACE}{self.name}"
+        """The same, and the unit."""
+        return UNKNOWN if value is None else f"{self.number(value)}{_SPACE}{self.name}"
 
 
 def unit_of_time(seconds: Iterable[float]) -> Unit:
