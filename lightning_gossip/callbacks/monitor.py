@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from typing import Any
 
 import lightning.pytorch as pl
@@ -11,6 +12,8 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
+from lightning_gossip.algorithm.staleness import StalenessHistogram
+from lightning_gossip.callbacks.histograms import log_histogram
 from lightning_gossip.strategies.reports import FitReport
 
 WALL = "time/wall_s"
@@ -28,6 +31,7 @@ class GossipMonitor(Callback):
     |---|---|
     | ``gossip/consensus_distance`` | (1/n) Σ ‖x_i − x̄‖² before the last rendezvous made all models equal |
     | ``gossip/staleness_mean`` | changes of a published model between pull and push of a step, mean over all steps so far |
+    | ``gossip/staleness`` | its whole histogram, all workers together (Weights & Biases and TensorBoard only) |
     | ``gossip/exchanges``, ``gossip/bytes_sent`` | sums over the workers so far; an exchange counts at both ends |
     | ``gossip/dropped`` | updates that a parameter server threw away as too stale, so far |
     | ``averaging/period``, ``averaging/deviation`` | steps between two averagings, and S_k at the last one |
@@ -46,6 +50,11 @@ class GossipMonitor(Callback):
         return self._before_s + (0.0 if self._started_s is None else time.monotonic() - self._started_s)
 
     @override
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        # it is rank 0's on purpose
+        warnings.filterwarnings("ignore", f".*self.log\\('{WALL}', ..., sync_dist=True\\)")
+
+    @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._started_s = time.monotonic()
         if trainer.is_global_zero:
@@ -61,9 +70,14 @@ class GossipMonitor(Callback):
 
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        values = {WALL: self.wall_s, "epoch": trainer.current_epoch, **metrics(trainer)}
+        position = {WALL: self.wall_s, "epoch": trainer.current_epoch}
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped
         for logger in trainer.loggers:  # rank 0's write, the others' do nothing
-            logger.log_metrics(values, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+            logger.log_metrics({**position, **metrics(trainer)}, step=step)
+        histogram = staleness(trainer)
+        if histogram.count and trainer.is_global_zero:
+            for logger in trainer.loggers:
+                log_histogram(logger, "gossip/staleness", histogram.counts(), step=step, beside=position)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -97,6 +111,17 @@ def metrics(trainer: pl.Trainer) -> dict[str, float]:
     averaging = {"period": first.period, "deviation": first.deviation, "count": first.averagings}
     values.update({f"averaging/{name}": value for name, value in averaging.items() if value is not None})
     return values
+
+
+def staleness(trainer: pl.Trainer) -> StalenessHistogram:
+    """How stale the steps of all workers have been up to the last rendezvous; empty where the strategy has no staleness."""
+    report = getattr(trainer.strategy, "report", None)
+    everyones = StalenessHistogram()
+    for worker in report.workers if isinstance(report, FitReport) else ():
+        own = StalenessHistogram()
+        own.load_state_dict({"counts": worker.staleness_counts or []})
+        everyones.merge(own)
+    return everyones
 
 
 def _plot_against_time(logger: WandbLogger) -> None:

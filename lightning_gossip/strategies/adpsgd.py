@@ -153,9 +153,7 @@ class GossipAlgorithm(Algorithm):
         report.exchanges = counters.exchanges
         report.refused = counters.refused
         report.bytes_sent = counters.bytes_sent
-        report.staleness_mean = counters.staleness.mean
-        report.staleness_p95 = float(counters.staleness.quantile(0.95))
-        report.staleness_max = counters.staleness.max
+        report.describe_staleness(counters.staleness)
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -215,9 +215,7 @@ class ServerWorker(Algorithm):
         report.exchanges = self._pushes
         report.bytes_sent = self._connected.bytes_sent
         report.dropped = self._dropped
-        report.staleness_mean = self._staleness.mean
-        report.staleness_p95 = float(self._staleness.quantile(0.95))
-        report.staleness_max = self._staleness.max
+        report.describe_staleness(self._staleness)
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from lightning_gossip.algorithm.staleness import StalenessHistogram
+
 
 @dataclass
 class WorkerReport:
@@ -21,6 +23,7 @@ class WorkerReport:
         bytes_sent: payload of its exchanges.
         staleness_mean, staleness_p95, staleness_max: changes of its published model (of the server's, with a parameter server)
             between pull and push of a step.
+        staleness_counts: the whole histogram: pairs of a staleness and the number of steps that had it, in ascending order.
         dropped: updates that came too late and were thrown away (parameter server).
         averagings: exact averages of all models; those of the rendezvous too, where they are adopted.
         period: steps between two averagings, at present.
@@ -43,6 +46,7 @@ class WorkerReport:
     staleness_mean: float | None = None
     staleness_p95: float | None = None
     staleness_max: int | None = None
+    staleness_counts: list[tuple[int, int]] | None = None
     dropped: int | None = None
     averagings: int | None = None
     period: int | None = None
@@ -54,6 +58,13 @@ class WorkerReport:
     left_early: bool = False
     batch_s: float | None = None
     distance: float | None = None
+
+    def describe_staleness(self, histogram: StalenessHistogram) -> None:
+        """Fill in what is said about staleness."""
+        self.staleness_mean = histogram.mean
+        self.staleness_p95 = float(histogram.quantile(0.95))
+        self.staleness_max = histogram.max
+        self.staleness_counts = list(histogram.counts().items())
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
