@@ -1,19 +1,25 @@
-"""Weights & Biases without surprises: offline where there is no key, and nothing left over for the next run."""
+"""What loggers are told besides metrics, and Weights & Biases without surprises: offline where there is no key."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.utilities import rank_zero_only
+from omegaconf import DictConfig, OmegaConf
+from torchvision.io import decode_image  # type: ignore[import-untyped]
 from typing_extensions import override
 
 from lightning_gossip.strategies.options import check_choice
+from recipes.record import METRICS, RECORD
+from recipes.summary import SUMMARY
 
 
 def wandb_logger(*, project: str, save_dir: str, offline: bool | Literal["auto"] = "auto", **options: Any) -> WandbLogger:
@@ -23,20 +29,78 @@ def wandb_logger(*, project: str, save_dir: str, offline: bool | Literal["auto"]
         project: name of the project.
         save_dir: folder in which the run is kept, as ``wandb/``.
         offline: ``"auto"`` asks for a key in the places where wandb keeps it, and never the user.
-        options: of Lightning's logger.
+        options: of Lightning's logger, and through it of ``wandb.init``, as ``group`` and ``name``; those that are None are
+            left to wandb.
     """
     check_choice("logger.offline", offline, (True, False, "auto"))
-    if offline == "auto":
-        import wandb
+    import wandb
 
+    if offline == "auto":
         offline = not wandb.login(prompt=False)
     # the mode is said here too: Lightning only sets an environment variable, which wandb does not read twice in a process
-    options = {"mode": "offline", **options} if offline else options
-    return WandbLogger(project=project, save_dir=save_dir, offline=bool(offline), **options)
+    if offline:
+        options = {"mode": "offline", "settings": wandb.Settings(silent=True), **options}
+    given = {name: value for name, value in options.items() if value is not None}
+    return WandbLogger(project=project, save_dir=save_dir, offline=bool(offline), **given)
+
+
+def name_of_sweep(folder: str | Path) -> str:
+    """What the jobs of a sweep have in common: the group of their W&B runs."""
+    path = Path(folder)
+    return "/".join(path.parts[-2:]) if not path.is_absolute() else path.name
+
+
+class LogConfiguration(Callback):
+    """Gives every logger the whole configuration of the run.
+
+    Args:
+        cfg: composed from conf/; resolved here.
+    """
+
+    def __init__(self, cfg: DictConfig) -> None:
+        self._configuration: Any = OmegaConf.to_container(cfg, resolve=True)
+
+    @override
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        for logger in trainer.loggers:  # rank 0's write
+            logger.log_hyperparams(self._configuration)
+
+
+@rank_zero_only
+def publish(loggers: Sequence[Logger], summary: dict[str, Any], folder: Path, pictures: Sequence[Path]) -> None:
+    """Put the end of a run where its metrics are: numbers, pictures, and the files that they were made from.
+
+    Args:
+        loggers: those that cannot show pictures are left out.
+        summary: of the run.
+        folder: of the run.
+        pictures: PNG files.
+    """
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            _publish_wandb(logger, summary, folder, pictures)
+        elif isinstance(logger, TensorBoardLogger):
+            for picture in pictures:
+                logger.experiment.add_image(f"run/{picture.stem}", decode_image(str(picture), "RGB"), summary["epochs"])
+
+
+def _publish_wandb(logger: WandbLogger, summary: dict[str, Any], folder: Path, pictures: Sequence[Path]) -> None:
+    import wandb
+
+    run = logger.experiment
+    run.log({f"run/{picture.stem}": wandb.Image(str(picture)) for picture in pictures})
+    run.summary.update({name: value for name, value in summary.items() if name != "workers" and value is not None})
+    columns = list(summary["workers"][0])
+    table = wandb.Table(columns, [[worker[column] for column in columns] for worker in summary["workers"]])
+    run.log({"run/workers": table})
+    files = wandb.Artifact(f"run-{run.id}", "run", description="summary, metrics by epoch, time line, pictures")
+    for path in (*(folder / name for name in (SUMMARY, METRICS, RECORD)), *pictures):
+        files.add_file(str(path))
+    run.log_artifact(files)
 
 
 class FinishWandb(Callback):
-    """Ends the run in worker processes that end without Python's own farewell (spawn and fork)."""
+    """Ends the run in workers that Lightning starts by spawn or fork: they end without Python's own farewell."""
 
     @override
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -44,13 +108,17 @@ class FinishWandb(Callback):
             finish_wandb()
 
 
-def finish_wandb() -> None:
-    """End the run of this process, if there is one: the next job of a sweep must not go into it."""
+def finish_wandb(exit_code: int = 0) -> None:
+    """End the run of this process, if there is one: the next job of a sweep must not go into it.
+
+    Args:
+        exit_code: other than 0 where the run has failed.
+    """
     import sys
 
     wandb = sys.modules.get("wandb")
     if wandb is not None and wandb.run is not None:
-        wandb.finish()
+        wandb.finish(exit_code=exit_code)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from recipes.digits import DigitsClassifier, DigitsData
 
@@ -95,13 +96,16 @@ def test_plain_lightning_loads_the_checkpoint_and_gets_the_reported_accuracy(swe
 
 
 @pytest.mark.processes
-def test_ddp_runs_with_the_same_command_by_popen(tmp_path: Path) -> None:
-    done = command("strategy=ddp", "recipe.epochs=2", "logger=none", f"hydra.run.dir={tmp_path}")
+def test_ddp_runs_with_the_same_command_by_popen_and_tensorboard_gets_the_pictures(tmp_path: Path) -> None:
+    done = command("strategy=ddp", "recipe.epochs=2", "logger=tensorboard", f"hydra.run.dir={tmp_path}")
     assert done.returncode == 0, done.stderr
     result = summary_of(tmp_path)
     assert result["collectives_in_training"] > 0
     assert result["consensus_distance"] is None
     assert "test accuracy of the mean model" in done.stdout
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert {"run/learning", "run/timeline"} == set(events.Tags()["images"])
+    assert {"train_loss", "val_acc", "time/wall_s"} <= set(events.Tags()["scalars"])
 
 
 @pytest.mark.processes

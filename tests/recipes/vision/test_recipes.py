@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from lightning.pytorch import LightningDataModule, seed_everything
 from lightning.pytorch.strategies import DDPStrategy
 from omegaconf import MissingMandatoryValue
 
+from lightning_gossip import ConfigurationError
 from recipes.tracking import environment_kept
 from recipes.train import CONF, run
 from recipes.vision.classifier import Classifier
@@ -57,7 +57,7 @@ def test_wherever_an_accuracy_is_named_it_is_a_target(recipe: str) -> None:
 def test_a_missing_folder_ends_the_run_before_any_process_is_started(recipe: str, tmp_path: Path) -> None:
     cfg = composed(f"recipe={recipe}", "logger=none", f"recipe.data.root={tmp_path}/none", folder=tmp_path)
     cfg.recipe.model.model = "mnist_mlp"  # at once
-    with environment_kept(), pytest.raises(InstantiationException, match="is not a folder; expected is"):
+    with environment_kept(), pytest.raises(ConfigurationError, match="is not a folder; expected is"):
         run(cfg)
 
 

@@ -1,0 +1,68 @@
+"""The workers of one job of a sweep, each a process of its own.
+
+Run alone, Lightning starts the workers by running the command line again for each (``popen``); in a sweep that would run the
+whole sweep again. Here they come from a fork server, which has imported everything and has neither threads nor a GPU context.
+Apart from that they are what popen's workers are: each runs the whole job, finds its rank in the environment, and rank 0's
+result is in the folder of the job.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment, find_free_network_port
+from lightning.fabric.plugins.environments.lsf import LSFEnvironment
+from lightning.fabric.plugins.environments.mpi import MPIEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from omegaconf import DictConfig, OmegaConf
+from torch.multiprocessing.spawn import ProcessContext, start_processes
+
+# what takes long to import; not recipes.train, which a worker imports as its main module
+_PRELOAD = ("lightning.pytorch", "lightning_gossip", "torchvision", "sklearn.datasets", "matplotlib.figure", "hydra")
+_GRACE_S = 10.0  # for the other workers to end by themselves when one has failed
+
+
+def started_from_outside() -> bool:
+    """Whether torchrun, SLURM or their like have started a process for each worker already."""
+    schedulers = (SLURMEnvironment, TorchElasticEnvironment, LSFEnvironment, MPIEnvironment)
+    return any(scheduler.detect() for scheduler in schedulers) or LightningEnvironment().creates_processes_externally
+
+
+def run_workers(job: Callable[[DictConfig], Any], cfg: DictConfig, workers: int) -> None:
+    """Run a job in so many processes and wait for them.
+
+    Args:
+        job: importable.
+        cfg: of the job.
+        workers: how many.
+
+    Raises:
+        ProcessRaisedException: with the traceback of the worker that failed first.
+        ProcessExitedException: if that one was killed.
+    """
+    resolved: Any = OmegaConf.to_container(cfg, resolve=True)  # Hydra's own resolvers know this process only
+    environment = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(find_free_network_port()),
+        "WORLD_SIZE": str(workers),
+        "NODE_RANK": "0",
+    }
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(_PRELOAD))
+    arguments = (job, resolved, environment, logging.getLogger().getEffectiveLevel())
+    context: ProcessContext = start_processes(  # type: ignore[no-untyped-call]
+        _worker, arguments, workers, join=False, start_method="forkserver"
+    )
+    while not context.join(grace_period=_GRACE_S):
+        pass
+
+
+def _worker(rank: int, job: Callable[[DictConfig], Any], cfg: Any, environment: dict[str, str], level: int) -> None:
+    os.environ.update(environment, LOCAL_RANK=str(rank))
+    logging.basicConfig(level=level, stream=sys.stdout, format="[%(levelname)s] %(message)s")
+    job(OmegaConf.create(cfg))

@@ -1,0 +1,74 @@
+"""What a sweep adds to its jobs: one that fails leaves a note and the others go on, and at the end somebody says so."""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+from rich.console import Console
+from torch.multiprocessing.spawn import ProcessRaisedException
+
+from recipes.summary import SUMMARY
+
+FAILED = "failed.txt"
+
+
+def note_failure(error: Exception, folder: Path) -> str:
+    """Write why a job failed, with the whole stack trace, into its folder.
+
+    Returns:
+        The reason in one line.
+    """
+    # of a worker's error only the text has come here; its last line is the error
+    told = isinstance(error, ProcessRaisedException)
+    reason = re.sub(r"^[\w.]*\.(\w+:)", r"\1", str(error).strip().splitlines()[-1]) if told else _named(error)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FAILED).write_text(f"{reason}\n\n{''.join(traceback.format_exception(error))}", encoding="utf-8")
+    return reason
+
+
+def forget(folder: Path) -> None:
+    """A job begins: what an earlier one left in its folder must not pass for its result."""
+    for name in (FAILED, SUMMARY):
+        (folder / name).unlink(missing_ok=True)
+
+
+def reason_of(folder: Path) -> str:
+    """Why the job of this folder has no summary."""
+    note = folder / FAILED
+    return note.read_text(encoding="utf-8").splitlines()[0] if note.exists() else "it did not come to its end"
+
+
+class EndOfSweep(Callback):
+    """Says at the end of a sweep where its results are and which jobs failed; if some did, the exit status is 1.
+
+    Args:
+        console: where to print; standard output if None.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console()
+
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        """Hydra's hook."""
+        folder = Path(config.hydra.sweep.dir)
+        jobs = sorted((path.parent for path in folder.glob("**/.hydra")), key=lambda job: (len(job.name), job.name))
+        failed = [job for job in jobs if not (job / SUMMARY).exists()]
+        self._console.print(
+            f"\n{len(jobs) - len(failed)} of {len(jobs)} jobs finished, in [bold]{folder}[/bold]", soft_wrap=True
+        )
+        for job in failed:
+            self._console.print(f"  job {job.name} failed: {reason_of(job)}", soft_wrap=True, markup=False)
+        if len(failed) < len(jobs):
+            self._console.print(f"One page about all of them: python -m recipes.report {folder}", soft_wrap=True, markup=False)
+        if failed:
+            sys.exit(1)
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,0 +1,162 @@
+"""What happens to the jobs of a sweep, and what the loggers get of them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
+
+from lightning_gossip import ConfigurationError
+from recipes import sweep
+from recipes.processes import run_workers, started_from_outside
+from recipes.tracking import name_of_sweep
+from tests.recipes.test_train import command
+from tests.recipes.wandb_files import records
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """Two strategies, each with batches of a sensible size and with a single batch, which AD-PSGD cannot share out."""
+    folder = tmp_path_factory.mktemp("swept")
+    done = command(
+        *("--multirun", "strategy=ddp,adpsgd", "recipe.data.batch_size=16,2000", "recipe=digits_mlp", "recipe.epochs=2"),
+        *("logger=wandb", f"hydra.sweep.dir={folder}"),
+    )
+    return folder, done
+
+
+@pytest.mark.processes
+def test_a_job_that_fails_leaves_the_others_and_the_sweep_says_so_at_its_end(swept: Any) -> None:
+    folder, done = swept
+    assert sorted(path.parent.name for path in folder.glob("*/summary.json")) == ["0", "1", "2"]
+    assert done.returncode == 1
+    end = done.stdout[done.stdout.index("3 of 4 jobs finished") :]
+    assert "job 3 failed: ConfigurationError: The epoch has 1 batches for 2 workers" in end
+    note = (folder / "3" / sweep.FAILED).read_text()
+    assert note.startswith("ConfigurationError: The epoch has 1 batches")
+    assert "Traceback" in note
+
+
+@pytest.mark.processes
+def test_each_job_is_one_finished_offline_wandb_run_and_all_are_one_group(swept: tuple[Path, Any]) -> None:
+    folder, _ = swept
+    names = set()
+    for job in "012":
+        found = records(folder / job)
+        run = next(record.run for record in found if record.WhichOneof("record_type") == "run")
+        assert (run.run_group, run.job_type) == (folder.name, "train")
+        names.add(run.display_name)
+        assert [record.exit.exit_code for record in found if record.WhichOneof("record_type") == "exit"] == [0]
+    assert len(names) == 3
+    assert all("strategy=" in name and "batch_size=" in name for name in names)
+
+
+@pytest.mark.processes
+def test_wandb_gets_the_configuration_the_histogram_the_pictures_and_the_summary(swept: tuple[Path, Any]) -> None:
+    found = records(swept[0] / "2")
+    config = {item.key: json.loads(item.value_json) for record in found for item in record.config.update}
+    assert config["recipe"]["data"]["batch_size"] == 16
+    assert config["trainer"]["max_epochs"] == 2  # resolved
+    rows = [{tuple(item.nested_key): item.value_json for item in record.history.item} for record in found]
+    logged = {key[0] for row in rows for key in row}
+    assert {"run/learning", "run/timeline", "run/workers", "gossip/consensus_distance", "train_loss", "test_acc"} <= logged
+    assert any(row.get(("gossip/staleness", "_type")) == '"histogram"' for row in rows)
+    assert all(("time/wall_s",) in row for row in rows if ("val_acc",) in row)
+    assert {"strategy", "train_s", "test_acc"} <= {item.key for record in found for item in record.summary.update}
+    assert "run" in {record.artifact.type for record in found}
+
+
+def _fails(cfg: DictConfig) -> None:
+    if os.environ["LOCAL_RANK"] == str(cfg.rank):
+        if cfg.how == "raise":
+            raise ConfigurationError("no such thing")
+        os.kill(os.getpid(), signal.SIGKILL)
+    threading.Event().wait()  # for ever: somebody has to end it
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("how", "reason"), [("raise", "ConfigurationError: no such thing"), ("kill", "signal SIGKILL")])
+def test_a_worker_that_fails_or_is_killed_ends_its_job_and_is_named(
+    how: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recipes.processes._GRACE_S", 0.1)
+    with pytest.raises((ProcessRaisedException, ProcessExitedException)) as caught:
+        run_workers(_fails, OmegaConf.create({"rank": 1, "how": how}), 2)
+    assert sweep.note_failure(caught.value, tmp_path).endswith(reason)
+    assert sweep.reason_of(tmp_path).endswith(reason)
+
+
+def _writes_its_rank(cfg: DictConfig) -> None:
+    names = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    text = json.dumps({name: os.environ[name] for name in names} | {"of": cfg.of})
+    (Path(cfg.folder) / os.environ["LOCAL_RANK"]).write_text(text)
+
+
+@pytest.mark.processes
+def test_workers_find_their_rank_and_the_resolved_configuration(tmp_path: Path) -> None:
+    run_workers(_writes_its_rank, OmegaConf.create({"folder": str(tmp_path), "seven": 7, "of": "${seven}"}), 2)
+    told = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)]
+    assert [one.pop("LOCAL_RANK") for one in told] == ["0", "1"]
+    assert told[0] == told[1]
+    assert (told[0]["WORLD_SIZE"], told[0]["of"]) == ("2", 7)
+
+
+def finished_sweep(folder: Path, *, failed: bool) -> str:
+    for job in ("0", "1", "10"):
+        (folder / job / ".hydra").mkdir(parents=True)
+        if not failed or job != "1":
+            (folder / job / "summary.json").write_text("{}")
+    text = io.StringIO()
+    end = sweep.EndOfSweep(Console(file=text, width=200))
+    if failed:
+        with pytest.raises(SystemExit, match="1"):
+            end.on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(folder)}}}))
+    else:
+        end.on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(folder)}}}))
+    return text.getvalue()
+
+
+def test_the_end_of_a_sweep_counts_its_jobs_and_says_what_to_run_next(tmp_path: Path) -> None:
+    said = finished_sweep(tmp_path, failed=False)
+    assert f"3 of 3 jobs finished, in {tmp_path}" in said
+    assert f"python -m recipes.report {tmp_path}" in said
+
+
+def test_a_job_without_result_and_without_note_is_named_and_the_status_is_1(tmp_path: Path) -> None:
+    said = finished_sweep(tmp_path, failed=True)
+    assert "2 of 3 jobs finished" in said
+    assert "job 1 failed: it did not come to its end" in said
+
+
+def test_a_job_that_begins_forgets_what_an_earlier_one_left_in_its_folder(tmp_path: Path) -> None:
+    sweep.note_failure(ValueError("of\nbefore"), tmp_path)
+    assert sweep.reason_of(tmp_path) == "ValueError: of before"
+    (tmp_path / "summary.json").write_text("{}")
+    sweep.forget(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_jobs_of_a_sweep_are_named_after_its_folder() -> None:
+    assert name_of_sweep("multirun/2026-11-28/07-23-29") == "2026-11-28/07-23-29"
+    assert name_of_sweep("/data/sweeps/topologies") == "topologies"
+
+
+@pytest.mark.parametrize(
+    ("variables", "outside"),
+    [({}, False), ({"LOCAL_RANK": "0"}, True), ({"TORCHELASTIC_RUN_ID": "1", "GROUP_RANK": "0"}, True)],
+)
+def test_workers_that_somebody_else_has_started_are_noticed(
+    variables: dict[str, str], outside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert started_from_outside() == outside
