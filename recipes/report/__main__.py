@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lightning_gossip import ConfigurationError
-from recipes.report import page, ranking, runs
+from recipes.report import groups, page, ranking, runs
 from recipes.report.ranking import Ranking
 from recipes.report.units import Unit, digits, percent, unit_of_bytes
 
@@ -34,15 +34,15 @@ def main(arguments: list[str] | None = None) -> None:
     path = _path(chosen.out, chosen.folders[0])
     try:
         jobs, unfinished = runs.load(chosen.folders)
-        groups = ranking.group(jobs)
-        rankings = ranking.rank(groups, baseline=chosen.baseline, target=chosen.target)
+        together = groups.group(jobs)
+        rankings = ranking.rank(together, baseline=chosen.baseline, target=chosen.target)
     except ConfigurationError as error:
         print(f"ConfigurationError: {error}", file=sys.stderr)
         sys.exit(2)
-    files = page.write(groups, rankings, unfinished, path)
+    files = page.write(together, rankings, unfinished, path)
     console = Console()
     for each in rankings:
-        console.print(table(each, page.time_unit(groups)))
+        console.print(table(each, page.time_unit(together)))
     if unfinished:
         console.print(
             f"{len(unfinished)} more without a result: {', '.join(job.folder.name for job in unfinished)}", markup=False
@@ -68,8 +68,9 @@ def table(of: Ranking, unit: Unit) -> Table:
             digits(row.speedup_to_target),
             sent.number(row.group.of_workers("bytes_sent")),
         )
-    baselines = dict.fromkeys(row.baseline.label for row in of.rows)
-    titled.caption = Text(f"×: speed-up against {', or '.join(baselines)}; sent: by a worker")
+    parts = of.parts()
+    baseline = parts[0].rows[0].baseline.label if len(parts) == 1 else "the baseline with most of the same options"
+    titled.caption = Text(f"×: speed-up against {baseline}; sent: by a worker")
     titled.caption_justify = "left"
     return titled
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from recipes.report.figures import WIDTH, Picture, colour, safe
-from recipes.report.ranking import Group
+from recipes.report.groups import Group
 from recipes.report.units import digits, percent, unit_of_bytes
 
 _ROW = 0.34  # inches, of a bar
@@ -128,7 +128,11 @@ def staleness(groups: list[Group]) -> Picture | None:
 
 def _missing(groups: list[Group], known: list[Group]) -> str:
     names = [group.label for group in groups if group not in known]
-    return f" Not counted by {', '.join(names)}." if names else ""
+    return f" Not counted by {'; '.join(names)}." if names else ""
+
+
+def _folded(label: str) -> str:
+    return textwrap.fill(label, 28, break_long_words=max(map(len, label.split())) > 40, break_on_hyphens=False)
 
 
 def _by_rank(group: Group, name: str) -> list[float]:
@@ -137,7 +141,7 @@ def _by_rank(group: Group, name: str) -> list[float]:
 
 
 def _rows(axes: Axes, groups: list[Group], label: str) -> None:
-    axes.set_yticks(range(len(groups)), [safe(textwrap.fill(group.label, 26)) for group in groups])
+    axes.set_yticks(range(len(groups)), [safe(_folded(group.label)) for group in groups])
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
     axes.set_xlim(left=0.0)

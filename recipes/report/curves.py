@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
 from recipes.report.figures import WIDTH, Picture, colour, dash, safe
-from recipes.report.ranking import Group
+from recipes.report.groups import Group
 from recipes.report.runs import ACCURACY, LOSS
 from recipes.report.units import Unit, digits, percent
 
@@ -44,6 +44,7 @@ def accuracy(
         "samples": "How much is learned from the same data, whatever the time that it takes.",
     }
     sentences = [note[against], *_thin(shown)]
+    sentences += ["Dashes tell the settings of a strategy apart."] if any(group.dash for group in shown) else []
     sentences += ["Dashed grey: the target."] if targets else []
     sentences += ["The upper end of the axis is stretched."] if stretched else []
     title = f"Validation accuracy against {'wall time' if against == 'time' else 'samples'}"

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from recipes.report.ranking import Group
+from recipes.report.groups import COLOURS, DASHES, Group
 
 # Vega's ten, from which the colours of recipes.plots are too
 _COLOURS = (
     *("#4C78A8", "#F58518", "#54A24B", "#E45756", "#B279A2"),
     *("#72B7B2", "#9D755D", "#EECA3B", "#FF9DA6", "#79706E"),
 )
-_DASHES = ("-", "--", ":", "-.")  # for the eleventh and later groups
+_DASHES = ("-", "--", ":", "-.")
+assert (len(_COLOURS), len(_DASHES)) == (COLOURS, DASHES)
 WIDTH = 6.4  # inches
 
 
@@ -38,12 +39,12 @@ class Picture:
 
 def colour(group: Group) -> str:
     """Of its lines and bars."""
-    return _COLOURS[group.number % len(_COLOURS)]
+    return _COLOURS[group.colour % COLOURS]
 
 
 def dash(group: Group) -> str:
     """Of its lines."""
-    return _DASHES[group.number // len(_COLOURS) % len(_DASHES)]
+    return _DASHES[group.dash % DASHES]
 
 
 def safe(label: str) -> str:

@@ -15,7 +15,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from recipes.plots import STYLE
 from recipes.report import bars, curves
 from recipes.report.figures import Picture
-from recipes.report.ranking import Group, Ranking
+from recipes.report.groups import Group
+from recipes.report.ranking import Ranking
 from recipes.report.runs import Job, Unfinished
 from recipes.report.sentences import headline, what_was_run
 from recipes.report.tables import speed_table, traffic_table
@@ -58,9 +59,9 @@ def write(groups: list[Group], rankings: list[Ranking], unfinished: list[Unfinis
     path.write_text(
         environment.get_template("page.html").render(
             summary=what_was_run(groups),
-            headlines=[headline(ranking, unit) for ranking in rankings],
+            headlines=[[headline(part, unit) for part in ranking.parts()] for ranking in rankings],
             rankings=[(ranking, speed_table(ranking, unit), traffic_table(ranking)) for ranking in rankings],
-            baselines={row.baseline.label: None for ranking in rankings for row in ranking.rows},
+            baselines=list(dict.fromkeys(row.baseline.label for ranking in rankings for row in ranking.rows)),
             pictures=encoded,
             unfinished=unfinished,
             runs=_runs_table(groups, unit),

@@ -3,77 +3,14 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lightning_gossip import ConfigurationError
+from recipes.report.groups import Group, mean
 from recipes.report.runs import ACCURACY, WALL, Job
 
 _BASELINE = "ddp"
-
-
-@dataclass(frozen=True)
-class Group:
-    """Runs that differ in their seed alone.
-
-    Args:
-        label: what sets them apart from the other groups.
-        number: which colour they have.
-        jobs: at least one.
-    """
-
-    label: str
-    number: int
-    jobs: tuple[Job, ...]
-
-    @property
-    def options(self) -> dict[str, str]:
-        """What they were called with, the seed apart."""
-        return self.jobs[0].options
-
-    @property
-    def epochs(self) -> set[int]:
-        """How many they ran, a single number as a rule."""
-        return {job.summary["epochs"] for job in self.jobs}
-
-    def values(self, name: str) -> list[float]:
-        """Of the summaries that have such a thing."""
-        return [job.summary[name] for job in self.jobs if job.summary.get(name) is not None]
-
-    def mean(self, name: str) -> float | None:
-        """Of a summary's value over the seeds."""
-        return mean(self.values(name))
-
-    def of_workers(self, name: str) -> float | None:
-        """A worker's mean, over workers and seeds."""
-        return mean([value for job in self.jobs for value in job.worker_values(name)])
-
-    def curve(self, metric: str) -> list[tuple[float, float, float]]:
-        """Seconds, samples and the metric, each the mean over the seeds, by epoch; as long as the shortest of the runs."""
-        curves = [curve for job in self.jobs if (curve := job.curve(metric))]
-        rows = zip(*curves, strict=False) if curves else ()
-        return [tuple(map(statistics.fmean, zip(*row, strict=True))) for row in rows]  # type: ignore[misc]
-
-    @property
-    def staleness(self) -> tuple[float, float, float] | None:
-        """Mean over all steps; of the 95th percentiles of the workers the highest, mean over seeds; the highest of all."""
-        known = [job for job in self.jobs if job.worker_values("staleness_mean")]
-        if not known:
-            return None
-        counts = [(w["steps"], w["staleness_mean"]) for job in known for w in job.workers if w["staleness_mean"] is not None]
-        steps = sum(count for count, _ in counts) or 1
-        return (
-            sum(count * value for count, value in counts) / steps,
-            statistics.fmean(max(job.worker_values("staleness_p95"), default=0.0) for job in known),
-            max(max(job.worker_values("staleness_max"), default=0.0) for job in known),
-        )
-
-    @property
-    def waiting(self) -> float | None:
-        """Share of the training time in which a worker waited for others, mean over workers and seeds."""
-        shares = [wait_s / job.summary["train_s"] for job in self.jobs for wait_s in job.worker_values("wait_s")]
-        return mean(shares)
 
 
 @dataclass(frozen=True)
@@ -108,13 +45,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The groups of one recipe, those that reach the target first at the top, then by test accuracy.
+    """The groups of one recipe by their baseline; of each, those that reach the target first at the top, then by test accuracy.
 
     Args:
         recipe: its name.
         target: validation accuracy to which the times are taken, in [0, 1]; None where nobody validates.
         bytes_reference: the group to whose bytes the others' are compared; None where nobody counts them.
-        rows: best first.
+        rows: those with one baseline together, best first.
     """
 
     recipe: str
@@ -122,35 +59,12 @@ class Ranking:
     bytes_reference: Group | None
     rows: tuple[Row, ...]
 
-
-def mean(values: Sequence[float]) -> float | None:
-    """None of nothing."""
-    return statistics.fmean(values) if values else None
-
-
-def group(jobs: list[Job]) -> list[Group]:
-    """Put the jobs together that differ in their seed alone, in the order in which they come."""
-    together: dict[tuple[tuple[str, str], ...], list[Job]] = {}
-    for job in jobs:
-        together.setdefault(tuple(sorted(job.options.items())), []).append(job)
-    options = [dict(key) for key in together]
-    names = {name: None for job in jobs for name in job.options}  # in the order of the command line
-    differing = [name for name in names if len({each.get(name) for each in options}) > 1]
-    differing.sort(key=lambda name: name != "strategy")
-    labels = [_label(each, differing) for each in options]
-    return [
-        Group(label, number, tuple(members))
-        for number, (label, members) in enumerate(zip(labels, together.values(), strict=True))
-    ]
-
-
-def _label(options: dict[str, str], differing: list[str]) -> str:
-    if not differing:
-        return options["strategy"]
-    short = {name: name.rpartition(".")[2] for name in differing}
-    names = {name: last if list(short.values()).count(last) == 1 else name for name, last in short.items()}
-    parts = [options[n] if n == "strategy" else f"{names[n]}={options[n]}" for n in differing if n in options]
-    return ", ".join(parts) or "defaults"
+    def parts(self) -> list[Ranking]:
+        """One for each baseline."""
+        together: dict[str, list[Row]] = {}
+        for row in self.rows:
+            together.setdefault(row.baseline.label, []).append(row)
+        return [replace(self, rows=tuple(rows)) for rows in together.values()]
 
 
 def rank(groups: list[Group], *, baseline: str | None = None, target: float | None = None) -> list[Ranking]:
@@ -186,8 +100,12 @@ def _rank(recipe: str, groups: list[Group], name: str, target: float | None) -> 
     counted = [each for each in (*baselines, *groups) if each.of_workers("bytes_sent")]
     reference = counted[0] if counted else None
     rows = [_row(each, _nearest(each, baselines), target, reference) for each in groups]
-    rows.sort(key=lambda row: (row.reached is None, row.reached or 0.0, -(row.group.mean("test_acc") or 0.0)))
+    rows.sort(key=lambda row: (baselines.index(row.baseline), *_place(row)))
     return Ranking(recipe, target, reference, tuple(rows))
+
+
+def _place(row: Row) -> tuple[bool, float, float]:
+    return row.reached is None, row.reached or 0.0, -(row.group.mean("test_acc") or 0.0)
 
 
 def _nearest(of: Group, baselines: list[Group]) -> Group:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from recipes.report.ranking import Group, Ranking, Row
+from recipes.report.groups import Group
+from recipes.report.ranking import Ranking, Row
 from recipes.report.runs import Job
 from recipes.report.units import Unit, count, listed, percent, points, times
 
@@ -58,9 +59,8 @@ def headline(ranking: Ranking, unit: Unit) -> str:
 def _highest(ranking: Ranking) -> str:
     """Said where the fastest is not the best."""
     best = max(ranking.rows, key=lambda row: row.group.mean("test_acc") or 0.0)
-    if best is ranking.rows[0]:
-        return ""
-    return f"The highest test accuracy, {percent(best.group.mean('test_acc'), 2)}, is that of {best.group.label}."
+    highest, first = (percent(row.group.mean("test_acc"), 2) for row in (best, ranking.rows[0]))
+    return "" if highest == first else f"The highest test accuracy, {highest}, is that of {best.group.label}."
 
 
 def _single(row: Row, ranking: Ranking, unit: Unit) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recipes.report.figures import colour
-from recipes.report.ranking import Group, Ranking, Row
+from recipes.report.groups import Group
+from recipes.report.ranking import Ranking, Row
 from recipes.report.units import UNKNOWN, Unit, digits, percent, points, spread, times, unit_of_bytes
 
 Column = tuple[str, list["Cell"]]  # heading and cells
@@ -25,7 +26,7 @@ def speed_table(ranking: Ranking, unit: Unit) -> list[Column]:
     rows = ranking.rows
     several = len({row.baseline.label for row in rows}) > 1
     columns = [
-        ("", [Cell(str(place)) for place in range(1, len(rows) + 1)]),
+        ("", [Cell(str(place)) for part in ranking.parts() for place in range(1, len(part.rows) + 1)]),
         ("strategy", [_name(row, several) for row in rows]),
         ("seeds", [Cell(str(len(row.group.jobs))) for row in rows]),
         ("test accuracy", [_accuracy(row) for row in rows]),

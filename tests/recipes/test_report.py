@@ -19,7 +19,8 @@ from lightning_gossip import ConfigurationError
 from recipes.record import RunRecord, WorkerRecord
 from recipes.report import page, runs
 from recipes.report.__main__ import main, table
-from recipes.report.ranking import Ranking, Row, group, rank
+from recipes.report.groups import group
+from recipes.report.ranking import Ranking, Row, rank
 from recipes.report.units import Unit, digits, percent, points
 
 RISING = (0.5, 0.8, 0.905)
@@ -282,6 +283,20 @@ def test_each_setting_is_measured_against_the_baseline_in_the_same_setting(tmp_p
     assert speedups["adpsgd, cluster=none"] == 1.0
 
 
+@pytest.mark.usefixtures("no_pictures")
+def test_settings_are_ranked_apart_and_each_has_its_sentence(tmp_path: Path) -> None:
+    for number, (strategy, cluster, epoch_s) in enumerate(
+        [("ddp", "slow", 8.0), ("ddp", "none", 1.0), ("adpsgd", "slow", 2.0), ("adpsgd", "none", 1.5)]
+    ):
+        write_run(tmp_path / str(number), strategy, epoch_s=epoch_s, overrides=[f"cluster={cluster}"])
+    found = page_of(tmp_path, out=tmp_path / "out")
+    names = ["adpsgd, cluster=slow", "ddp, cluster=slow", "ddp, cluster=none", "adpsgd, cluster=none"]
+    assert [row["strategy"].split(" against")[0].removesuffix(" baseline") for row in found.ranked()] == names
+    assert [row[""] for row in found.ranked()] == ["1", "2", "1", "2"]
+    assert "after 6.00 s: 4.00 times as fast as the baseline ddp, cluster=slow." in found.text
+    assert "ddp, cluster=none was the first to reach 90 % validation accuracy, after 3.00 s; it is the baseline." in found.text
+
+
 def test_labels_name_what_differs_and_no_more(tmp_path: Path) -> None:
     for number, lr in enumerate(("0.1", "0.2")):
         write_run(tmp_path / str(number), "adpsgd", overrides=[f"recipe.model.lr={lr}", "recipe.epochs=3", f"other.lr={lr}"])
@@ -411,6 +426,16 @@ def test_one_colour_a_strategy_in_every_figure_and_in_the_table(sweep: Path) -> 
     colours = {name: [patch.get_facecolor() for patch in patches] for name, patches in bars.items()}
     assert colours["steps"][2:] == [colours["waiting"][0]] * 2 + [colours["waiting"][1]] * 2
     assert colours["bytes"] == colours["waiting"]
+
+
+def test_settings_of_a_strategy_share_its_colour_unless_they_are_too_many(tmp_path: Path) -> None:
+    for number in range(5):
+        write_run(tmp_path / f"a{number}", "adpsgd", overrides=[f"lr={number}"])
+    looks = [(each.colour, each.dash) for each in group(runs.load([tmp_path])[0])]
+    assert looks == [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0)]
+    few = [write_run(tmp_path / f"d{number}", "ddp", overrides=[f"lr={number}"]) for number in range(2)]
+    looks = [(each.colour, each.dash) for each in group(runs.load([tmp_path / "a0", tmp_path / "a1", *few])[0])]
+    assert looks == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 @pytest.mark.parametrize(
