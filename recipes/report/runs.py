@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from lightning_gossip import ConfigurationError
 from recipes.record import METRICS, RECORD, RunRecord
 from recipes.summary import SUMMARY
+from recipes.sweep import FAILED
 
 ACCURACY, LOSS, WALL = "val_acc", "train_loss", "time/wall_s"
 _HYDRA = ".hydra"
@@ -135,7 +136,7 @@ def _read(folder: Path) -> Job | Unfinished:
         return Unfinished(folder, "", f"its overrides cannot be read: {error}")
     text = " ".join(overrides)
     if not (folder / SUMMARY).is_file():
-        return Unfinished(folder, text, f"no {SUMMARY}: failed, stopped or still running; {_progress(folder)}")
+        return Unfinished(folder, text, f"{_failure(folder)}; {_progress(folder)}")
     try:
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         record = RunRecord.load(folder)
@@ -185,6 +186,12 @@ def _recipe(folder: Path, config: dict[str, str]) -> str:
     if choices is not None and choices.get("recipe"):
         return str(choices["recipe"])
     return config.get("recipe.model._target_", "unknown").rpartition(".")[2]
+
+
+def _failure(folder: Path) -> str:
+    path = folder / FAILED
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return f"failed: {lines[0]}" if lines else f"no {SUMMARY}: stopped or still running"
 
 
 def _progress(folder: Path) -> str:
