@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_gossip import ConfigurationError
+from recipes.slow_network import limited
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TRANSFER = """
+import socket, threading, time
+listener = socket.create_server(("127.0.0.1", 0))
+def receive():
+    connection, _ = listener.accept()
+    while connection.recv(1 << 16):
+        pass
+    connection.sendall(b".")
+receiver = threading.Thread(target=receive)
+receiver.start()
+sender = socket.create_connection(listener.getsockname())
+started_s = time.monotonic()
+sender.sendall(bytes(2_500_000))
+sender.shutdown(socket.SHUT_WR)
+assert sender.recv(1) == b"."
+print(time.monotonic() - started_s)
+receiver.join()
+"""
+
+
+def slowly(rate: str, *command: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "recipes.slow_network", rate, *command]
+    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.processes
+def test_the_loopback_of_the_command_has_the_rate_and_that_of_the_machine_has_not() -> None:
+    try:
+        limited("20mbit", ["true"])
+    except ConfigurationError as error:
+        pytest.skip(str(error))
+    done = slowly("20mbit", sys.executable, "-c", TRANSFER)
+    assert done.returncode == 0, done.stderr
+    assert 0.7 < float(done.stdout) < 10  # 20 Mbit at 20 Mbit/s, less what the bucket lets pass at once
+    assert "tbf" not in subprocess.run(["tc", "qdisc", "show", "dev", "lo"], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("rate", ["fast", "100", "0mbit", "-1mbit", "1mbit; true"])
+def test_what_is_no_rate_is_refused_with_an_example(rate: str) -> None:
+    with pytest.raises(ConfigurationError, match="100mbit"):
+        limited(rate, ["true"])
+
+
+def test_a_missing_command_gets_one_clear_sentence() -> None:
+    done = slowly("1gbit")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("ConfigurationError: There is no command to run")
+
+
+def test_a_machine_without_the_tools_is_told_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ConfigurationError, match=r"unshare, ip, tc not found.*iproute2"):
+        limited("1gbit", ["true"])
+
+
+@pytest.mark.processes
+def test_the_exit_status_is_the_commands() -> None:
+    try:
+        limited("20mbit", ["true"])
+    except ConfigurationError as error:
+        pytest.skip(str(error))
+    assert slowly("1gbit", "sh", "-c", "exit 7").returncode == 7
