@@ -23,8 +23,7 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from omegaconf import DictConfig, OmegaConf
 from torch.multiprocessing.spawn import ProcessContext, start_processes
 
-# what takes long to import; not recipes.train, which a worker imports as its main module
-_PRELOAD = ("lightning.pytorch", "lightning_gossip", "torchvision", "sklearn.datasets", "matplotlib.figure", "hydra")
+_PRELOAD = ("recipes.job", "recipes.digits", "recipes.vision.data")  # what takes long to import
 _GRACE_S = 10.0  # for the other workers to end by themselves when one has failed
 
 

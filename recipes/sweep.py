@@ -47,25 +47,20 @@ def reason_of(folder: Path) -> str:
 class EndOfSweep(Callback):
     """Says at the end of a sweep where its results are and which jobs failed; if some did, the exit status is 1.
 
-    Args:
-        console: where to print; standard output if None.
+    Launchers send it to other machines with each job: it holds nothing.
     """
-
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console()
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Hydra's hook."""
+        console = Console()
         folder = Path(config.hydra.sweep.dir)
         jobs = sorted((path.parent for path in folder.glob("**/.hydra")), key=lambda job: (len(job.name), job.name))
         failed = [job for job in jobs if not (job / SUMMARY).exists()]
-        self._console.print(
-            f"\n{len(jobs) - len(failed)} of {len(jobs)} jobs finished, in [bold]{folder}[/bold]", soft_wrap=True
-        )
+        console.print(f"\n{len(jobs) - len(failed)} of {len(jobs)} jobs finished, in [bold]{folder}[/bold]", soft_wrap=True)
         for job in failed:
-            self._console.print(f"  job {job.name} failed: {reason_of(job)}", soft_wrap=True, markup=False)
+            console.print(f"  job {job.name} failed: {reason_of(job)}", soft_wrap=True, markup=False)
         if len(failed) < len(jobs):
-            self._console.print(f"One page about all of them: python -m recipes.report {folder}", soft_wrap=True, markup=False)
+            console.print(f"One page about all of them: python -m recipes.report {folder}", soft_wrap=True, markup=False)
         if failed:
             sys.exit(1)
 

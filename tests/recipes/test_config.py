@@ -19,8 +19,9 @@ from lightning_gossip import AdaptivePeriod, ConfigurationError, ConstantPeriod,
 from lightning_gossip.algorithm.graphs import TOPOLOGIES
 from lightning_gossip.callbacks import ClusterEmulator
 from lightning_gossip.strategies import STRATEGIES
+from recipes.job import run
 from recipes.tracking import environment_kept
-from recipes.train import CONF, run
+from recipes.train import CONF
 
 LIBRARY = Path(lightning_gossip.conf.__file__).parent
 FOLDERS = {LIBRARY: ("strategy", "topology", "schedule", "cluster"), CONF: ("recipe", "trainer", "logger")}

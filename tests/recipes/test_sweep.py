@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
+import pickle
 import signal
 import threading
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from lightning_gossip import ConfigurationError
@@ -110,29 +109,32 @@ def test_workers_find_their_rank_and_the_resolved_configuration(tmp_path: Path) 
     assert (told[0]["WORLD_SIZE"], told[0]["of"]) == ("2", 7)
 
 
-def finished_sweep(folder: Path, *, failed: bool) -> str:
+def finished_sweep(folder: Path, capsys: pytest.CaptureFixture[str], *, failed: bool) -> str:
     for job in ("0", "1", "10"):
         (folder / job / ".hydra").mkdir(parents=True)
         if not failed or job != "1":
             (folder / job / "summary.json").write_text("{}")
-    text = io.StringIO()
-    end = sweep.EndOfSweep(Console(file=text, width=200))
+    end = pickle.loads(pickle.dumps(sweep.EndOfSweep()))  # as a launcher sends it to another machine
     if failed:
         with pytest.raises(SystemExit, match="1"):
             end.on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(folder)}}}))
     else:
         end.on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(folder)}}}))
-    return text.getvalue()
+    return capsys.readouterr().out
 
 
-def test_the_end_of_a_sweep_counts_its_jobs_and_says_what_to_run_next(tmp_path: Path) -> None:
-    said = finished_sweep(tmp_path, failed=False)
+def test_the_end_of_a_sweep_counts_its_jobs_and_says_what_to_run_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = finished_sweep(tmp_path, capsys, failed=False)
     assert f"3 of 3 jobs finished, in {tmp_path}" in said
     assert f"python -m recipes.report {tmp_path}" in said
 
 
-def test_a_job_without_result_and_without_note_is_named_and_the_status_is_1(tmp_path: Path) -> None:
-    said = finished_sweep(tmp_path, failed=True)
+def test_a_job_without_result_and_without_note_is_named_and_the_status_is_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = finished_sweep(tmp_path, capsys, failed=True)
     assert "2 of 3 jobs finished" in said
     assert "job 1 failed: it did not come to its end" in said
 
@@ -160,3 +162,17 @@ def test_workers_that_somebody_else_has_started_are_noticed(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert started_from_outside() == outside
+
+
+@pytest.mark.processes
+def test_optunas_sweeper_maximizes_the_validation_accuracy_and_survives_a_failed_job(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    done = command(
+        *("--multirun", "hydra/sweeper=optuna", "hydra/sweeper/sampler=grid", "hydra.sweeper.direction=maximize"),
+        *("hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=1", "recipe.data.batch_size=choice(8,2000)"),
+        *("recipe=digits_mlp", "recipe.epochs=1", "logger=none", f"hydra.sweep.dir={tmp_path}"),
+    )
+    assert "1 of 2 jobs finished" in done.stdout, done.stderr
+    best = OmegaConf.load(tmp_path / "optimization_results.yaml")
+    assert best.best_params == {"recipe.data.batch_size": 8}
+    assert best.best_value > 0.3

@@ -14,8 +14,9 @@ from lightning.pytorch.strategies import DDPStrategy
 from omegaconf import MissingMandatoryValue
 
 from lightning_gossip import ConfigurationError
+from recipes.job import run
 from recipes.tracking import environment_kept
-from recipes.train import CONF, run
+from recipes.train import CONF
 from recipes.vision.classifier import Classifier
 from tests.recipes.test_config import composed
 from tests.recipes.test_train import command
