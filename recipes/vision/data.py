@@ -1,7 +1,8 @@
 """ImageNet, CIFAR-10 and MNIST as LightningDataModules, from a folder that the user names.
 
 The folder is checked when the module is made, before any worker starts (``formats.py``); the data sets are opened in ``setup``,
-in each worker. Where the number of images to evaluate is not a multiple of the number of workers, Lightning's sampler repeats
+in each worker. Images are bytes until they are on the device that trains, a quarter of what they are as numbers; there they are
+normalised. Where the number of images to evaluate is not a multiple of the number of workers, Lightning's sampler repeats
 some, and the accuracy counts them twice: at most one image a worker.
 """
 
@@ -10,10 +11,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import CIFAR10, MNIST  # type: ignore[import-untyped]
 from torchvision.transforms import v2  # type: ignore[import-untyped]
@@ -21,34 +23,37 @@ from typing_extensions import override
 
 from lightning_gossip import ConfigurationError
 from recipes.vision.formats import CIFAR_META, CIFAR_TEST, CIFAR_TRAIN, check_cifar10, check_imagenet, check_mnist
-from recipes.vision.images import CheckedImageFolder, Corrupt
+from recipes.vision.images import CheckedImageFolder, Corrupt, EncodedImageFolder, collate
 
 # mean and standard deviation of the training images' channels, 0 … 1
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # torchvision's
 _CIFAR = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 _MNIST = (0.1307,), (0.3081,)
 
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 Transform = Callable[[Any], Any]
 
 log = logging.getLogger(__name__)
 
 
 class ImageData(LightningDataModule):
-    """What the three have in common: their loaders.
+    """What the three have in common: their loaders, and what happens on the device.
 
     Args:
+        statistics: mean and standard deviation of each channel, for values in [0, 1].
         batch_size: images a worker takes in one step.
         num_workers: processes that load for one worker; 0 to load in the training process.
         prefetch: batches that each of them holds ready.
     """
 
-    def __init__(self, *, batch_size: int, num_workers: int, prefetch: int) -> None:
+    def __init__(self, statistics: Statistics, *, batch_size: int, num_workers: int, prefetch: int) -> None:
         super().__init__()
         if batch_size < 1 or num_workers < 0 or prefetch < 1:
             raise ConfigurationError(
                 f"batch_size={batch_size!r}, num_workers={num_workers!r}, prefetch={prefetch!r}: batch_size and prefetch are at"
                 " least 1, num_workers at least 0."
             )
+        self.normalise = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(*statistics)])
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.prefetch = prefetch
@@ -68,6 +73,11 @@ class ImageData(LightningDataModule):
     def test_dataloader(self) -> DataLoader[Any]:
         return self._loader(self.test)
 
+    @override
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> tuple[Tensor, Tensor]:
+        images, labels = batch
+        return self.normalise(images), labels
+
     def _loader(self, data: Dataset[Any] | None, shuffle: bool = False) -> DataLoader[Any]:
         assert data is not None, "setup() has not been called"
         return DataLoader(
@@ -78,6 +88,7 @@ class ImageData(LightningDataModule):
             prefetch_factor=self.prefetch if self.num_workers else None,
             persistent_workers=self.num_workers > 0,
             pin_memory=torch.cuda.is_available(),
+            collate_fn=collate if isinstance(data, EncodedImageFolder) else None,
         )
 
 
@@ -89,6 +100,8 @@ class ImageNetData(ImageData):
         classes: that the model tells apart; as many as there are folders.
         image_size: pixels of a side that the network sees.
         corrupt: what becomes of an image that cannot be decoded; see :class:`CheckedImageFolder`.
+        decode: ``"loader"``: by the loader's processes; ``"device"``: by the device that trains, a batch at a time. The latter
+            is for machines with too few CPU cores for their GPUs.
         batch_size, num_workers, prefetch: see :class:`ImageData`.
     """
 
@@ -99,26 +112,39 @@ class ImageNetData(ImageData):
         classes: int = 1000,
         image_size: int = 224,
         corrupt: Corrupt = "skip",
+        decode: Literal["loader", "device"] = "loader",
         batch_size: int = 256,
         num_workers: int = 8,
         prefetch: int = 2,
     ) -> None:
-        super().__init__(batch_size=batch_size, num_workers=num_workers, prefetch=prefetch)
+        super().__init__(_IMAGENET, batch_size=batch_size, num_workers=num_workers, prefetch=prefetch)
         if corrupt not in ("skip", "fatal"):
             raise ConfigurationError(f"corrupt={corrupt!r} is neither 'skip' nor 'fatal'.")
+        if decode not in ("loader", "device"):
+            raise ConfigurationError(f"decode={decode!r} is neither 'loader' nor 'device'.")
         self.root = check_imagenet(root, classes)
         self.image_size = image_size
         self.corrupt = corrupt
+        self.folder = EncodedImageFolder if decode == "device" else CheckedImageFolder
 
     @override
     def setup(self, stage: str) -> None:
         if self.train is not None:
             return
         size = self.image_size
-        train = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
-        evaluation = [v2.Resize(round(size / 0.875), antialias=True), v2.CenterCrop(size)]  # 256 for 224
-        self.train = CheckedImageFolder(self.root / "train", _transform(train, _IMAGENET), self.corrupt)
-        self.validation = self.test = CheckedImageFolder(self.root / "val", _transform(evaluation, _IMAGENET), self.corrupt)
+        train = v2.Compose([v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()])
+        evaluation = v2.Compose([v2.Resize(round(size / 0.875), antialias=True), v2.CenterCrop(size)])  # 256 for 224
+        self.train = self.folder(self.root / "train", train, self.corrupt)
+        self.validation = self.test = self.folder(self.root / "val", evaluation, self.corrupt)
+
+    @override
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        if self.folder is not EncodedImageFolder:
+            return super().transfer_batch_to_device(batch, device, dataloader_idx)
+        trains = self.trainer is not None and self.trainer.training
+        folder = self.train if trains else self.validation
+        assert isinstance(folder, EncodedImageFolder)
+        return folder.decode(batch, device)
 
     @override
     def teardown(self, stage: str) -> None:
@@ -146,7 +172,7 @@ class CifarData(ImageData):
         num_workers: int = 2,
         prefetch: int = 2,
     ) -> None:
-        super().__init__(batch_size=batch_size, num_workers=num_workers, prefetch=prefetch)
+        super().__init__(_CIFAR, batch_size=batch_size, num_workers=num_workers, prefetch=prefetch)
         self.root, images = check_cifar10(root)
         self.parts = _split(images, validation_images)
 
@@ -154,8 +180,8 @@ class CifarData(ImageData):
     def setup(self, stage: str) -> None:
         if self.train is not None:
             return
-        plain = _transform([], _CIFAR)
-        augmented = _transform([v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip()], _CIFAR)
+        plain = v2.PILToTensor()
+        augmented = v2.Compose([plain, v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip()])
         images = _CifarFiles(self.root, train=True)
         self.train = Part(images, self.parts[0], augmented)
         self.validation = Part(images, self.parts[1], plain)
@@ -180,7 +206,7 @@ class MnistData(ImageData):
         num_workers: int = 0,
         prefetch: int = 2,
     ) -> None:
-        super().__init__(batch_size=batch_size, num_workers=num_workers, prefetch=prefetch)
+        super().__init__(_MNIST, batch_size=batch_size, num_workers=num_workers, prefetch=prefetch)
         self.root, images = check_mnist(root)
         self.parts = _split(images, validation_images)
 
@@ -188,7 +214,7 @@ class MnistData(ImageData):
     def setup(self, stage: str) -> None:
         if self.train is not None:
             return
-        plain = _transform([], _MNIST)
+        plain = v2.PILToTensor()
         images = MNIST(self.root, train=True)
         self.train = Part(images, self.parts[0], plain)
         self.validation = Part(images, self.parts[1], plain)
@@ -224,15 +250,6 @@ class _CifarFiles(CIFAR10):  # type: ignore[misc]
     train_list: ClassVar = [[name, None] for name in CIFAR_TRAIN]
     test_list: ClassVar = [[CIFAR_TEST, None]]
     meta: ClassVar = {"filename": CIFAR_META, "key": "label_names", "md5": None}
-
-
-def _transform(geometry: list[Any], statistics: tuple[tuple[float, ...], tuple[float, ...]]) -> Transform:
-    """PIL image to normalised float32, channels × height × width; the geometry is done on bytes, which is faster."""
-    mean, std = statistics
-    transform: Transform = v2.Compose(
-        [v2.ToImage(), *geometry, v2.ToDtype(torch.float32, scale=True), v2.ToPureTensor(), v2.Normalize(mean, std)]
-    )
-    return transform
 
 
 def _split(images: int, validation: int) -> tuple[list[int], list[int]]:

@@ -1,4 +1,4 @@
-"""A folder of images in which some may be corrupt.
+"""A folder of images in which some may be corrupt, decoded by the loader's processes or, on a GPU, by the device.
 
 An image that cannot be *decoded* is corrupt: it is named in the log, counted, and replaced or fatal. A file that cannot be
 *read* (no permission, too many open files, a lost mount) is another matter and always raises.
@@ -10,18 +10,23 @@ import logging
 import struct
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from PIL import Image
+from torch import Tensor
 from torchvision.datasets import ImageFolder  # type: ignore[import-untyped]
+from torchvision.io import ImageReadMode, decode_image, decode_jpeg  # type: ignore[import-untyped]
+from torchvision.transforms.v2.functional import pil_to_tensor  # type: ignore[import-untyped]
 from typing_extensions import override
 
 from lightning_gossip import ConfigurationError
 
 Corrupt = Literal["skip", "fatal"]
+Encoded = tuple[list[int], list[Tensor], Tensor]  # index of each image, bytes of its file, its class
 
 # more corrupt images in a row than this are no accident
 _TRIES = 100
@@ -39,7 +44,7 @@ class CheckedImageFolder(ImageFolder):  # type: ignore[misc]
 
     Args:
         root: has one folder a class.
-        transform: PIL image, RGB, to tensor.
+        transform: of an image: bytes, 3 × height × width.
         corrupt: ``"skip"`` or ``"fatal"``.
     """
 
@@ -57,6 +62,11 @@ class CheckedImageFolder(ImageFolder):  # type: ignore[misc]
 
     @override
     def __getitem__(self, index: int) -> tuple[Any, int]:
+        image, label = self.decoded(index)
+        return self.transform(image), label
+
+    def decoded(self, index: int) -> tuple[Tensor, int]:
+        """The image, bytes, 3 × height × width, and its class; those of the next one where it is corrupt."""
         if not 0 <= index < len(self.samples):
             raise IndexError(index)  # it ends an iteration over the data set
         for offset in range(min(len(self.samples), _TRIES)):
@@ -66,11 +76,9 @@ class CheckedImageFolder(ImageFolder):  # type: ignore[misc]
             path, label = self.samples[candidate]
             encoded = Path(path).read_bytes()
             try:
-                image = Image.open(BytesIO(encoded)).convert("RGB")
+                return _decode(encoded), label
             except _UNDECODABLE as error:
                 self._note(candidate, error)
-                continue
-            return self.transform(image), label
         raise ConfigurationError(
             f"{min(len(self.samples), _TRIES)} images in a row cannot be decoded, from {self.samples[index][0]} on. Something"
             " is wrong with the whole folder: copy it again."
@@ -90,3 +98,51 @@ class CheckedImageFolder(ImageFolder):  # type: ignore[misc]
             error,
             int(self._found.sum()),
         )
+
+
+class EncodedImageFolder(CheckedImageFolder):
+    """The same images as bytes of their files, to be decoded by the device that trains (:meth:`decode`)."""
+
+    @override
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        path, label = self.samples[index]
+        return (index, _bytes(Path(path).read_bytes())), label
+
+    def decode(self, batch: Encoded, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Decode and transform a batch of :func:`collate`.
+
+        JPEG only, and colours only, is what a GPU decodes; everything else is decoded here as the loader would, so that
+        corrupt images are found and replaced in the same way.
+
+        Returns:
+            Images, batch × 3 × height × width, and their classes, on the device.
+        """
+        indices, files, labels = batch
+        classes = labels.tolist()
+        try:
+            images = decode_jpeg(files, mode=ImageReadMode.RGB, device=device)
+        except RuntimeError:  # one of them
+            images = []
+            for position, index in enumerate(indices):
+                image, classes[position] = self.decoded(index)
+                images.append(image.to(device))
+        return torch.stack([self.transform(image) for image in images]), torch.tensor(classes, device=device)
+
+
+def collate(items: list[tuple[tuple[int, Tensor], int]]) -> Encoded:
+    """A batch of an :class:`EncodedImageFolder`."""
+    return [index for (index, _), _ in items], [file for (_, file), _ in items], torch.tensor([label for _, label in items])
+
+
+def _decode(encoded: bytes) -> Tensor:
+    """Bytes, 3 × height × width. torchvision's decoder is the faster one; Pillow reads more, or says why it cannot."""
+    with suppress(RuntimeError):
+        image: Tensor = decode_image(_bytes(encoded), ImageReadMode.RGB)
+        if image.dtype == torch.uint8 and image.dim() == 3:  # and not 16 bits, or a film
+            return image
+    pixels: Tensor = pil_to_tensor(Image.open(BytesIO(encoded)).convert("RGB"))
+    return pixels
+
+
+def _bytes(encoded: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(encoded or b"\0"), dtype=torch.uint8)  # which takes no empty buffer

@@ -3,10 +3,13 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from lightning_gossip import ConfigurationError
+from recipes.vision.data import ImageNetData
 from tests.recipes.vision import generated
 from tests.recipes.vision.test_data import imagenet
 
@@ -76,6 +79,44 @@ def test_a_file_that_cannot_be_read_is_not_taken_for_a_corrupt_image(tmp_path: P
     image(tmp_path, 1).unlink()
     with pytest.raises(FileNotFoundError):
         data.train[1]
+
+
+# -- decoded by the device: on the CPU too, a batch at a time ------------------------------------------------------------
+
+
+def on_device(data: ImageNetData) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [data.transfer_batch_to_device(batch, torch.device("cpu"), 0) for batch in data.val_dataloader()]
+
+
+def test_the_device_decodes_the_same_images(tmp_path: Path) -> None:
+    generated.imagenet(tmp_path)
+    Image.new("RGBA", (80, 90)).save(image(tmp_path, 1, part="val", label=1), "PNG")  # which is no JPEG: not by the device
+    expected = list(imagenet(tmp_path).val_dataloader())
+    for (images, labels), (same, classes) in zip(on_device(imagenet(tmp_path, decode="device")), expected, strict=True):
+        assert images.equal(same)
+        assert labels.equal(classes)
+
+
+def test_a_corrupt_image_is_replaced_or_fatal_where_the_device_decodes_too(tmp_path: Path) -> None:
+    bad = truncated(image(generated.imagenet(tmp_path), 1, part="val"))
+    data = imagenet(tmp_path, decode="device")
+    (images, labels), *rest = on_device(data)
+    assert (images.shape, labels.tolist(), rest) == ((6, 3, 64, 64), [0, 1, 1, 1, 2, 2], [])
+    assert data.validation.corrupt_images == [str(bad)]
+    with pytest.raises(ConfigurationError, match=f"corrupt image {bad}"):
+        on_device(imagenet(tmp_path, decode="device", corrupt="fatal"))
+
+
+def test_sixteen_bits_and_films_are_read_by_pillow(tmp_path: Path) -> None:
+    generated.imagenet(tmp_path)
+    Image.fromarray(np.full((80, 90), 40_000, dtype=np.uint16)).save(image(tmp_path, 0), "PNG")
+    film = [Image.new("P", (90, 80), color) for color in (1, 2)]
+    film[0].save(image(tmp_path, 1), "GIF", save_all=True, append_images=film[1:])
+    folder = imagenet(tmp_path).train
+    assert {(folder.decoded(index)[0].shape, folder.decoded(index)[0].dtype) for index in (0, 1)} == {
+        ((3, 80, 90), torch.uint8)
+    }
+    assert folder.corrupt_images == []
 
 
 def test_a_corrupt_image_in_the_middle_of_the_log_has_a_level_that_is_shown(

@@ -29,12 +29,12 @@ def test_imagenets_folders_give_images_of_one_size_and_their_classes_in_alphabet
     data = imagenet(generated.imagenet(tmp_path))
     batches = list(data.train_dataloader())
     assert [images.shape for images, _ in batches] == [(6, 3, 64, 64)] * 2
-    assert {images.dtype for images, _ in batches} == {torch.float32}
+    assert {images.dtype for images, _ in batches} == {torch.uint8}
     assert torch.cat([labels for _, labels in batches]).bincount().tolist() == [4, 4, 4]
     for i, (image, label) in enumerate(data.test):
         assert image.shape == (3, 64, 64)
         if i % 2 == 0:  # the others are grey
-            assert image.mean((1, 2)).argmax() == label
+            assert image.sum((1, 2)).argmax() == label
     assert i == 5
 
 
@@ -50,11 +50,20 @@ def test_cifars_files_give_the_pixels_that_were_written(tmp_path: Path) -> None:
     assert (len(data.train), len(data.validation), len(data.test)) == (32, 8, 16)
     written = pickle.loads((tmp_path / "cifar-10-batches-py" / "test_batch").read_bytes(), encoding="latin1")
     images, labels = next(iter(data.test_dataloader()))
-    mean, std = torch.tensor([0.4914, 0.4822, 0.4465]), torch.tensor([0.2470, 0.2435, 0.2616])
-    pixels = ((images * std[:, None, None] + mean[:, None, None]) * 255).round().to(torch.uint8)
-    assert np.array_equal(pixels.numpy().reshape(8, 3072), written["data"][:8])
+    assert np.array_equal(images.numpy().reshape(8, 3072), written["data"][:8])
     assert labels.tolist() == written["labels"][:8]
     assert next(iter(data.train_dataloader()))[0].shape == (8, 3, 32, 32)
+
+
+def test_images_are_bytes_until_they_are_normalised_on_the_device(tmp_path: Path) -> None:
+    data = CifarData(root=generated.cifar10(tmp_path), validation_images=8, batch_size=8, num_workers=0)
+    data.setup("fit")
+    images, labels = next(iter(data.test_dataloader()))
+    assert images.dtype == torch.uint8
+    mean, std = torch.tensor([0.4914, 0.4822, 0.4465]), torch.tensor([0.2470, 0.2435, 0.2616])
+    normalised, same = data.on_after_batch_transfer([images, labels], 0)
+    torch.testing.assert_close(normalised, (images.float() / 255 - mean[:, None, None]) / std[:, None, None])
+    assert same is labels
 
 
 def test_cifars_validation_images_are_none_of_the_training_images_and_the_same_in_every_run(tmp_path: Path) -> None:
@@ -71,7 +80,7 @@ def test_mnists_files_give_the_pixels_that_were_written(tmp_path: Path) -> None:
     for part in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
         images, labels = next(iter(part))
         assert images.shape == (8, 1, 28, 28)
-        assert torch.equal(images.mean((1, 3)).argmax(1), 2 * labels + 4)
+        assert torch.equal(images.sum((1, 3)).argmax(1), 2 * labels + 4)
 
 
 def test_that_cifars_files_are_not_the_published_ones_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

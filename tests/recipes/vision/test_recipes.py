@@ -98,7 +98,7 @@ def test_two_workers_train_two_short_epochs(recipe: str, strategy: str, tmp_path
 @pytest.mark.processes
 def test_the_command_skips_a_corrupt_image_and_leaves_a_checkpoint_that_plain_lightning_loads(tmp_path: Path) -> None:
     bad = truncated(image(generated.imagenet(tmp_path / "data"), 1))
-    done = command(*on_folders(tmp_path), "recipe.data.corrupt=skip")
+    done = command(*on_folders(tmp_path), "recipe.data.corrupt=skip", "recipe.data.decode=device")
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert sum(worker["samples"] for worker in summary["workers"]) == 2 * 12
