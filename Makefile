@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-slow lint bench clean
 
 demo: $(STAMP)
 	$(BIN)/python -m recipes.train
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -20,6 +23,7 @@ lint: $(STAMP)
 bench: $(STAMP) $(VENV)/.bench
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.straggler
+	$(BIN)/python -m benchmarks.input
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -75,12 +76,15 @@ def _fit(recipe: str, strategy: str, root: Path) -> tuple[int, dict[str, float]]
     return trainer.current_epoch, metrics
 
 
-# Each strategy and each kind of data; all 21 pairs take minutes.
-PAIRS = [
+# each strategy and each kind of data; the others take minutes
+QUICK = [
     ("imagenet_resnet50", "adpsgd"),
     ("cifar10_vgg16", "ddp"),
     ("cifar10_resnet20", "adaptive_averaging"),
     ("mnist_mlp", "adpsgd"),
+]
+PAIRS = [
+    pytest.param(*pair, marks=[] if pair in QUICK else pytest.mark.slow) for pair in itertools.product(SMALL, STRATEGIES)
 ]
 
 
