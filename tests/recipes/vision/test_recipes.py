@@ -83,9 +83,7 @@ QUICK = [
     ("cifar10_resnet20", "adaptive_averaging"),
     ("mnist_mlp", "adpsgd"),
 ]
-PAIRS = [
-    pytest.param(*pair, marks=[] if pair in QUICK else pytest.mark.slow) for pair in itertools.product(SMALL, STRATEGIES)
-]
+PAIRS = [pytest.param(*pair, marks=[] if pair in QUICK else pytest.mark.slow) for pair in itertools.product(SMALL, STRATEGIES)]
 
 
 @pytest.mark.processes
