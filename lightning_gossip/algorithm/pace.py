@@ -1,0 +1,51 @@
+"""How often a worker starts exchanges.
+
+AD-PSGD (Lian et al. 2018, arXiv 1710.06952) averages once in a step. Whose step? A slow worker that started one exchange in a
+step of its own would mix less than everybody else, so the pace is its neighbourhood's.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+
+class Pace:
+    """When the next exchange is due: one start per step time of the neighbourhood, over the rate.
+
+    A slow worker so mixes at its neighbours' pace. The lower median of the known step times, so that in a pair the faster one
+    sets the pace; while none is known, one exchange a session and no more. Reads no clock and takes no lock.
+
+    Attributes:
+        own_step_s: seconds a step of this worker, 0 if not known.
+        peer_step_s: seconds a step of the neighbours that are known.
+    """
+
+    def __init__(self) -> None:
+        self.own_step_s = 0.0
+        self.peer_step_s: dict[int, float] = {}
+        self._started_s: float | None = None  # start of the last exchange that this worker began in this session
+        self._not_before_s = 0.0  # after a refusal
+
+    def begin_session(self) -> None:
+        """The first exchange of a session is due at once."""
+        self._started_s = None
+        self._not_before_s = 0.0
+
+    def start(self, at_s: float) -> None:
+        """An exchange has been started."""
+        self._started_s = at_s
+
+    def draw_again(self, at_s: float) -> None:
+        """It was refused: the start that it was for is still due, but not before ``at_s``."""
+        self._started_s = None
+        self._not_before_s = at_s
+
+    def next_start_s(self, rate: float) -> float:
+        """When to start the next exchange, given the exchanges to start in a step of the neighbourhood."""
+        paced_s = 0.0 if self._started_s is None else self._started_s + self._interval_s(rate)
+        return max(paced_s, self._not_before_s)
+
+    def _interval_s(self, rate: float) -> float:
+        known = [step_s for step_s in (self.own_step_s, *self.peer_step_s.values()) if step_s > 0]
+        return statistics.median_low(known) / rate if known and rate > 0 else math.inf
