@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "lightning_gossip"
 ALLOWED = {
     "errors": set(),
     "algorithm": {"errors"},
+    "simulation": {"errors", "algorithm"},
     "transport": {"errors"},
     "runtime": {"errors", "algorithm", "transport"},
     "strategies": {"errors", "algorithm", "transport", "runtime"},

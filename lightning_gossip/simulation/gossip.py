@@ -1,0 +1,289 @@
+"""One worker of AD-PSGD under virtual time.
+
+Each worker is three processes, as it is three threads in the runtime: one trains, one starts exchanges at its pace if the
+worker initiates, one answers. Replica, partner choice, pace and the claim rule are the runtime's own. What a real exchange does
+chunk by chunk is done here in one piece: both ends copy their published model when they know that the exchange is on, and merge
+the half-difference when the other one's has come:
+
+| at | caller i | responder j |
+|---|---|---|
+| t | draws j, asks | |
+| t + ℓ | | free: accepts, copies y_j, sends it |
+| t + 2ℓ | copies y_i, sends it | |
+| t + 2ℓ + B/b | y_j has come: merges | |
+| t + 3ℓ + B/b | | y_i has come: merges |
+
+A responder that is in an exchange lets the caller wait; one that is calling (symmetric roles) refuses.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections import deque
+from typing import TYPE_CHECKING
+
+import simpy
+import torch
+from simpy.events import Event
+from torch import Tensor
+
+from lightning_gossip.algorithm.pace import Pace
+from lightning_gossip.algorithm.partner import PartnerPicker
+from lightning_gossip.algorithm.replica import Replica, half_difference
+from lightning_gossip.simulation.network import then
+from lightning_gossip.simulation.run import Process
+
+if TYPE_CHECKING:
+    from lightning_gossip.simulation.adpsgd import Gossip
+
+STEP_WINDOW = 9  # steps whose median is a worker's step time, as in the runtime
+_BACKOFF_S = (0.0005, 0.05)  # after a refusal, as in the runtime
+
+
+class Swap:
+    """Both ends' copies on their way, and when they arrive."""
+
+    def __init__(self, environment: simpy.Environment) -> None:
+        self.to_caller: Event | None = None
+        self.to_responder = environment.event()  # the caller's copy leaves later than the responder waits for it
+        self.copies: dict[int, Tensor] = {}  # by sender
+
+
+class Worker:
+    """One worker: its replica, its pace, its three processes."""
+
+    def __init__(self, gossip: Gossip, rank: int, picker: PartnerPicker, exchanges_per_step: float) -> None:
+        self.rank = rank
+        self.busy = False
+        self.failed = False
+        self._gossip = gossip
+        self._run = gossip.run
+        self._environment = gossip.run.environment
+        self._picker = picker
+        self._rate = exchanges_per_step * picker.start_share
+        self._pace = Pace()
+        self._steps_s: deque[float] = deque(maxlen=STEP_WINDOW)
+        self._step_s: float | None = None  # measured: median of the last few
+        self._backoff = random.Random(f"{gossip.run.seed}/{rank}")
+        self._inbox: deque[tuple[Worker, float, Event]] = deque()  # who asks, its step time, where the answer goes
+        self._mail: Event | None = None
+        self._news: Event | None = None  # what the caller waits for: something that may make an exchange due
+        self._partner: tuple[Worker, simpy.Process] | None = None  # in an exchange with, and the partner's process in it
+        self._processes: list[simpy.Process] = []
+        vectors = iter((gossip.published[rank], gossip.merges[rank]))
+        self.replica = Replica(
+            [self._run.models.rows[rank]], dtype=gossip.published.dtype, host_vector=lambda *_: next(vectors)
+        )
+
+    def start(self) -> None:
+        """Begin the processes."""
+        process = self._environment.process
+        self._processes = [process(self._guarded(self._train()))]
+        if self._picker.answers:
+            self._processes.append(process(self._guarded(self._listen())))
+        if self._picker.initiates and self._rate > 0.0:
+            self._processes.append(process(self._guarded(self._call())))
+
+    def open(self) -> None:
+        """A session begins: publish, and exchanges may be due."""
+        self.replica.push_pull([self._run.models.rows[self.rank]])
+        self._pace.begin_session()
+        self._notify()
+
+    def fail(self) -> None:
+        """Stop for good."""
+        run, now_s = self._run, self._environment.now
+        if run.ended is not None:
+            return
+        self.failed, self.busy = True, False
+        run.record.accounts[self.rank].failed_s = now_s
+        run.record.event(now_s, "fail", self.rank)
+        run.living.remove(self.rank)
+        run.models.forget(self.rank)
+        self._gossip.session.lost(self.rank)
+        for process in self._processes:
+            if process.is_alive:
+                process.interrupt("failed")
+        if self._partner is not None and self._partner[1].is_alive:
+            self._partner[1].interrupt("partner failed")
+        for _, _, answer in self._inbox:
+            answer.succeed(None)
+        self._inbox.clear()
+        self._gossip.note_end_of_exchange()
+        self._gossip.meeting.check()
+        if not run.living:
+            run.finish("stalled")
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    def _train(self) -> Process:
+        run, rank, environment = self._run, self.rank, self._environment
+        models, compute_times, x = run.models, run.compute_times[rank], [run.models.rows[rank]]
+        while True:
+            session = self._gossip.session
+            while (task := session.next(rank, self._step_s)) is not None:
+                began_s = environment.now
+                models.begin(rank, task.batch)
+                yield environment.timeout(compute_times.next_s())
+                models.step(rank, run.lr)
+                run.record.stale(rank, self.replica.push_pull(x))
+                run.record.compute(rank, began_s, environment.now)
+                run.record.event(environment.now, "step", rank)
+                session.stepped(rank)
+                run.count_step(rank, task.size)
+                self._note_step(environment.now - began_s)
+                run.evaluate_if_due()
+            came_s = environment.now
+            yield self._gossip.meeting.arrive(rank)
+            run.record.wait(rank, came_s, environment.now)
+
+    def _note_step(self, step_s: float) -> None:
+        self._steps_s.append(step_s)
+        median_s = statistics.median(self._steps_s)
+        self._step_s = median_s
+        if median_s != self._pace.own_step_s:
+            self._pace.own_step_s = median_s
+            self._notify()
+
+    # -- starting exchanges ------------------------------------------------------------------------------------------
+
+    def _call(self) -> Process:
+        environment, network, record = self._environment, self._run.network, self._run.record
+        refusals = 0
+        while True:
+            yield from self._due()
+            self.busy = True
+            self._pace.start(environment.now)
+            peer = self._gossip.workers[self._picker.pick()]
+            record.event(environment.now, "request", self.rank, peer.rank)
+            answer = environment.event()
+            step_s = self._pace.own_step_s
+            yield network.message(self.rank, peer.rank)
+            peer.ask(self, step_s, answer)
+            swap = yield answer
+            if isinstance(swap, Swap):
+                refusals = 0
+                yield from self._exchange(peer, swap, calling=True)
+            else:
+                record.event(environment.now, "refused", self.rank, peer.rank)
+                record.accounts[self.rank].refused += 1
+                refusals += 1
+                ceiling_s = min(_BACKOFF_S[0] * 2.0 ** min(refusals, 60), _BACKOFF_S[1])
+                self._pace.draw_again(environment.now + self._backoff.uniform(0.0, ceiling_s))
+                self._free()
+
+    def _due(self) -> Process:
+        """Wait until the next exchange is due."""
+        environment = self._environment
+        while True:
+            due_s = self._pace.next_start_s(self._rate) if self._gossip.is_open and not self.busy else math.inf
+            if due_s <= environment.now:
+                return
+            news = self._news = environment.event()
+            if due_s < math.inf:
+                then(environment.timeout(due_s - environment.now), _succeed, news)
+            yield news
+
+    def _notify(self) -> None:
+        """Something has changed that may make an exchange due."""
+        if self._news is not None:
+            _succeed(self._news)
+
+    # -- answering ---------------------------------------------------------------------------------------------------
+
+    def ask(self, caller: Worker, step_s: float, answer: Event) -> None:
+        """A request has come; the answer is a swap, or None for a refusal."""
+        if self.failed:
+            answer.succeed(None)
+            return
+        self._inbox.append((caller, step_s, answer))
+        if self._mail is not None:
+            self._mail.succeed()
+            self._mail = None
+
+    def _listen(self) -> Process:
+        environment = self._environment
+        while True:
+            while not self._inbox:
+                self._mail = environment.event()
+                yield self._mail
+            caller, step_s, answer = self._inbox.popleft()
+            swap = None
+            if self._gossip.is_open and not self.busy and not caller.failed:
+                self.busy = True
+                swap = Swap(environment)
+                self._run.record.event(environment.now, "accept", self.rank, caller.rank)
+            self._note_peer(caller.rank, step_s)
+            own_step_s = self._pace.own_step_s
+            arrival = self._run.network.message(self.rank, caller.rank)
+            then(arrival, self._answered, caller, own_step_s, answer, swap)
+            if swap is not None:
+                yield from self._exchange(caller, swap, calling=False)
+
+    def _answered(self, caller: Worker, step_s: float, answer: Event, swap: Swap | None) -> None:
+        """The answer has reached the caller."""
+        if not caller.failed:
+            caller._note_peer(self.rank, step_s)
+            answer.succeed(None if self.failed else swap)
+
+    def _note_peer(self, peer: int, step_s: float) -> None:
+        if step_s > 0.0 and self._pace.peer_step_s.get(peer) != step_s:
+            self._pace.peer_step_s[peer] = step_s
+            self._notify()
+
+    # -- exchanging --------------------------------------------------------------------------------------------------
+
+    def _exchange(self, peer: Worker, swap: Swap, *, calling: bool) -> Process:
+        """Average with a peer that runs the same; this worker is busy when it begins and free when it ends."""
+        environment, run = self._environment, self._run
+        began_s, whole = environment.now, slice(0, self.replica.numel)
+        process = environment.active_process
+        assert process is not None
+        peer._partner = (self, process)
+        try:
+            run.record.event(began_s, "snapshot", self.rank, peer.rank)
+            mine = torch.empty(self.replica.numel, dtype=self.replica.dtype) if self.replica.numel else self.replica.published
+            if self.replica.numel:
+                self.replica.snapshot(whole, mine)
+            swap.copies[self.rank] = mine
+            transfer = run.network.transfer(self.rank, peer.rank, run.nbytes)
+            if calling:
+                then(transfer, swap.to_responder.succeed)
+                assert swap.to_caller is not None
+                yield swap.to_caller
+            else:
+                swap.to_caller = transfer
+                yield swap.to_responder
+            if self.replica.numel:
+                self.replica.merge(whole, half_difference(mine, swap.copies[peer.rank].clone()))
+            self.replica.exchange_done()
+            run.record.event(environment.now, "merge", self.rank, peer.rank)
+            run.record.exchange(self.rank, began_s, environment.now, peer.rank, run.nbytes)
+        except simpy.Interrupt:
+            if self.failed:
+                raise
+            run.record.event(environment.now, "lost", self.rank, peer.rank)
+        if peer._partner is not None and peer._partner[0] is self:
+            peer._partner = None
+        self._free()
+
+    def _free(self) -> None:
+        self.busy = False
+        self._notify()
+        self._gossip.note_end_of_exchange()
+
+    def _guarded(self, process: Process) -> Process:
+        """A process that ends when the worker fails."""
+        try:
+            yield from process
+        except simpy.Interrupt:
+            if not self.failed:
+                raise
+
+
+def _succeed(event: Event) -> None:
+    """Trigger an event that may have been triggered before."""
+    if not event.triggered:
+        event.succeed()

@@ -1,0 +1,250 @@
+"""How long a step computes: laws of the compute time, one stream of it a worker.
+
+A law has a mean and draws blocks of times from a generator that it is given, so the same seed gives the same times to the
+bit, and a worker's times do not depend on the others'.
+"""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_gossip.algorithm.checks import check_integer, is_finite
+from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.simulation.checks import check_not_negative, check_positive
+
+FloatArray = npt.NDArray[np.float64]
+
+_BLOCK = 128  # draws at once: a call of numpy costs as much as a hundred draws
+
+
+def _check_share(name: str, value: object) -> None:
+    check_not_negative(name, value)
+    if value > 1.0:  # type: ignore[operator]
+        raise ConfigurationError(f"{name}={value!r} is not in [0, 1]: steps would take negative time.")
+
+
+class Law(ABC):
+    """A law of the time, in seconds, that one step computes."""
+
+    @abstractmethod
+    def draw(self, generator: np.random.Generator, count: int, start: int) -> FloatArray:
+        """The next times.
+
+        Args:
+            generator: of the worker; its state advances.
+            count: how many.
+            start: how many were drawn before.
+
+        Returns:
+            Seconds, shape (count,).
+        """
+
+
+@dataclass(frozen=True)
+class Constant(Law):
+    """Every step takes ``mean_s`` seconds."""
+
+    mean_s: float
+
+    def __post_init__(self) -> None:
+        check_positive("mean_s", self.mean_s)
+
+    def draw(self, generator: np.random.Generator, count: int, start: int) -> FloatArray:
+        """See :meth:`Law.draw`."""
+        return np.full(count, float(self.mean_s))
+
+
+@dataclass(frozen=True)
+class Exponential(Law):
+    """Memoryless times: mean_s · (1 + spread · (E − 1)) with E exponential of mean 1; at least (1 − spread) · mean_s.
+
+    Args:
+        mean_s: seconds, above 0.
+        spread: in [0, 1], the standard deviation over the mean; 1 for the exponential law itself.
+    """
+
+    mean_s: float
+    spread: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive("mean_s", self.mean_s)
+        _check_share("spread", self.spread)
+
+    def draw(self, generator: np.random.Generator, count: int, start: int) -> FloatArray:
+        """See :meth:`Law.draw`."""
+        return self.mean_s * ((1.0 - self.spread) + self.spread * generator.standard_exponential(count))
+
+
+@dataclass(frozen=True)
+class Erlang(Law):
+    """The sum of ``shape`` exponential times; its standard deviation is mean_s/√shape.
+
+    Args:
+        mean_s: seconds, above 0.
+        shape: k, an integer of at least 1.
+    """
+
+    mean_s: float
+    shape: int = 4
+
+    def __post_init__(self) -> None:
+        check_positive("mean_s", self.mean_s)
+        check_integer("shape", self.shape, example=4)
+
+    def draw(self, generator: np.random.Generator, count: int, start: int) -> FloatArray:
+        """See :meth:`Law.draw`."""
+        return generator.standard_gamma(float(self.shape), count) * (self.mean_s / self.shape)
+
+
+@dataclass(frozen=True)
+class LogNormal(Law):
+    """mean_s · e^{sigma z − sigma²/2}, z standard normal.
+
+    Args:
+        mean_s: seconds, above 0.
+        sigma: of the logarithm, at least 0.
+    """
+
+    mean_s: float
+    sigma: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_positive("mean_s", self.mean_s)
+        check_not_negative("sigma", self.sigma)
+
+    def draw(self, generator: np.random.Generator, count: int, start: int) -> FloatArray:
+        """See :meth:`Law.draw`."""
+        exponent = self.sigma * generator.standard_normal(count) - 0.5 * self.sigma**2
+        return self.mean_s * np.exp(exponent)
+
+
+@dataclass(frozen=True)
+class Uniform(Law):
+    """Uniform between (1 − spread) · mean_s and (1 + spread) · mean_s.
+
+    Args:
+        mean_s: seconds, above 0.
+        spread: in [0, 1].
+    """
+
+    mean_s: float
+    spread: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_positive("mean_s", self.mean_s)
+        _check_share("spread", self.spread)
+
+    def draw(self, generator: np.random.Generator, count: int, start: int) -> FloatArray:
+        """See :meth:`Law.draw`."""
+        return self.mean_s * (1.0 + self.spread * generator.uniform(-1.0, 1.0, count))
+
+
+@dataclass(frozen=True)
+class Samples(Law):
+    """Measured times.
+
+    Args:
+        times_s: seconds, each above 0; at least one.
+        order: ``"random"`` draws them independently; ``"given"`` takes them one after the other, from the first again after
+            the last: a script.
+    """
+
+    times_s: Sequence[float]
+    order: Literal["random", "given"] = "random"
+
+    def __post_init__(self) -> None:
+        try:
+            times = tuple(self.times_s)
+        except TypeError:
+            times = ()
+        if not times:
+            raise ConfigurationError(f"times_s={self.times_s!r} holds no step time. Pass measured seconds: [0.1, 0.12].")
+        for time_s in times:
+            if not is_finite(time_s) or time_s <= 0.0:
+                raise ConfigurationError(f"times_s holds {time_s!r}, which is not a number of seconds above 0.")
+        if self.order not in ("random", "given"):
+            raise ConfigurationError(f"order={self.order!r} is not one of 'random', 'given'.")
+        object.__setattr__(self, "times_s", times)
+
+    def draw(self, generator: np.random.Generator, count: int, start: int) -> FloatArray:
+        """See :meth:`Law.draw`."""
+        times = np.asarray(self.times_s, dtype=np.float64)
+        if self.order == "given":
+            return times[np.arange(start, start + count) % len(times)]
+        return times[generator.integers(len(times), size=count)]
+
+
+LAWS: Mapping[str, Callable[..., Law]] = MappingProxyType(
+    {
+        "constant": Constant,
+        "exponential": Exponential,
+        "erlang": Erlang,
+        "lognormal": LogNormal,
+        "uniform": Uniform,
+        "samples": Samples,
+    }
+)
+"""Name → law. A new law is one class above and one row here."""
+
+
+def make_law(name: str, **options: Any) -> Law:
+    """A law by its name in `LAWS`.
+
+    Raises:
+        ConfigurationError: for an unknown name or option, or a value out of its range.
+
+    >>> make_law("erlang", mean_s=0.2, shape=3)
+    Erlang(mean_s=0.2, shape=3)
+    """
+    if name not in LAWS:
+        close = difflib.get_close_matches(str(name), LAWS, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ConfigurationError(f"unknown law {name!r} of compute times; the known ones are {', '.join(LAWS)}.{hint}")
+    try:
+        return LAWS[name](**options)
+    except TypeError as error:
+        raise ConfigurationError(f"the law {name!r} does not take these options: {error}.") from error
+
+
+class ComputeTimes:
+    """One worker's compute times, one after the other.
+
+    Args:
+        law: of them.
+        factor: what every one of them is multiplied by (a slow worker).
+        generator: the worker's own.
+    """
+
+    def __init__(self, law: Law, factor: float, generator: np.random.Generator) -> None:
+        self._law = law
+        self._factor = factor
+        self._generator = generator
+        self._drawn = 0
+        self._block: list[float] = []
+
+    def next_s(self) -> float:
+        """Seconds that the next step computes.
+
+        Raises:
+            ConfigurationError: if the law's draw is not a finite time.
+        """
+        if not self._block:
+            block = self._law.draw(self._generator, _BLOCK, self._drawn) * self._factor
+            if not np.isfinite(block).all() or (block < 0.0).any():
+                raise ConfigurationError(f"compute={self._law} draws times that are not finite seconds of at least 0.")
+            self._drawn += _BLOCK
+            self._block = block[::-1].tolist()
+        return self._block.pop()
+
+
+def generator_of(seed: int, stream: int, rank: int) -> np.random.Generator:
+    """A random stream of its own for each purpose and worker, independent of all others of the same seed."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(stream, rank))))

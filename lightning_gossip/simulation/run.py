@@ -1,0 +1,245 @@
+"""One run under virtual time: what all strategies share while it goes on."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from typing import Any, ClassVar
+
+import simpy
+import torch
+from simpy.events import Event
+from torch import Tensor
+
+from lightning_gossip.algorithm.mixing import consensus_distance
+from lightning_gossip.simulation.cluster import Cluster
+from lightning_gossip.simulation.costs import ring_all_reduce_s
+from lightning_gossip.simulation.laws import generator_of
+from lightning_gossip.simulation.links import Links
+from lightning_gossip.simulation.models import Models
+from lightning_gossip.simulation.network import Network
+from lightning_gossip.simulation.objectives import Objective
+from lightning_gossip.simulation.optimizer import SGD
+from lightning_gossip.simulation.record import EpochRecord, Point, Recorder, Recording
+from lightning_gossip.simulation.sessions import Session
+from lightning_gossip.simulation.work import Epochs, Plan, Steps
+
+_BATCHES = 3  # stream of the run's seed
+_POINTS = 100
+
+Process = Generator[Event, Any, None]
+
+
+class Strategy(ABC):
+    """What a strategy is told, as a frozen dataclass, and how its workers run.
+
+    Attributes:
+        name: in the registry of the package's strategies.
+        shares_work: whether its workers may make different numbers of steps.
+        server_rank: the rank whose port the others share; None for none.
+    """
+
+    name: ClassVar[str]
+    shares_work: ClassVar[bool] = False
+    server_rank: int | None = None
+
+    @property
+    def topology_name(self) -> str | None:
+        """What the graph is called; None without one."""
+        return None
+
+    @abstractmethod
+    def check(self, workers: int) -> None:
+        """Refuse what does not fit the number of workers.
+
+        Raises:
+            ConfigurationError: naming the option.
+        """
+
+    @abstractmethod
+    def start(self, run: Run) -> None:
+        """Begin the run's processes."""
+
+
+class Run:
+    """A run's clock, links, models, work and record.
+
+    Args:
+        strategy: that is run.
+        cluster: its workers.
+        links: between them.
+        work: what they train on.
+        objective: what they minimise; None for times only.
+        optimizer: of each worker.
+        model_bytes: of a vector on its way.
+        seed: of everything that is drawn.
+        recording: what to write down.
+        target_loss: the run ends when a point of the loss is no higher; None for no such end.
+
+    Attributes:
+        environment: SimPy's; events are ordered by (time, priority, sequence).
+        ended: why the run has ended, or None.
+        living: the ranks that have not failed, in ascending order.
+        averagings: exact averagings of all models so far, of a strategy that counts them.
+    """
+
+    def __init__(
+        self,
+        *,
+        strategy: Strategy,
+        cluster: Cluster,
+        links: Links,
+        work: Epochs | Steps,
+        objective: Objective | None,
+        optimizer: SGD,
+        model_bytes: int,
+        shares_work: bool,
+        seed: int,
+        recording: Recording,
+        target_loss: float | None,
+    ) -> None:
+        self.environment = simpy.Environment()
+        self.cluster = cluster
+        self.links = links
+        self.workers = cluster.workers
+        self.seed = seed
+        self.nbytes = model_bytes
+        self.network = Network(self.environment, links, seed=seed, server=strategy.server_rank)
+        self.models = Models(objective, optimizer, workers=self.workers, seed=seed)
+        self.compute_times = cluster.compute_times(seed)
+        generators = [generator_of(seed, _BATCHES, rank) for rank in range(self.workers)]
+        samples = None if objective is None else objective.samples
+        self.plan = Plan(work, samples=samples, workers=self.workers, shared=shares_work, seed=seed, generators=generators)
+        self.record = Recorder(self.workers, recording)
+        self.living = list(range(self.workers))
+        self.ended: str | None = None
+        self.averagings: int | None = None
+        self.steps = self.samples = 0
+        self.current: Callable[[], Tensor] = lambda: self.models.x  # the models whose mean counts, shape (·, d)
+        self._objective = objective
+        self._optimizer = optimizer
+        self._target_loss = target_loss
+        self._evaluate_every = recording.evaluate_every or max(1, self.plan.steps // _POINTS)
+        self._session_began_s = 0.0
+
+    @property
+    def progress(self) -> float:
+        """Share of the run's steps that are done, in [0, 1]."""
+        return min(1.0, self.steps / self.plan.steps)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of a step that ends now: the same count for fast and slow workers."""
+        return self._optimizer.lr_at(self.progress)
+
+    def count_step(self, rank: int, samples: int) -> None:
+        """A worker has ended a step."""
+        account = self.record.accounts[rank]
+        account.steps += 1
+        account.samples += samples
+        self.steps += 1
+        self.samples += samples
+
+    def evaluate_if_due(self, steps: int = 1) -> None:
+        """Add a point to the loss if the last ``steps`` steps have passed a multiple of ``evaluate_every``."""
+        if self._objective is not None and self.steps // self._evaluate_every > (self.steps - steps) // self._evaluate_every:
+            self.evaluate()
+
+    def evaluate(self) -> None:
+        """Add a point to the loss, and end the run if it is low enough, or not finite."""
+        if self._objective is None:
+            return
+        models = self.current()
+        mean = models.mean(0)
+        loss = self._objective.loss(mean)
+        self.record.points.append(
+            Point(self.environment.now, self.steps, self.samples, loss, self.distance(models), self._objective.accuracy(mean))
+        )
+        if not math.isfinite(loss):
+            self.finish("diverged")
+        elif self._target_loss is not None and loss <= self._target_loss:
+            self.finish("target")
+
+    def distance(self, models: Tensor) -> float:
+        """(1/n) Σ ‖x_i − x̄‖² of the living workers' models; NaN where that is not finite."""
+        rows = models if len(models) != self.workers or len(self.living) == self.workers else models[self.living]
+        return consensus_distance(rows) if bool(torch.isfinite(rows).all()) else math.nan
+
+    def end_session(self, distance: float | None) -> None:
+        """All workers have met and averaged, from this distance to their mean."""
+        now_s = self.environment.now
+        self.record.epochs.append(EpochRecord(self._session_began_s, now_s, distance))
+        self._session_began_s = now_s
+        self.record.event(now_s, "meet", -1)
+
+    def finish(self, why: str) -> None:
+        """The run ends; the first reason counts."""
+        self.ended = self.ended or why
+
+
+class Rendezvous:
+    """All living workers together at the end of a session; used by the asynchronous strategies.
+
+    Args:
+        run: whose.
+        settle: a process that ends what is under way, when all have arrived.
+        average: makes the mean, and returns the distance to it; None where there are no models.
+        open_session: begins a session.
+        averages: whether the average costs an all-reduce of the model.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        settle: Callable[[], Process],
+        average: Callable[[], float | None],
+        open_session: Callable[[Session], None],
+        averages: bool = True,
+    ) -> None:
+        self._run = run
+        self._settle = settle
+        self._average = average
+        self._open = open_session
+        self._averages = averages
+        self._arrived: set[int] = set()
+        self._number = 0
+        self._release = run.environment.event()
+        self._meeting = False
+
+    def begin(self) -> None:
+        """The first session."""
+        self._open(self._run.plan.open(0, self._run.living))
+
+    def arrive(self, rank: int) -> Event:
+        """A worker has come; the event is the beginning of the next session."""
+        self._arrived.add(rank)
+        self._run.record.event(self._run.environment.now, "arrive", rank)
+        self.check()
+        return self._release
+
+    def check(self) -> None:
+        """Meet, if all living workers have come; also to be called when a worker has failed."""
+        if not self._meeting and self._run.living and self._arrived.issuperset(self._run.living):
+            self._meeting = True
+            self._run.environment.process(self._meet())
+
+    def _meet(self) -> Process:
+        run = self._run
+        yield from self._settle()
+        if self._averages:
+            now_s = run.environment.now
+            cost_s = ring_all_reduce_s(run.links, len(run.living), run.nbytes, at_s=now_s, seed=run.seed)
+            yield run.environment.timeout(cost_s)
+        run.end_session(self._average())
+        run.evaluate()
+        self._number += 1
+        if self._number == run.plan.sessions:
+            run.finish("done")
+            return
+        self._arrived.clear()
+        self._meeting = False
+        release, self._release = self._release, run.environment.event()
+        self._open(run.plan.open(self._number, run.living))
+        release.succeed()
