@@ -17,10 +17,12 @@ from lightning_gossip.algorithm.graphs import make_topology
 from lightning_gossip.algorithm.partner import PartnerPicker, Roles, resolve_roles
 from lightning_gossip.algorithm.topology import Topology
 from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.simulation.asynchronous import Rendezvous
 from lightning_gossip.simulation.checks import check_choice
+from lightning_gossip.simulation.costs import ring_all_reduce_s
 from lightning_gossip.simulation.gossip import Worker
 from lightning_gossip.simulation.network import then
-from lightning_gossip.simulation.run import Process, Rendezvous, Run, Strategy
+from lightning_gossip.simulation.run import Process, Run, Strategy
 from lightning_gossip.simulation.sessions import Session
 
 TopologySpec = str | Topology | Iterable[Iterable[int]]
@@ -54,7 +56,7 @@ class ADPSGD(Strategy):
     def __post_init__(self) -> None:
         check_choice("work_sharing", self.work_sharing, (True, False, "auto"))
         check_choice("roles", self.roles, get_args(Roles))
-        check_choice("at_rendezvous", self.at_rendezvous, get_args(AtRendezvous))
+        check_at_rendezvous(self.at_rendezvous)
         if not is_finite(self.exchanges_per_step) or self.exchanges_per_step < 0.0:
             raise ConfigurationError(f"exchanges_per_step={self.exchanges_per_step!r} is not a number of at least 0.")
 
@@ -77,6 +79,15 @@ def topology_name(spec: TopologySpec) -> str:
     return spec if isinstance(spec, str) else getattr(spec, "name", "custom")
 
 
+def check_at_rendezvous(value: object) -> None:
+    """Refuse what is not known.
+
+    Raises:
+        ConfigurationError: naming the key.
+    """
+    check_choice("at_rendezvous", value, get_args(AtRendezvous))
+
+
 class Gossip:
     """All workers of a run of AD-PSGD."""
 
@@ -95,7 +106,9 @@ class Gossip:
             for rank in range(n)
         ]
         run.current = lambda: self.published
-        self.meeting = Rendezvous(run, settle=self._drain, average=self._average, open_session=self._open, averages=n > 1)
+        self.meeting = Rendezvous(
+            run, settle=self._drain, average=self._average, open_session=self._open, cost_s=self._average_s
+        )
         self._drained: Event | None = None
 
     def start(self) -> None:
@@ -122,11 +135,16 @@ class Gossip:
     def _drain(self) -> Process:
         """No new exchange; those under way end; every x takes over the last merges."""
         self.is_open = False
+        self.run.record.event(self.run.environment.now, "close", -1)
         if any(worker.busy for worker in self.workers):
             self._drained = self.run.environment.event()
             yield self._drained
         for rank in self.run.living:
             self.workers[rank].replica.push_pull([self.run.models.rows[rank]], forward_passes=0)
+
+    def _average_s(self) -> float:
+        run = self.run
+        return ring_all_reduce_s(run.links, len(run.living), run.nbytes, at_s=run.environment.now, seed=run.seed)
 
     def _average(self) -> float | None:
         living, models = self.run.living, self.run.models

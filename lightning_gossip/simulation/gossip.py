@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -32,13 +31,13 @@ from torch import Tensor
 from lightning_gossip.algorithm.pace import Pace
 from lightning_gossip.algorithm.partner import PartnerPicker
 from lightning_gossip.algorithm.replica import Replica, half_difference
+from lightning_gossip.simulation.asynchronous import StepTimes
 from lightning_gossip.simulation.network import then
 from lightning_gossip.simulation.run import Process
 
 if TYPE_CHECKING:
     from lightning_gossip.simulation.adpsgd import Gossip
 
-STEP_WINDOW = 9  # steps whose median is a worker's step time, as in the runtime
 _BACKOFF_S = (0.0005, 0.05)  # after a refusal, as in the runtime
 
 
@@ -64,8 +63,7 @@ class Worker:
         self._picker = picker
         self._rate = exchanges_per_step * picker.start_share
         self._pace = Pace()
-        self._steps_s: deque[float] = deque(maxlen=STEP_WINDOW)
-        self._step_s: float | None = None  # measured: median of the last few
+        self._times = StepTimes()
         self._backoff = random.Random(f"{gossip.run.seed}/{rank}")
         self._inbox: deque[tuple[Worker, float, Event]] = deque()  # who asks, its step time, where the answer goes
         self._mail: Event | None = None
@@ -94,15 +92,10 @@ class Worker:
 
     def fail(self) -> None:
         """Stop for good."""
-        run, now_s = self._run, self._environment.now
-        if run.ended is not None:
+        if self._run.ended is not None:
             return
         self.failed, self.busy = True, False
-        run.record.accounts[self.rank].failed_s = now_s
-        run.record.event(now_s, "fail", self.rank)
-        run.living.remove(self.rank)
-        run.models.forget(self.rank)
-        self._gossip.session.lost(self.rank)
+        self._run.fail(self.rank, self._gossip.session)
         for process in self._processes:
             if process.is_alive:
                 process.interrupt("failed")
@@ -113,8 +106,6 @@ class Worker:
         self._inbox.clear()
         self._gossip.note_end_of_exchange()
         self._gossip.meeting.check()
-        if not run.living:
-            run.finish("stalled")
 
     # -- training ----------------------------------------------------------------------------------------------------
 
@@ -123,7 +114,8 @@ class Worker:
         models, compute_times, x = run.models, run.compute_times[rank], [run.models.rows[rank]]
         while True:
             session = self._gossip.session
-            while (task := session.next(rank, self._step_s)) is not None:
+            self._times.begin(environment.now)
+            while (task := session.next(rank, self._times.median_s)) is not None:
                 began_s = environment.now
                 models.begin(rank, task.batch)
                 yield environment.timeout(compute_times.next_s())
@@ -133,18 +125,15 @@ class Worker:
                 run.record.event(environment.now, "step", rank)
                 session.stepped(rank)
                 run.count_step(rank, task.size)
-                self._note_step(environment.now - began_s)
+                self._note_step(self._times.tick(environment.now))
                 run.evaluate_if_due()
             came_s = environment.now
             yield self._gossip.meeting.arrive(rank)
             run.record.wait(rank, came_s, environment.now)
 
     def _note_step(self, step_s: float) -> None:
-        self._steps_s.append(step_s)
-        median_s = statistics.median(self._steps_s)
-        self._step_s = median_s
-        if median_s != self._pace.own_step_s:
-            self._pace.own_step_s = median_s
+        if step_s != self._pace.own_step_s:
+            self._pace.own_step_s = step_s
             self._notify()
 
     # -- starting exchanges ------------------------------------------------------------------------------------------
@@ -211,10 +200,10 @@ class Worker:
                 yield self._mail
             caller, step_s, answer = self._inbox.popleft()
             swap = None
+            self._run.record.event(environment.now, "answer", self.rank, caller.rank)
             if self._gossip.is_open and not self.busy and not caller.failed:
                 self.busy = True
                 swap = Swap(environment)
-                self._run.record.event(environment.now, "accept", self.rank, caller.rank)
             self._note_peer(caller.rank, step_s)
             own_step_s = self._pace.own_step_s
             arrival = self._run.network.message(self.rank, caller.rank)

@@ -16,7 +16,7 @@ The overlap is the best that buckets of gradients could do. Rounds are the only 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -31,6 +31,23 @@ from lightning_gossip.simulation.run import Process, Run, Strategy
 from lightning_gossip.simulation.sessions import Session, Task
 
 
+class Rounds(ABC):
+    """One run of a synchronous strategy, round by round."""
+
+    @abstractmethod
+    def round(self, epoch: int, tasks: Sequence[Task]) -> Process:
+        """One step of every worker.
+
+        Args:
+            epoch: of the round, from 0.
+            tasks: by rank.
+        """
+
+    @abstractmethod
+    def end_session(self) -> Process:
+        """All workers have ended the epoch."""
+
+
 class Lockstep(Strategy):
     """Base of the strategies whose workers make the same steps, one round after the other."""
 
@@ -39,27 +56,23 @@ class Lockstep(Strategy):
 
     def start(self, run: Run) -> None:
         """See :meth:`Strategy.start`."""
-        run.environment.process(self._rounds(run))
-
-    def _rounds(self, run: Run) -> Process:
-        for number in range(run.plan.sessions):
-            session = run.plan.open(number, run.living)
-            while (tasks := next_round(run, session)) is not None:
-                yield from self.round(run, tasks)
-                if run.ended is not None:
-                    return
-            yield from self.end_session(run)
-            run.evaluate()
-        run.finish("done")
+        run.environment.process(_all_rounds(run, self.rounds(run)))
 
     @abstractmethod
-    def round(self, run: Run, tasks: Sequence[Task]) -> Process:
-        """One step of every worker."""
+    def rounds(self, run: Run) -> Rounds:
+        """The rounds of one run."""
 
-    def end_session(self, run: Run) -> Process:
-        """All workers have ended the epoch."""
-        run.end_session(None)
-        yield from ()
+
+def _all_rounds(run: Run, rounds: Rounds) -> Process:
+    for epoch in range(run.plan.sessions):
+        session = run.plan.open(epoch, run.living)
+        while (tasks := next_round(run, session)) is not None:
+            yield from rounds.round(epoch, tasks)
+            if run.ended is not None:
+                return
+        yield from rounds.end_session()
+        run.evaluate()
+    run.finish("done")
 
 
 def next_round(run: Run, session: Session) -> list[Task] | None:
@@ -91,8 +104,29 @@ class GradientAveraging(Lockstep):
 
     overlap: bool = False
 
-    def round(self, run: Run, tasks: Sequence[Task]) -> Process:
-        """See :meth:`Lockstep.round`."""
+    def rounds(self, run: Run) -> Rounds:
+        """See :meth:`Lockstep.rounds`."""
+        return GradientRounds(self, run)
+
+    @abstractmethod
+    def cost(self, run: Run, at_s: float) -> tuple[float, int]:
+        """Seconds of an average that begins at a time, and bytes that each worker sends for it."""
+
+    @abstractmethod
+    def mean(self, run: Run, gradients: Tensor) -> Tensor:
+        """The mean of the gradients, shape (n, d), as all workers get it, shape (d,)."""
+
+
+class GradientRounds(Rounds):
+    """The rounds of one run."""
+
+    def __init__(self, strategy: GradientAveraging, run: Run) -> None:
+        self._strategy = strategy
+        self._run = run
+
+    def round(self, epoch: int, tasks: Sequence[Task]) -> Process:
+        """See :meth:`Rounds.round`."""
+        strategy, run = self._strategy, self._run
         start_s = run.environment.now
         for rank, task in enumerate(tasks):
             run.models.begin(rank, task.batch)
@@ -100,13 +134,12 @@ class GradientAveraging(Lockstep):
         if stall_if_failed(run, [start_s + time_s for time_s in times_s]):
             return
         longest_s = max(times_s)
-        average_s, nbytes = self.cost(run, start_s + longest_s)
-        begins_s = (1.0 - run.cluster.backward_share) * longest_s if self.overlap else longest_s
-        length_s = max(longest_s, begins_s + average_s)
-        yield run.environment.timeout(length_s)
+        average_s, nbytes = strategy.cost(run, start_s + longest_s)
+        begins_s = (1.0 - run.cluster.backward_share) * longest_s if strategy.overlap else longest_s
+        yield run.environment.timeout(max(longest_s, begins_s + average_s))
         end_s = run.environment.now
         if run.models.numel:
-            gradient = self.mean(run, run.models.gradients())
+            gradient = strategy.mean(run, run.models.gradients())
             run.models.optimizer.step(slice(None), gradient.expand(run.workers, -1), run.lr)
         for rank, (task, time_s) in enumerate(zip(tasks, times_s, strict=True)):
             run.record.compute(rank, start_s, start_s + time_s)
@@ -116,13 +149,10 @@ class GradientAveraging(Lockstep):
             run.count_step(rank, task.size)
         run.evaluate_if_due(run.workers)
 
-    @abstractmethod
-    def cost(self, run: Run, at_s: float) -> tuple[float, int]:
-        """Seconds of an average that begins at a time, and bytes that each worker sends for it."""
-
-    @abstractmethod
-    def mean(self, run: Run, gradients: Tensor) -> Tensor:
-        """The mean of the gradients, shape (n, d), as all workers get it, shape (d,)."""
+    def end_session(self) -> Process:
+        """See :meth:`Rounds.end_session`."""
+        self._run.end_session(None)
+        yield from ()
 
 
 @dataclass(frozen=True, kw_only=True)

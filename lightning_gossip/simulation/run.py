@@ -14,7 +14,6 @@ from torch import Tensor
 
 from lightning_gossip.algorithm.mixing import consensus_distance
 from lightning_gossip.simulation.cluster import Cluster
-from lightning_gossip.simulation.costs import ring_all_reduce_s
 from lightning_gossip.simulation.laws import generator_of
 from lightning_gossip.simulation.links import Links
 from lightning_gossip.simulation.models import Models
@@ -173,73 +172,16 @@ class Run:
         self._session_began_s = now_s
         self.record.event(now_s, "meet", -1)
 
+    def fail(self, rank: int, session: Session) -> None:
+        """A worker has stopped for good; what it holds of the session is lost."""
+        self.record.accounts[rank].failed_s = self.environment.now
+        self.record.event(self.environment.now, "fail", rank)
+        self.living.remove(rank)
+        self.models.forget(rank)
+        session.lost(rank)
+        if not self.living:
+            self.finish("stalled")
+
     def finish(self, why: str) -> None:
         """The run ends; the first reason counts."""
         self.ended = self.ended or why
-
-
-class Rendezvous:
-    """All living workers together at the end of a session; used by the asynchronous strategies.
-
-    Args:
-        run: whose.
-        settle: a process that ends what is under way, when all have arrived.
-        average: makes the mean, and returns the distance to it; None where there are no models.
-        open_session: begins a session.
-        averages: whether the average costs an all-reduce of the model.
-    """
-
-    def __init__(
-        self,
-        run: Run,
-        *,
-        settle: Callable[[], Process],
-        average: Callable[[], float | None],
-        open_session: Callable[[Session], None],
-        averages: bool = True,
-    ) -> None:
-        self._run = run
-        self._settle = settle
-        self._average = average
-        self._open = open_session
-        self._averages = averages
-        self._arrived: set[int] = set()
-        self._number = 0
-        self._release = run.environment.event()
-        self._meeting = False
-
-    def begin(self) -> None:
-        """The first session."""
-        self._open(self._run.plan.open(0, self._run.living))
-
-    def arrive(self, rank: int) -> Event:
-        """A worker has come; the event is the beginning of the next session."""
-        self._arrived.add(rank)
-        self._run.record.event(self._run.environment.now, "arrive", rank)
-        self.check()
-        return self._release
-
-    def check(self) -> None:
-        """Meet, if all living workers have come; also to be called when a worker has failed."""
-        if not self._meeting and self._run.living and self._arrived.issuperset(self._run.living):
-            self._meeting = True
-            self._run.environment.process(self._meet())
-
-    def _meet(self) -> Process:
-        run = self._run
-        yield from self._settle()
-        if self._averages:
-            now_s = run.environment.now
-            cost_s = ring_all_reduce_s(run.links, len(run.living), run.nbytes, at_s=now_s, seed=run.seed)
-            yield run.environment.timeout(cost_s)
-        run.end_session(self._average())
-        run.evaluate()
-        self._number += 1
-        if self._number == run.plan.sessions:
-            run.finish("done")
-            return
-        self._arrived.clear()
-        self._meeting = False
-        release, self._release = self._release, run.environment.event()
-        self._open(run.plan.open(self._number, run.living))
-        release.succeed()

@@ -9,12 +9,19 @@ from typing import Any
 
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.adpsgd import ADPSGD
+from lightning_gossip.simulation.averaging import AdaptiveAveraging, PeriodicAveraging
 from lightning_gossip.simulation.lockstep import QSGD, AllReduce
+from lightning_gossip.simulation.neighbours import DPSGD
 from lightning_gossip.simulation.run import Strategy
+from lightning_gossip.simulation.server import APSGD
 
 STRATEGIES: Mapping[str, Callable[..., Strategy]] = MappingProxyType(
     {
         "adpsgd": ADPSGD,
+        "dpsgd": DPSGD,
+        "apsgd": APSGD,
+        "periodic_averaging": PeriodicAveraging,
+        "adaptive_averaging": AdaptiveAveraging,
         "qsgd": QSGD,
         "ddp": AllReduce,
         "allreduce": AllReduce,

@@ -1,0 +1,186 @@
+"""Local SGD under virtual time: local steps, then one exact average: CPSGD, ADPSGD (arXiv 2007.06134), post-local SGD.
+
+When to average is decided by the package's own period controllers. Between two averagings every worker has its own clock; at
+one, all wait for the last, and the ring all-reduce takes its time. Overlapped, an averaging begins when the last worker has
+come to its step and ends a ring all-reduce later; its result is applied as a difference, so many steps later on every worker:
+
+    x_i ← x_i + (w̄ − w_i),     w̄ = (1/n) Σ_j w_j
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_gossip.algorithm.adaptive_period import AdaptivePeriod
+from lightning_gossip.algorithm.period import ConstantPeriod, Observation, PeriodController
+from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.simulation.adpsgd import AtRendezvous, check_at_rendezvous
+from lightning_gossip.simulation.checks import check_choice
+from lightning_gossip.simulation.costs import all_reduce_bytes, ring_all_reduce_s
+from lightning_gossip.simulation.lockstep import Lockstep, Rounds, stall_if_failed
+from lightning_gossip.simulation.run import Process, Run
+from lightning_gossip.simulation.sessions import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeriodicAveraging(Lockstep):
+    """Averaging now and then; the options of :class:`~lightning_gossip.strategies.PeriodicAveragingStrategy`.
+
+    Args:
+        period: steps between two averagings, or the controller that decides them.
+        optimizer_state: of the momentum at an averaging: ``"keep"``, ``"average"`` or ``"reset"``.
+        overlap: how many steps an averaging may run behind; ``True`` for as many as there are until the next.
+        at_rendezvous: ``"adopt"`` makes every worker take the mean at an epoch's end; ``"evaluate"`` only looks at it.
+    """
+
+    name = "periodic_averaging"
+
+    period: int | PeriodController = 8
+    optimizer_state: Literal["keep", "average", "reset"] = "keep"
+    overlap: bool | int = False
+    at_rendezvous: AtRendezvous = "adopt"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.period, PeriodController):
+            object.__setattr__(self, "period", ConstantPeriod(self.period))
+        check_choice("optimizer_state", self.optimizer_state, ("keep", "average", "reset"))
+        if not isinstance(self.overlap, int) or self.overlap < 0:
+            raise ConfigurationError(f"overlap={self.overlap!r} is neither True, False nor a whole number of at least 0.")
+        if self.overlap is not False and self.optimizer_state == "reset":
+            raise ConfigurationError("overlap with optimizer_state='reset' would throw away the momentum of later steps.")
+        check_at_rendezvous(self.at_rendezvous)
+
+    def rounds(self, run: Run) -> Rounds:
+        """See :meth:`Lockstep.rounds`."""
+        return AveragingRounds(self, run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveAveraging(PeriodicAveraging):
+    """ADPSGD: the period adapts; see :class:`~lightning_gossip.algorithm.AdaptivePeriod`."""
+
+    name = "adaptive_averaging"
+
+    period: int | PeriodController = field(default_factory=AdaptivePeriod)
+
+
+@dataclass
+class _Pending:
+    """An averaging under way: the models that it is of, and when it ends."""
+
+    models: Tensor
+    ends_s: float
+    lr: float
+    due: float  # the step after which it is applied
+
+
+class AveragingRounds(Rounds):
+    """All workers' local steps of one run."""
+
+    def __init__(self, strategy: PeriodicAveraging, run: Run) -> None:
+        assert isinstance(strategy.period, PeriodController)
+        self._run = run
+        self._controller = strategy.period
+        self._control = self._controller.init()
+        self._rule = strategy.optimizer_state
+        self._overlap = math.inf if strategy.overlap is True else int(strategy.overlap)
+        self._adopts = strategy.at_rendezvous == "adopt"
+        self._clocks_s = np.zeros(run.workers)
+        self._step = 0
+        self._deviation: tuple[float, float] | None = None  # S_k and γ_k, not yet seen by the controller
+        self._pending: _Pending | None = None
+        run.averagings = 0
+
+    def round(self, epoch: int, tasks: Sequence[Task]) -> Process:
+        """See :meth:`Rounds.round`."""
+        run, starts_s = self._run, self._clocks_s
+        for rank, task in enumerate(tasks):
+            run.models.begin(rank, task.batch)
+        ends_s = starts_s + np.array([times.next_s() for times in run.compute_times])
+        if stall_if_failed(run, ends_s.tolist()):
+            return
+        lr = run.lr
+        if run.models.numel:
+            run.models.optimizer.step(slice(None), run.models.gradients(), lr)
+        for rank, (task, start_s, end_s) in enumerate(zip(tasks, starts_s.tolist(), ends_s.tolist(), strict=True)):
+            run.record.compute(rank, start_s, end_s)
+            run.record.event(end_s, "step", rank)
+            run.count_step(rank, task.size)
+        self._clocks_s = ends_s
+        self._after_step(epoch, lr)
+        yield run.environment.timeout(max(0.0, float(self._clocks_s.max()) - run.environment.now))
+        run.evaluate_if_due(run.workers)
+
+    def end_session(self) -> Process:
+        """See :meth:`Rounds.end_session`."""
+        run = self._run
+        self._finish()
+        distance = run.distance(run.models.x) if run.models.numel else None
+        if self._adopts:
+            self._begin(run.lr)
+            self._finish(steps_later=False)
+            self._control = replace(self._control, since=0)
+        yield run.environment.timeout(max(0.0, float(self._clocks_s.max()) - run.environment.now))
+        self._wait_until(np.full(run.workers, run.environment.now))
+        run.end_session(distance)
+
+    def _after_step(self, epoch: int, lr: float) -> None:
+        """As the strategy does it: an averaging that is due ends, the controller decides, the next one begins."""
+        self._step += 1
+        if self._pending is not None and self._step >= self._pending.due:
+            self._finish()
+        deviation, deviation_lr = self._deviation or (None, 0.0)
+        self._deviation = None
+        run = self._run
+        average_now, self._control = self._controller.update(
+            self._control, Observation(self._step, epoch, run.progress, deviation=deviation, lr=deviation_lr)
+        )
+        if average_now:
+            self._finish()
+            self._begin(lr)
+            if self._overlap == 0:
+                self._finish(steps_later=False)
+
+    def _begin(self, lr: float) -> None:
+        run = self._run
+        assert run.averagings is not None
+        run.averagings += 1
+        came_s = float(self._clocks_s.max())
+        ends_s = came_s + ring_all_reduce_s(run.links, run.workers, run.nbytes, at_s=came_s, seed=run.seed)
+        self._pending = _Pending(run.models.x.clone(), ends_s, lr, self._step + self._overlap)
+        run.record.event(came_s, "average", -1)
+        for account in run.record.accounts:
+            account.bytes_sent += all_reduce_bytes(run.workers, run.nbytes)
+
+    def _finish(self, *, steps_later: bool = True) -> None:
+        """Wait for the averaging under way, if there is one, and apply it."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        self._wait_until(np.maximum(self._clocks_s, pending.ends_s))
+        run = self._run
+        mean = pending.models.sum(0).div_(run.workers)
+        difference = mean - pending.models
+        deviation = float(torch.linalg.vector_norm(difference, dim=1, dtype=torch.float64).square().sum()) / run.workers
+        self._deviation = (deviation, pending.lr)
+        if steps_later:
+            run.models.x.add_(difference)
+        else:
+            run.models.x.copy_(mean)
+        momentum = run.models.optimizer.momentum
+        if momentum is not None and self._rule == "average":
+            momentum.copy_(momentum.sum(0).div_(run.workers))
+        elif momentum is not None and self._rule == "reset":
+            momentum.zero_()
+
+    def _wait_until(self, clocks_s: np.typing.NDArray[np.float64]) -> None:
+        for rank, (before_s, after_s) in enumerate(zip(self._clocks_s.tolist(), clocks_s.tolist(), strict=True)):
+            self._run.record.wait(rank, before_s, after_s)
+        self._clocks_s = clocks_s
