@@ -1,0 +1,208 @@
+"""The trace of a simulated run as a script for the runtime's gossip: real threads, each held until it is its turn.
+
+Where a worker's threads are held, and the event of the trace that each place stands for:
+
+| event | thread | held | has happened |
+|---|---|---|---|
+| request i, j | caller of i | before it becomes busy | when the message is in j's inbox |
+| answer j, i | listener of j | before it decides | when the reply is on its way |
+| refused i, j | caller of i | before it learns of it | when it may draw again |
+| snapshot i, j | caller or listener of i | before it copies its model | when the copy is on its way |
+| merge i, j | caller or listener of i | when j's copy has come | when it is free again |
+| step i | the test's | | when its update has been pushed |
+| close | the test's | | when every worker is told to drain |
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_gossip.algorithm.partner import PartnerPicker
+from lightning_gossip.algorithm.replica import Replica
+from lightning_gossip.algorithm.topology import Topology
+from lightning_gossip.runtime.gossip import Gossip
+from lightning_gossip.runtime.session import Phase
+from lightning_gossip.simulation import TraceEvent
+from lightning_gossip.transport import Kind, MemoryNetwork, Message
+from lightning_gossip.transport.base import Pending
+from lightning_gossip.transport.memory import MemoryTransport
+from tests.workers import run_threads
+
+PATIENCE_S = 20.0
+AT_ONCE_S = 2e-6  # a step time with which the next exchange is due at once; messages tell it in whole microseconds
+PLAYED = ("request", "answer", "refused", "snapshot", "merge", "step", "close")
+
+Turn = tuple[str, int, int]
+
+
+class Director:
+    """Lets the events of a script happen one at a time."""
+
+    def __init__(self, trace: Sequence[TraceEvent]) -> None:
+        self.script: list[Turn] = [(event.kind, event.rank, event.peer) for event in trace if event.kind in PLAYED]
+        self._position = 0
+        self._condition = threading.Condition()
+
+    @property
+    def now(self) -> Turn | None:
+        return self.script[self._position] if self._position < len(self.script) else None
+
+    def await_turn(self, kind: str, rank: int, peer: int | None = None) -> None:
+        """Blocks until this is next; for good once the script is over."""
+
+        def is_next() -> bool:
+            return self.now is not None and self.now[:2] == (kind, rank) and peer in (None, self.now[2])
+
+        with self._condition:
+            if not self._condition.wait_for(lambda: is_next() or self.now is None, PATIENCE_S):
+                raise AssertionError(f"{(kind, rank, peer)} does not come; the script stands at {self.now}")
+
+    def is_turn(self, kind: str, rank: int) -> bool:
+        return self.now is not None and self.now[:2] == (kind, rank)
+
+    def done(self) -> None:
+        with self._condition:
+            self._position += 1
+            self._condition.notify_all()
+
+    def play(self, act: Callable[[Turn], None]) -> None:
+        """The test's own events, until the script is over."""
+        while (turn := self.now) is not None:
+            if turn[0] in ("step", "close"):
+                act(turn)
+                self.done()
+                continue
+            with self._condition:
+                moved = self._condition.wait_for(lambda turn=turn: self.now is not turn, PATIENCE_S)  # type: ignore[misc]
+            assert moved, f"the script stands still at {turn}, event {self._position} of {len(self.script)}"
+
+
+class HeldTransport(MemoryTransport):
+    def __init__(self, network: MemoryNetwork, rank: int, director: Director) -> None:
+        super().__init__(network, rank)
+        self._director = director
+
+    def post(self, peer: int, message: Message) -> None:
+        if message.kind is not Kind.EXCHANGE:
+            return super().post(peer, message)
+        assert self._director.now == ("request", self.rank, peer), "the partner is not the one that the simulation drew"
+        super().post(peer, message)
+        return self._director.done()
+
+    def next_message(self) -> tuple[int, Message]:
+        peer, message = super().next_message()
+        if message.kind is Kind.EXCHANGE:
+            self._director.await_turn("answer", self.rank, peer)
+        return peer, message
+
+    def reply(self, peer: int, message: Message) -> None:
+        super().reply(peer, message)
+        self._director.done()
+        if message.kind is Kind.ACCEPT:
+            self._director.await_turn("snapshot", self.rank, peer)
+
+    def await_reply(self, peer: int, timeout_s: float) -> Message:
+        message = super().await_reply(peer, timeout_s)
+        self._director.await_turn("snapshot" if message.kind is Kind.ACCEPT else "refused", self.rank, peer)
+        return message
+
+    def swap(self, peer: int, mine: Tensor, theirs: Tensor) -> Pending:
+        swap = super().swap(peer, mine, theirs)
+        self._director.done()
+        director, rank = self._director, self.rank
+
+        class Held:
+            def wait(self, timeout_s: float) -> None:
+                swap.wait(timeout_s)
+                director.await_turn("merge", rank, peer)
+
+        return Held()
+
+
+def replay(
+    trace: Sequence[TraceEvent],
+    topology: Topology,
+    *,
+    start: Tensor,
+    update: Callable[[int, Tensor], Tensor],
+    lr: float,
+    seed: int,
+) -> Tensor:
+    """Play a trace of one session with the runtime's gossip.
+
+    Args:
+        trace: of a simulated run.
+        topology: its graph.
+        start: the model that all begin with, shape (d,).
+        update: the gradient of a rank at a model.
+        lr: learning rate.
+        seed: of the partner choice.
+
+    Returns:
+        The models at the end, shape (n, d).
+    """
+    n, director = topology.n, Director(trace)
+    network = MemoryNetwork(n)
+    gossips = [
+        Gossip(HeldTransport(network, rank, director), PartnerPicker(topology, rank, seed=seed), timeout_s=PATIENCE_S)
+        for rank in range(n)
+    ]
+    for rank, gossip in enumerate(gossips):
+        _hold_session(gossip._session, rank, director)
+    x = [start.clone() for _ in range(n)]
+    drains: list[threading.Thread] = []
+
+    def act(turn: Turn) -> None:
+        kind, rank, _ = turn
+        if kind == "step":
+            x[rank].add_(update(rank, x[rank]), alpha=-lr)
+            gossips[rank].step([x[rank]], step_s=AT_ONCE_S)
+            return
+        for rank, gossip in enumerate(gossips):
+            drains.append(threading.Thread(target=gossip.drain, args=([x[rank]],), daemon=True))
+            drains[-1].start()
+        for gossip in gossips:
+            while gossip._session._phase is Phase.OPEN:
+                drains[0].join(0.001)
+
+    try:
+        for gossip in gossips:
+            gossip.start()
+        for rank, gossip in enumerate(gossips):
+            gossip.open(Replica([x[rank]]), session=1, layout=1)
+        director.play(act)
+        for drain in drains:
+            drain.join(PATIENCE_S)
+            assert not drain.is_alive()
+        for gossip in gossips:
+            gossip.raise_failure()
+        run_threads([lambda g=gossip: g.close(together=True) for gossip in gossips], PATIENCE_S)  # type: ignore[misc]
+    finally:
+        for gossip in gossips:
+            gossip.close(together=False)
+    return torch.stack(x)
+
+
+def _hold_session(session: Any, rank: int, director: Director) -> None:
+    """Hold a worker's caller before it becomes busy, and say when an exchange or a refusal is over."""
+    await_start, end, draw_again = session.await_start, session.end, session.draw_again
+
+    def held_start(rate: float, timeout_s: float) -> bool:
+        director.await_turn("request", rank)
+        return bool(await_start(rate, timeout_s if director.now is None else min(timeout_s, 0.001)))
+
+    def told_end() -> None:
+        end()
+        if director.is_turn("merge", rank):
+            director.done()
+
+    def told_draw_again(at_s: float) -> None:
+        draw_again(0.0)  # due again at once: the script says when
+        director.done()
+
+    session.await_start, session.end, session.draw_again = held_start, told_end, told_draw_again

@@ -1,0 +1,172 @@
+"""The simulator and the runtime, given one order of events, make the same models to the bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lightning_gossip.algorithm.graphs import complete, exponential, ring, star
+from lightning_gossip.algorithm.mixing import mixing_matrix
+from lightning_gossip.algorithm.topology import Topology
+from lightning_gossip.runtime.clock import Timeline
+from lightning_gossip.runtime.neighbours import NeighbourRounds
+from lightning_gossip.simulation import (
+    ADPSGD,
+    APSGD,
+    DPSGD,
+    SGD,
+    Cluster,
+    Exponential,
+    Links,
+    LogNormal,
+    Quadratic,
+    Recording,
+    Steps,
+    simulate,
+)
+from lightning_gossip.simulation.run import Strategy
+from lightning_gossip.transport import MemoryNetwork
+from tests.runtime.test_parameter_server import LAYOUT, Service
+from tests.simulation.replay import PATIENCE_S, replay
+
+SPECTRUM = [0.1, 0.5, 1.0, 2.0, 3.0]
+LR = 0.05
+
+
+def problem(workers: int) -> Quadratic:
+    """Without noise, so that a gradient depends on nothing but the model; workers differ."""
+    return Quadratic(SPECTRUM, heterogeneity=1.0, workers=workers)
+
+
+def gradient(rank: int, x: torch.Tensor, workers: int) -> torch.Tensor:
+    return problem(workers).gradients(x.unsqueeze(0), [rank], [None], [])[0]
+
+
+def run(strategy: Strategy, workers: int, *, latency_s: float, seed: int, steps: int = 12):  # type: ignore[no-untyped-def]
+    return simulate(
+        strategy,
+        Cluster(workers, LogNormal(1.0, 0.6), slowdown={workers - 1: 3.0}),
+        links=Links(latency_s=latency_s, bandwidth=200.0),
+        work=Steps(number=steps),
+        objective=problem(workers),
+        optimizer=SGD(lr=LR),
+        seed=seed,
+        recording=Recording(trace=True),
+    )
+
+
+CASES = [
+    pytest.param(ring(4), 0.3, 1, id="ring"),
+    pytest.param(exponential(8), 0.05, 2, id="exponential"),
+    pytest.param(exponential(6), 2.0, 3, id="latency of two steps"),
+    pytest.param(star(5), 0.1, 4, id="star: callers wait for the hub"),
+    pytest.param(ring(5), 0.2, 5, id="odd ring: busy workers refuse"),
+    pytest.param(complete(4), 0.02, 6, id="complete: busy workers refuse"),
+]
+
+
+@pytest.mark.parametrize(("topology", "latency_s", "seed"), CASES)
+def test_one_order_of_events_gives_the_runtime_s_gossip_and_the_simulated_one_the_same_models(
+    topology: Topology, latency_s: float, seed: int
+) -> None:
+    strategy = ADPSGD(topology=topology, at_rendezvous="evaluate", work_sharing=False)
+    result = run(strategy, topology.n, latency_s=latency_s, seed=seed)
+    real = replay(
+        result.trace,
+        topology,
+        start=torch.ones(len(SPECTRUM), dtype=torch.float64),
+        update=lambda rank, x: gradient(rank, x, topology.n),
+        lr=LR,
+        seed=seed,
+    )
+    exchanges = sum(worker.exchanges for worker in result.workers)
+    assert exchanges >= 2 * topology.n
+    assert result.staleness.max >= 1  # merges came between a pull and its push
+    assert torch.equal(real, result.models)
+
+
+def test_refusals_are_part_of_the_order() -> None:
+    """Shows that the cases with symmetric roles have any."""
+    result = run(ADPSGD(topology="complete", work_sharing=False), 4, latency_s=0.02, seed=6)
+    assert sum(worker.refused for worker in result.workers) > 5
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(
+    "topology", [pytest.param(ring(4), id="ring"), pytest.param(star(5), id="star"), pytest.param(exponential(8), id="exp")]
+)
+def test_neighbour_rounds_give_the_same_models(topology: Topology, overlap: bool) -> None:
+    strategy = DPSGD(topology=topology, overlap=overlap, at_rendezvous="evaluate")
+    result = run(strategy, topology.n, latency_s=0.1, seed=7)
+    network, matrix = MemoryNetwork(topology.n), mixing_matrix(topology)
+    x = [torch.ones(len(SPECTRUM), dtype=torch.float64) for _ in range(topology.n)]
+    rounds = []
+    for rank in range(topology.n):
+        weights = {peer: float(matrix[rank, peer]) for peer in topology.neighbours(rank)}
+        rounds.append(NeighbourRounds(network.transport(rank), weights, timeout_s=PATIENCE_S, timeline=Timeline()))
+        rounds[rank].open([x[rank]])
+    for _ in range(12):
+        updates = [gradient(rank, x[rank], topology.n) for rank in range(topology.n)]
+        if overlap:
+            for own in rounds:
+                own.begin()
+        for rank, update in enumerate(updates):
+            x[rank].add_(update, alpha=-LR)
+        if not overlap:
+            for own in rounds:
+                own.begin()
+        for own in rounds:
+            own.complete()
+    assert torch.equal(torch.stack(x), result.models)
+
+
+@pytest.mark.parametrize("max_staleness", [None, 3])
+def test_the_parameter_server_gives_the_same_model(max_staleness: int | None) -> None:
+    n = 4
+    result = run(APSGD(max_staleness=max_staleness, work_sharing=False), n, latency_s=0.0, seed=8)
+    assert result.trace is not None
+    service = Service(n=n)
+    service.out = [torch.zeros(len(SPECTRUM), dtype=torch.float64) for _ in range(n)]
+    service.start = lambda: torch.ones(len(SPECTRUM), dtype=torch.float64)  # type: ignore[method-assign]
+    updates: dict[int, torch.Tensor] = {}
+    service.server.start()
+    try:
+        model = service.open(max_staleness=max_staleness)
+        for event in result.trace:
+            rank = event.rank
+            if event.kind == "step":
+                x = service.out[rank].clone()
+                x.add_(gradient(rank, x, n), alpha=-LR)
+                updates[rank] = x - service.out[rank]
+            elif event.kind == "pull":
+                service.pull(rank, updates.pop(rank, None))
+        dropped = sum(not push.applied for push in model.pushes)
+        assert dropped == sum(worker.dropped for worker in result.workers)
+        assert (dropped > 0) == (max_staleness is not None)
+        assert torch.equal(model.model, result.mean)
+        service.close_together()
+    finally:
+        service.abandon()
+
+
+def test_a_memoryless_law_is_replayed_too() -> None:
+    topology = exponential(4)
+    result = simulate(
+        ADPSGD(topology=topology, at_rendezvous="evaluate", work_sharing=False, exchanges_per_step=2.0),
+        Cluster(4, Exponential(1.0)),
+        links=Links(latency_s=0.02),
+        work=Steps(number=15),
+        objective=problem(4),
+        optimizer=SGD(lr=LR),
+        seed=9,
+        recording=Recording(trace=True),
+    )
+    real = replay(
+        result.trace,
+        topology,
+        start=torch.ones(len(SPECTRUM), dtype=torch.float64),
+        update=lambda rank, x: gradient(rank, x, 4),
+        lr=LR,
+        seed=9,
+    )
+    assert torch.equal(real, result.models)
