@@ -59,7 +59,7 @@ class Rendezvous:
         self._average = average
         self._open = open_session
         self._cost_s = cost_s
-        self._arrived: set[int] = set()
+        self._arrived_s: dict[int, float] = {}  # when, by rank
         self._number = 0
         self._release = run.environment.event()
         self._meeting = False
@@ -70,14 +70,14 @@ class Rendezvous:
 
     def arrive(self, rank: int) -> Event:
         """A worker has come; the event is the beginning of the next session."""
-        self._arrived.add(rank)
+        self._arrived_s[rank] = self._run.environment.now
         self._run.record.event(self._run.environment.now, "arrive", rank)
         self.check()
         return self._release
 
     def check(self) -> None:
         """Meet, if all living workers have come; also to be called when a worker has failed."""
-        if not self._meeting and self._run.living and self._arrived.issuperset(self._run.living):
+        if not self._meeting and self._run.living and self._arrived_s.keys() >= set(self._run.living):
             self._meeting = True
             self._run.environment.process(self._meet())
 
@@ -85,13 +85,15 @@ class Rendezvous:
         run = self._run
         yield from self._settle()
         yield run.environment.timeout(self._cost_s())
+        for rank in run.living:
+            run.record.wait(rank, self._arrived_s[rank], run.environment.now)
         run.end_session(self._average())
         run.evaluate()
         self._number += 1
         if self._number == run.plan.sessions:
             run.finish("done")
             return
-        self._arrived.clear()
+        self._arrived_s.clear()
         self._meeting = False
         release, self._release = self._release, run.environment.event()
         self._open(run.plan.open(self._number, run.living))

@@ -127,9 +127,7 @@ class Worker:
                 run.count_step(rank, task.size)
                 self._note_step(self._times.tick(environment.now))
                 run.evaluate_if_due()
-            came_s = environment.now
             yield self._gossip.meeting.arrive(rank)
-            run.record.wait(rank, came_s, environment.now)
 
     def _note_step(self, step_s: float) -> None:
         if step_s != self._pace.own_step_s:

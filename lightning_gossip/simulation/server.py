@@ -248,9 +248,7 @@ class _Worker:
                 yield from self._request(self._update(), pull=False)
             self._server.leave(rank)
             self._in_flight = False
-            came_s = environment.now
             yield self._server.meeting.arrive(rank)
-            run.record.wait(rank, came_s, environment.now)
 
     def _send_if_due(self) -> Process:
         update, trigger = self._update(), self._server.trigger

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import heapq
+import math
+import statistics
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_gossip.algorithm.work import may_claim
+from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.simulation import Cluster, Constant, Epochs, Quadratic, Recording, Samples, Steps, digits, simulate
+from lightning_gossip.simulation.sessions import EqualShares, SharedEpoch, Task
+from lightning_gossip.simulation.work import Plan
+from tests.runtime.epochs import run_epochs
+
+
+class Asking(SharedEpoch):
+    """Asks the claim rule in full each time, and compares."""
+
+    asked = 0
+
+    def _may(self, rank: int, step_s: float | None) -> bool:
+        shortened = super()._may(rank, step_s)
+        in_full = may_claim(
+            held=self._ledgers[rank].held,
+            own_step=step_s,
+            remaining=self.remaining,
+            claimed=len(self._tasks) - self.remaining,
+            step_times=self._times_s,
+            rank=self._places[rank],
+            lookahead=self._lookahead,
+        )
+        assert shortened == in_full
+        Asking.asked += 1
+        return shortened
+
+
+def play(epoch: SharedEpoch, step_times: list[float], *, known: bool) -> tuple[list[int], float]:
+    """An epoch under virtual time: which worker takes each batch, and when the last one ends."""
+    recent = [deque([step_s] if known else [], maxlen=9) for step_s in step_times]
+    events = [(0.0, rank) for rank in range(len(step_times))]
+    running: set[int] = set()
+    taken, now_s = [], 0.0
+    while events:
+        now_s, rank = heapq.heappop(events)
+        if rank in running:
+            epoch.stepped(rank)
+            recent[rank].append(step_times[rank])
+        if epoch.next(rank, statistics.median(recent[rank]) if recent[rank] else None) is not None:
+            taken.append(rank)
+            running.add(rank)
+            heapq.heappush(events, (now_s + step_times[rank], rank))
+    return taken, now_s
+
+
+@settings(max_examples=60)
+@given(
+    step_times=st.lists(st.sampled_from([1.0, 1.1, 3.0, 10.0, 100.0]), min_size=1, max_size=9),
+    spare=st.integers(0, 200),
+    lookahead=st.sampled_from([1, 2, 5]),
+    known=st.booleans(),
+)
+def test_every_batch_is_trained_on_once_by_the_claim_rule(
+    step_times: list[float], spare: int, lookahead: int, known: bool
+) -> None:
+    n = len(step_times)
+    speeds_s = step_times.copy() if known else [math.nan] * n
+    epoch = Asking([Task(None, 1)] * (n + spare), members=range(n), speeds_s=speeds_s, lookahead=lookahead)
+    taken, _ = play(epoch, step_times, known=known)
+    assert len(taken) == n + spare
+    assert epoch.remaining == 0
+    assert set(taken) == set(range(n))
+
+
+@pytest.mark.parametrize(("slowdown", "lookahead"), [(1.0, 1), (10.0, 1), (10.0, 9), (100.0, 1)])
+def test_an_epoch_is_as_long_as_with_the_runtime_s_queue(slowdown: float, lookahead: int) -> None:
+    """That one reads the others' step times now and then; here they are known at once."""
+    step_times = [1.0] * 7 + [slowdown]
+    real = run_epochs(step_times, batches=1000, epochs=2, lookahead=lookahead)[-1].length_s
+    epoch = SharedEpoch([Task(None, 1)] * 1000, members=range(8), speeds_s=step_times.copy(), lookahead=lookahead)
+    _, ours = play(epoch, step_times, known=True)
+    assert ours == pytest.approx(real, rel=0.02)
+
+
+def test_equal_shares_begin_again_where_they_do_not_come_out_even() -> None:
+    shares = EqualShares([Task([k], 1) for k in range(5)], workers=2)
+    assert [[task.batch[0] for task in iter(lambda r=rank: shares.next(r, None), None)] for rank in range(2)] == [
+        [0, 2, 4],
+        [1, 3, 0],
+    ]
+
+
+def test_an_epoch_of_a_data_set_holds_every_sample_once() -> None:
+    plan = Plan(Epochs(batch_size=16), samples=100, workers=3, shared=True, seed=1, generators=[])
+    epoch = plan.open(0, range(3))
+    taken = []
+    while (task := epoch.next(1, 1.0)) is not None:  # the others never claim, so two batches stay theirs
+        taken.append(task)
+        epoch.stepped(1)
+    samples = [sample for task in taken for sample in task.batch or ()]
+    assert len(samples) == len(set(samples))
+    assert plan.batches == 7
+    assert len(taken) == plan.batches - 2
+    assert {task.size for task in taken} <= {16, 4}
+
+
+def test_samples_are_counted_where_the_last_batch_is_smaller() -> None:
+    from lightning_gossip.simulation import softmax_regression
+
+    result = simulate("adpsgd", Cluster(4, Constant(1.0)), work=Epochs(batch_size=8), objective=softmax_regression(digits()))
+    assert sum(worker.samples for worker in result.workers) == 1277
+    assert result.steps == 160
+
+
+def test_steps_are_made_by_all_alike() -> None:
+    result = simulate("adpsgd", Cluster.one_slow(4, Constant(1.0), factor=3.0), work=Steps(number=10))
+    assert [worker.steps for worker in result.workers] == [10] * 4
+    assert result.time_s == 30.0
+
+
+def test_every_worker_reports_what_it_did_and_when() -> None:
+    result = simulate(
+        "adpsgd",
+        Cluster(2, [Samples([1.0, 2.0], order="given"), Constant(4.0)]),
+        work=Epochs(batches=8),
+        objective=Quadratic([1.0]),
+        recording=Recording(spans=True),
+    )
+    assert result.spans is not None
+    for worker, spans in zip(result.workers, result.spans, strict=True):
+        assert worker.busy_s == pytest.approx(sum(s.end_s - s.start_s for s in spans if s.activity == "compute"))
+        assert worker.wait_s == pytest.approx(sum(s.end_s - s.start_s for s in spans if s.activity == "wait"))
+        assert worker.busy_s + worker.wait_s == pytest.approx(result.time_s)
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (lambda: Epochs(number=0), "number"),
+        (lambda: Epochs(batches=0), "batches"),
+        (lambda: Epochs(batch_size=0), "batch_size"),
+        (lambda: Epochs(lookahead=0), "lookahead"),
+        (lambda: Steps(number=1.5), "number"),  # type: ignore[arg-type]
+        (lambda: simulate("ddp", Cluster(2, Constant(1.0)), work=Epochs()), "batches"),
+        (lambda: simulate("ddp", Cluster(2, Constant(1.0)), work=Epochs(batches=1)), "batches"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(make, key: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigurationError, match=key):
+        make()
