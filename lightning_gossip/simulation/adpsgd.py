@@ -22,6 +22,7 @@ from lightning_gossip.simulation.checks import check_choice
 from lightning_gossip.simulation.costs import ring_all_reduce_s
 from lightning_gossip.simulation.gossip import Worker
 from lightning_gossip.simulation.network import then
+from lightning_gossip.simulation.record import Distances
 from lightning_gossip.simulation.run import Process, Run, Strategy
 from lightning_gossip.simulation.sessions import Session
 
@@ -146,12 +147,10 @@ class Gossip:
         run = self.run
         return ring_all_reduce_s(run.links, len(run.living), run.nbytes, at_s=run.environment.now, seed=run.seed)
 
-    def _average(self) -> float | None:
+    def _average(self) -> Distances | None:
         living, models = self.run.living, self.run.models
-        if not models.numel:
-            return None
         distance = self.run.distance(self.published)
-        if self.adopts:
+        if self.adopts and models.numel:
             mean = self.published[living].sum(0).div_(len(living))
             for rank in living:
                 self.workers[rank].replica.settle().copy_(mean)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from simpy.events import Event
 
+from lightning_gossip.simulation.record import Distances
 from lightning_gossip.simulation.run import Process, Run
 from lightning_gossip.simulation.sessions import Session
 
@@ -40,7 +41,7 @@ class Rendezvous:
     Args:
         run: whose.
         settle: a process that ends what is under way, when all have arrived.
-        average: makes the mean, and returns the distance to it; None where there are no models.
+        average: makes the mean, and returns the distances to it; None where there are no models.
         open_session: begins a session.
         cost_s: asked for the seconds that the average takes.
     """
@@ -50,7 +51,7 @@ class Rendezvous:
         run: Run,
         *,
         settle: Callable[[], Process],
-        average: Callable[[], float | None],
+        average: Callable[[], Distances | None],
         open_session: Callable[[Session], None],
         cost_s: Callable[[], float],
     ) -> None:

@@ -73,12 +73,12 @@ class AdaptiveAveraging(PeriodicAveraging):
 
 @dataclass
 class _Pending:
-    """An averaging under way: the models that it is of, and when it ends."""
+    """An averaging under way."""
 
-    models: Tensor
+    models: Tensor  # that it is of
+    step: int  # after which it began
     ends_s: float
     lr: float
-    due: float  # the step after which it is applied
 
 
 class AveragingRounds(Rounds):
@@ -122,10 +122,12 @@ class AveragingRounds(Rounds):
         """See :meth:`Rounds.end_session`."""
         run = self._run
         self._finish()
-        distance = run.distance(run.models.x) if run.models.numel else None
+        distance = run.distance(run.models.x)
+        deviation = self._deviation  # the rendezvous' own tells the controller nothing
+        self._begin(run.lr)
+        self._finish(adopts=self._adopts)
+        self._deviation = deviation
         if self._adopts:
-            self._begin(run.lr)
-            self._finish(steps_later=False)
             self._control = replace(self._control, since=0)
         yield run.environment.timeout(max(0.0, float(self._clocks_s.max()) - run.environment.now))
         self._wait_until(np.full(run.workers, run.environment.now))
@@ -134,7 +136,7 @@ class AveragingRounds(Rounds):
     def _after_step(self, epoch: int, lr: float) -> None:
         """As the strategy does it: an averaging that is due ends, the controller decides, the next one begins."""
         self._step += 1
-        if self._pending is not None and self._step >= self._pending.due:
+        if self._pending is not None and self._step >= self._pending.step + self._overlap:
             self._finish()
         deviation, deviation_lr = self._deviation or (None, 0.0)
         self._deviation = None
@@ -146,21 +148,19 @@ class AveragingRounds(Rounds):
             self._finish()
             self._begin(lr)
             if self._overlap == 0:
-                self._finish(steps_later=False)
+                self._finish()
 
     def _begin(self, lr: float) -> None:
         run = self._run
-        assert run.averagings is not None
-        run.averagings += 1
         came_s = float(self._clocks_s.max())
         ends_s = came_s + ring_all_reduce_s(run.links, run.workers, run.nbytes, at_s=came_s, seed=run.seed)
-        self._pending = _Pending(run.models.x.clone(), ends_s, lr, self._step + self._overlap)
+        self._pending = _Pending(run.models.x.clone(), self._step, ends_s, lr)
         run.record.event(came_s, "average", -1)
         for account in run.record.accounts:
             account.bytes_sent += all_reduce_bytes(run.workers, run.nbytes)
 
-    def _finish(self, *, steps_later: bool = True) -> None:
-        """Wait for the averaging under way, if there is one, and apply it."""
+    def _finish(self, *, adopts: bool = True) -> None:
+        """Wait for the averaging under way, if there is one, and apply it, or only look at it."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -170,10 +170,14 @@ class AveragingRounds(Rounds):
         difference = mean - pending.models
         deviation = float(torch.linalg.vector_norm(difference, dim=1, dtype=torch.float64).square().sum()) / run.workers
         self._deviation = (deviation, pending.lr)
-        if steps_later:
-            run.models.x.add_(difference)
-        else:
+        if not adopts:
+            return
+        assert run.averagings is not None
+        run.averagings += 1
+        if pending.step == self._step:
             run.models.x.copy_(mean)
+        else:
+            run.models.x.add_(difference)
         momentum = run.models.optimizer.momentum
         if momentum is not None and self._rule == "average":
             momentum.copy_(momentum.sum(0).div_(run.workers))

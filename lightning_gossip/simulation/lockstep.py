@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -113,8 +113,8 @@ class GradientAveraging(Lockstep):
         """Seconds of an average that begins at a time, and bytes that each worker sends for it."""
 
     @abstractmethod
-    def mean(self, run: Run, gradients: Tensor) -> Tensor:
-        """The mean of the gradients, shape (n, d), as all workers get it, shape (d,)."""
+    def averager(self, run: Run) -> Callable[[Tensor], Tensor]:
+        """For one run: from the gradients, shape (n, d), to their mean as all workers get it, shape (d,)."""
 
 
 class GradientRounds(Rounds):
@@ -123,6 +123,7 @@ class GradientRounds(Rounds):
     def __init__(self, strategy: GradientAveraging, run: Run) -> None:
         self._strategy = strategy
         self._run = run
+        self._mean = strategy.averager(run)
 
     def round(self, epoch: int, tasks: Sequence[Task]) -> Process:
         """See :meth:`Rounds.round`."""
@@ -139,7 +140,7 @@ class GradientRounds(Rounds):
         yield run.environment.timeout(max(longest_s, begins_s + average_s))
         end_s = run.environment.now
         if run.models.numel:
-            gradient = strategy.mean(run, run.models.gradients())
+            gradient = self._mean(run.models.gradients())
             run.models.optimizer.step(slice(None), gradient.expand(run.workers, -1), run.lr)
         for rank, (task, time_s) in enumerate(zip(tasks, times_s, strict=True)):
             run.record.compute(rank, start_s, start_s + time_s)
@@ -175,9 +176,9 @@ class AllReduce(GradientAveraging):
         seconds = ring_all_reduce_s(run.links, run.workers, run.nbytes, at_s=at_s, seed=run.seed)
         return seconds, all_reduce_bytes(run.workers, run.nbytes)
 
-    def mean(self, run: Run, gradients: Tensor) -> Tensor:
-        """See :meth:`GradientAveraging.mean`."""
-        return gradients.sum(0).div_(run.workers)
+    def averager(self, run: Run) -> Callable[[Tensor], Tensor]:
+        """See :meth:`GradientAveraging.averager`."""
+        return lambda gradients: gradients.sum(0).div_(run.workers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +197,6 @@ class QSGD(GradientAveraging):
     bucket_size: int = 512
     norm: Literal["max", "l2"] = "max"
     seed: int | None = None
-    _generators: list[torch.Generator] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.quantizer  # noqa: B018 - refuses what cannot work
@@ -206,12 +206,6 @@ class QSGD(GradientAveraging):
         """Of the gradients."""
         return Quantizer(bits=self.bits, levels=self.levels, bucket_size=self.bucket_size, norm=self.norm)
 
-    def start(self, run: Run) -> None:
-        """See :meth:`Strategy.start`."""
-        seed = run.seed if self.seed is None else self.seed
-        self._generators[:] = [torch.Generator().manual_seed(seed + 1_000_003 * rank) for rank in range(run.workers)]
-        super().start(run)
-
     def cost(self, run: Run, at_s: float) -> tuple[float, int]:
         """See :meth:`GradientAveraging.cost`."""
         numel = math.ceil(run.nbytes / run.models.x.element_size())
@@ -219,9 +213,15 @@ class QSGD(GradientAveraging):
         seconds = ring_all_gather_s(run.links, run.workers, payload, at_s=at_s, seed=run.seed)
         return seconds, (run.workers - 1) * payload
 
-    def mean(self, run: Run, gradients: Tensor) -> Tensor:
-        """See :meth:`GradientAveraging.mean`."""
-        quantizer, total = self.quantizer, torch.zeros_like(gradients[0])
-        for gradient, generator in zip(gradients, self._generators, strict=True):
-            quantizer.decode_add(quantizer.encode(gradient, generator), total)
-        return total.div_(run.workers)
+    def averager(self, run: Run) -> Callable[[Tensor], Tensor]:
+        """See :meth:`GradientAveraging.averager`."""
+        seed, quantizer = run.seed if self.seed is None else self.seed, self.quantizer
+        generators = [torch.Generator().manual_seed(seed + 1_000_003 * rank) for rank in range(run.workers)]
+
+        def mean(gradients: Tensor) -> Tensor:
+            total = torch.zeros_like(gradients[0])
+            for gradient, generator in zip(gradients, generators, strict=True):
+                quantizer.decode_add(quantizer.encode(gradient, generator), total)
+            return total.div_(run.workers)
+
+        return mean

@@ -121,7 +121,7 @@ class NeighbourRounds(Rounds):
         for rank, at_s in enumerate(came_s.tolist()):
             run.record.wait(rank, at_s, run.environment.now)
         self._starts_s = np.full(run.workers, run.environment.now)
-        distance = run.distance(run.models.x) if run.models.numel else None
+        distance = run.distance(run.models.x)
         if self._adopts and run.models.numel:
             run.models.x.copy_(run.models.x.sum(0).div_(run.workers))
         run.end_session(distance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -55,17 +56,30 @@ class Point(NamedTuple):
     accuracy: float | None
 
 
+Distances = tuple[float, ...]
+"""‖x_i − x̄‖² of each worker, by rank; NaN of one that has failed."""
+
+
 class EpochRecord(NamedTuple):
     """One session, from one rendezvous to the next.
 
     Args:
         start_s, end_s: virtual; the rendezvous' averaging counts.
-        consensus_distance: just before the averaging; None without models.
+        distances: of the models to their mean (to the server's under ``apsgd``) just before the averaging; None without
+            models, and where all are equal at any time.
     """
 
     start_s: float
     end_s: float
-    consensus_distance: float | None
+    distances: Distances | None
+
+    @property
+    def consensus_distance(self) -> float | None:
+        """(1/n) Σ ‖x_i − x̄‖² over the workers that are left."""
+        if self.distances is None:
+            return None
+        living = [distance for distance in self.distances if not math.isnan(distance)]
+        return math.fsum(living) / len(living) if living else None
 
     @property
     def length_s(self) -> float:

@@ -20,7 +20,7 @@ from lightning_gossip.simulation.models import Models
 from lightning_gossip.simulation.network import Network
 from lightning_gossip.simulation.objectives import Objective
 from lightning_gossip.simulation.optimizer import SGD
-from lightning_gossip.simulation.record import EpochRecord, Point, Recorder, Recording
+from lightning_gossip.simulation.record import Distances, EpochRecord, Point, Recorder, Recording
 from lightning_gossip.simulation.sessions import Session
 from lightning_gossip.simulation.work import Epochs, Plan, Steps
 
@@ -149,26 +149,52 @@ class Run:
         """Add a point to the loss, and end the run if it is low enough, or not finite."""
         if self._objective is None:
             return
-        models = self.current()
-        mean = models.mean(0)
+        mean = self.mean()
         loss = self._objective.loss(mean)
         self.record.points.append(
-            Point(self.environment.now, self.steps, self.samples, loss, self.distance(models), self._objective.accuracy(mean))
+            Point(
+                time_s=self.environment.now,
+                steps=self.steps,
+                samples=self.samples,
+                loss=loss,
+                consensus_distance=consensus_distance(self._living_models()),
+                accuracy=self._objective.accuracy(mean),
+            )
         )
         if not math.isfinite(loss):
             self.finish("diverged")
         elif self._target_loss is not None and loss <= self._target_loss:
             self.finish("target")
 
-    def distance(self, models: Tensor) -> float:
-        """(1/n) Σ ‖x_i − x̄‖² of the living workers' models; NaN where that is not finite."""
-        rows = models if len(models) != self.workers or len(self.living) == self.workers else models[self.living]
-        return consensus_distance(rows) if bool(torch.isfinite(rows).all()) else math.nan
+    def mean(self) -> Tensor:
+        """Of the models that count, shape (d,)."""
+        return self._living_models().mean(0)
 
-    def end_session(self, distance: float | None) -> None:
-        """All workers have met and averaged, from this distance to their mean."""
+    def _living_models(self) -> Tensor:
+        models = self.current()
+        return models[self.living] if len(models) == self.workers and 0 < len(self.living) < self.workers else models
+
+    def distance(self, models: Tensor, *, to: Tensor | None = None) -> Distances | None:
+        """‖x_i − x̄‖² of every worker's model, x̄ the mean of the living ones'.
+
+        Args:
+            models: shape (n, d).
+            to: another model in place of the mean, shape (d,).
+
+        Returns:
+            None without models.
+        """
+        if not self.models.numel:
+            return None
+        exact = models.to(torch.float64)
+        centre = exact[self.living].mean(0) if to is None else to
+        squares = (exact - centre).square().sum(1).tolist()
+        return tuple(square if rank in self.living else math.nan for rank, square in enumerate(squares))
+
+    def end_session(self, distances: Distances | None) -> None:
+        """All workers have met and averaged, from these distances to their mean."""
         now_s = self.environment.now
-        self.record.epochs.append(EpochRecord(self._session_began_s, now_s, distance))
+        self.record.epochs.append(EpochRecord(self._session_began_s, now_s, distances))
         self._session_began_s = now_s
         self.record.event(now_s, "meet", -1)
 

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import simpy
-import torch
 from simpy.events import Event
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from lightning_gossip.simulation.asynchronous import Rendezvous, StepTimes
 from lightning_gossip.simulation.checks import check_choice
 from lightning_gossip.simulation.costs import in_cast_s
 from lightning_gossip.simulation.network import then
+from lightning_gossip.simulation.record import Distances
 from lightning_gossip.simulation.run import Process, Run, Strategy
 from lightning_gossip.simulation.sessions import Session
 
@@ -174,14 +174,11 @@ class Server:
     def _average_s(self) -> float:
         return in_cast_s(self.run.links, len(self.run.living) - 1, self.run.nbytes) if len(self.run.living) > 1 else 0.0
 
-    def _average(self) -> float | None:
+    def _average(self) -> Distances | None:
         """Everybody takes the server's model."""
-        models = self.run.models
-        if not models.numel:
-            return None
-        differences = (models.x - self.rules.model).to(torch.float64)[self.run.living]
-        models.x.copy_(self.rules.model)
-        return float(differences.square().sum()) / len(self.run.living)
+        distance = self.run.distance(self.run.models.x, to=self.rules.model)
+        self.run.models.x.copy_(self.rules.model)
+        return distance
 
 
 class _Worker:

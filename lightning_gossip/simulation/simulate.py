@@ -134,7 +134,7 @@ def _result(strategy: Strategy, run: Run, events: int) -> Result:
         epochs=record.epochs,
         points=record.points,
         models=run.models.x if has_models else None,
-        mean=run.current().mean(0) if has_models else None,
+        mean=run.mean() if has_models else None,
         model_bytes=run.nbytes,
         averagings=run.averagings,
         trace=None if record.trace is None else sorted(record.trace, key=lambda event: event.time_s),

@@ -90,6 +90,19 @@ def test_a_slow_link_touches_the_two_workers_at_its_ends_only(slowdown: float) -
     assert slowed == pytest.approx((1.0 + slowdown * moved_s) / (1.0 + moved_s))
 
 
+def test_the_ends_of_a_slow_link_drift_no_further_from_the_mean_than_its_slowness_explains() -> None:
+    """The distance of each worker to the mean before an epoch's average is reported."""
+    links = Links.one_slow(0, 1, 100.0, bandwidth=1e4)
+    work = Epochs(number=2, batches=100 * WORKERS)
+    problem = Quadratic([1.0] * 50, noise=1.0, start_at=0.0)
+    result = simulate("adpsgd", Cluster(WORKERS, Constant(1.0)), work=work, links=links, model_bytes=1000, objective=problem)
+    distances = result.epochs[-1].distances
+    assert distances is not None
+    assert len(distances) == WORKERS
+    assert np.mean(distances) == pytest.approx(result.epochs[-1].consensus_distance)
+    assert np.mean(distances[:2]) < 4 * np.mean(distances[3:15])
+
+
 # -- what an exchange is -----------------------------------------------------------------------------------------------------
 
 

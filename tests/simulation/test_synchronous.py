@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import pytest
 import torch
 
 from lightning_gossip.algorithm import AdaptivePeriod, ConstantPeriod, PostLocal, Quantizer
 from lightning_gossip.algorithm.graphs import ring, star
 from lightning_gossip.algorithm.mixing import mixing_matrix
+from lightning_gossip.algorithm.period import Observation
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation import (
     ADPSGD,
@@ -134,6 +138,49 @@ def test_the_controllers_decide(controller, averagings: int | None) -> None:  # 
     assert 1 < result.averagings <= 40
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_controller_is_told_what_the_runtime_tells_it(overlap: bool) -> None:
+    """Two epochs: S_k of each averaging at the next step, and not that of the rendezvous."""
+    controller = AdaptivePeriod(initial=3, warmup_epochs=1, sample=2, low=1.5, high=3.0)
+    x, state = torch.ones(4, 3, dtype=torch.float64), controller.init()
+    pending: torch.Tensor | None = None
+    deviation, averaged = None, []
+
+    def finish() -> float | None:
+        nonlocal x, pending
+        if pending is None:
+            return None
+        difference, pending = pending.mean(0) - pending, None
+        x = x + difference
+        return float(difference.square().sum()) / 4
+
+    for step in range(1, 41):
+        x = x - LR * gradients(x)
+        average_now, state = controller.update(state, Observation(step, (step - 1) // 20, step / 40, deviation, LR))
+        deviation = None
+        if average_now:
+            deviation = finish()
+            averaged.append(step)
+            pending = x.clone()
+            deviation = deviation if overlap else finish()
+        if step % 20 == 0:
+            deviation = finish() if overlap else deviation
+            x, state = x.mean(0).repeat(4, 1), replace(state, since=0)
+    result = simulate(
+        PeriodicAveraging(period=controller, overlap=overlap),
+        Cluster(4, Constant(1.0)),
+        work=Epochs(number=2, batches=80),
+        objective=problem(4),
+        optimizer=SGD(lr=LR),
+        recording=Recording(trace=True),
+    )
+    assert result.trace is not None
+    ours = [round(event.time_s) for event in result.trace if event.kind == "average"]
+    assert sorted([*averaged, 20, 40]) == ours
+    assert len({later - earlier for earlier, later in itertools.pairwise(averaged)}) > 2  # the period has adapted
+    assert torch.allclose(result.models, x, rtol=1e-12)  # type: ignore[arg-type]
+
+
 def test_the_adaptive_period_averages_more_often_where_the_learning_rate_is_large() -> None:
     """Noise alone: C₂ is frozen at the large rate, and where the rate is a tenth the period may be longer."""
     result = simulate(
@@ -230,7 +277,7 @@ def test_the_time_of_local_steps_follows_from_computing_and_averaging() -> None:
 def test_an_overlapped_averaging_is_hidden_behind_the_local_steps() -> None:
     strategy = PeriodicAveraging(period=5, overlap=2, at_rendezvous="evaluate")
     result = simulate(strategy, Cluster(4, Constant(1.0)), work=Steps(number=20), links=Links(bandwidth=3.0), model_bytes=4)
-    assert result.time_s == pytest.approx(20.0 + 2.0)
+    assert result.time_s == pytest.approx(20.0 + 2.0 + 2.0)  # the last one, and the rendezvous
 
 
 def test_quantized_gradients_go_round_in_the_bytes_that_the_quantizer_needs() -> None:
