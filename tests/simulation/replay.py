@@ -44,7 +44,8 @@ class Director:
     """Lets the events of a script happen one at a time."""
 
     def __init__(self, trace: Sequence[TraceEvent]) -> None:
-        self.script: list[Turn] = [(event.kind, event.rank, event.peer) for event in trace if event.kind in PLAYED]
+        begin: Turn = ("begin", -1, -1)  # nothing happens before all have opened their session
+        self.script = [begin, *((event.kind, event.rank, event.peer) for event in trace if event.kind in PLAYED)]
         self._position = 0
         self._condition = threading.Condition()
 
@@ -73,7 +74,7 @@ class Director:
     def play(self, act: Callable[[Turn], None]) -> None:
         """The test's own events, until the script is over."""
         while (turn := self.now) is not None:
-            if turn[0] in ("step", "close"):
+            if turn[0] in ("begin", "step", "close"):
                 act(turn)
                 self.done()
                 continue
@@ -163,6 +164,10 @@ def replay(
             x[rank].add_(update(rank, x[rank]), alpha=-lr)
             gossips[rank].step([x[rank]], step_s=AT_ONCE_S)
             return
+        if kind == "begin":
+            for rank, gossip in enumerate(gossips):
+                gossip.open(Replica([x[rank]]), session=1, layout=1)
+            return
         for rank, gossip in enumerate(gossips):
             drains.append(threading.Thread(target=gossip.drain, args=([x[rank]],), daemon=True))
             drains[-1].start()
@@ -173,8 +178,6 @@ def replay(
     try:
         for gossip in gossips:
             gossip.start()
-        for rank, gossip in enumerate(gossips):
-            gossip.open(Replica([x[rank]]), session=1, layout=1)
         director.play(act)
         for drain in drains:
             drain.join(PATIENCE_S)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -27,7 +29,7 @@ from lightning_gossip.simulation import (
 from lightning_gossip.simulation.run import Strategy
 from lightning_gossip.transport import MemoryNetwork
 from tests.runtime.test_parameter_server import Service
-from tests.simulation.replay import PATIENCE_S, replay
+from tests.simulation.replay import PATIENCE_S, PLAYED, replay
 
 SPECTRUM = [0.1, 0.5, 1.0, 2.0, 3.0]
 LR = 0.05
@@ -170,3 +172,18 @@ def test_a_memoryless_law_is_replayed_too() -> None:
         seed=9,
     )
     assert torch.equal(real, result.models)
+
+
+def test_another_order_of_two_events_gives_other_models() -> None:
+    """Shows that the comparison can fail: a merge just before a step of the same worker comes after it instead."""
+    topology = exponential(4)
+    result = run(ADPSGD(topology=topology, at_rendezvous="evaluate", work_sharing=False), 4, latency_s=0.3, seed=1)
+    assert result.trace is not None
+    trace = [event for event in result.trace if event.kind in PLAYED]
+    pairs = list(enumerate(itertools.pairwise(trace)))[len(trace) // 2 :]  # at first all models are equal
+    place = next(k for k, (a, b) in pairs if a.kind == "merge" and b.kind == "step" and a.rank == b.rank)
+    trace[place], trace[place + 1] = trace[place + 1], trace[place]
+    start = torch.ones(len(SPECTRUM), dtype=torch.float64)
+    real = replay(trace, topology, start=start, update=lambda rank, x: gradient(rank, x, 4), lr=LR, seed=1)
+    assert not torch.equal(real, result.models)
+    assert torch.allclose(real, result.models, atol=0.1)
