@@ -1,4 +1,18 @@
-"""Any cluster under virtual time: the package's own algorithm objects; only time, links and compute are simulated (SimPy)."""
+"""Any cluster under virtual time: the package's own algorithm objects; only time, links and compute are simulated (SimPy).
+
+:func:`simulate` is the one call. Replica, partner choice, pace, period controllers, quantizer, parameter server, staleness
+counters and the claim rule are those of a real run; given one order of events, simulator and runtime make the same models to
+the bit (``tests/simulation/test_equivalence.py``).
+
+What is idealised:
+
+- a claim of a batch takes no time, and everybody's step time is known to all at once;
+- a step is one stretch of computing: no loading of data, no validation, no time to copy a model;
+- an exchange goes in one piece, not in chunks, and a port serves one exchange without loss;
+- DDP's overlap is the best that buckets could do, and collectives are rings by rank;
+- the rounds of D-PSGD, and an all-reduce on a bottleneck, find all their transfers under way at once;
+- a link that is slow when a transfer begins stays so until it ends.
+"""
 
 from lightning_gossip.simulation.adpsgd import ADPSGD
 from lightning_gossip.simulation.averaging import AdaptiveAveraging, PeriodicAveraging

@@ -13,6 +13,7 @@ from lightning_gossip.simulation.run import Process, Run
 from lightning_gossip.simulation.sessions import Session
 
 _STEP_WINDOW = 9  # steps whose median is a worker's step time
+_SHORTEST_S = 1e-12  # so that a rate is finite; late in a long run a shorter step is lost in the rounding of the time
 
 
 class StepTimes:
@@ -29,7 +30,7 @@ class StepTimes:
 
     def tick(self, at_s: float) -> float:
         """A step has ended; returns the median, in seconds."""
-        self._steps_s.append(at_s - self._last_s)
+        self._steps_s.append(max(at_s - self._last_s, _SHORTEST_S))
         self._last_s = at_s
         self.median_s = statistics.median(self._steps_s)
         return self.median_s

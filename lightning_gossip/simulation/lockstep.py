@@ -216,7 +216,7 @@ class QSGD(GradientAveraging):
     def averager(self, run: Run) -> Callable[[Tensor], Tensor]:
         """See :meth:`GradientAveraging.averager`."""
         seed, quantizer = run.seed if self.seed is None else self.seed, self.quantizer
-        generators = [torch.Generator().manual_seed(seed + 1_000_003 * rank) for rank in range(run.workers)]
+        generators = [torch.Generator().manual_seed((seed + 1_000_003 * rank) % 2**63) for rank in range(run.workers)]
 
         def mean(gradients: Tensor) -> Tensor:
             total = torch.zeros_like(gradients[0])

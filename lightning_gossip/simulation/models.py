@@ -39,7 +39,7 @@ class Models:
             self.x = torch.empty(workers, 0)
         else:
             objective.check(workers)
-            start = objective.start(torch.Generator().manual_seed(seed * 1_000_003 + _START))
+            start = objective.start(torch.Generator().manual_seed((seed * 1_000_003 + _START) % 2**63))
             self.x = start.to(objective.dtype).repeat(workers, 1)
         self.rows = list(self.x.unbind())
         self.numel = self.x.shape[1]

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from lightning_gossip.algorithm.checks import check_integer
 from lightning_gossip.algorithm.staleness import StalenessHistogram
 
 Activity = Literal["compute", "exchange", "wait"]
@@ -131,6 +132,10 @@ class Recording:
     spans: bool = False
     staleness: bool = False
     evaluate_every: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.evaluate_every is not None:
+            check_integer("evaluate_every", self.evaluate_every, example=100, otherwise=", or None for a hundred points in all")
 
 
 class Recorder:

@@ -76,8 +76,6 @@ def simulate(
     recording = Recording() if recording is None else recording
     _check_type("recording", recording, Recording)
     check_integer("seed", seed, at_least=0, example=0)
-    if recording.evaluate_every is not None:
-        check_integer("evaluate_every", recording.evaluate_every, example=100)
     for name, value in (("target_loss", target_loss), ("until_s", until_s)):
         if value is not None and not is_finite(value):
             raise ConfigurationError(f"{name}={value!r} is not a finite number.")

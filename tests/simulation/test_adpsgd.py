@@ -156,7 +156,7 @@ def test_the_sum_of_all_models_changes_by_local_updates_only_exactly() -> None:
     assert max(worker.exchanges for worker in result.workers) > 3
     assert result.models is not None
     assert result.workers[0].staleness.count == 5
-    updates = Dyadic().gradients(None, range(8), None, None).sum(0)
+    updates = Dyadic().gradients(None, range(8), None, None).sum(0)  # type: ignore[no-untyped-call]
     assert torch.equal(result.models.sum(0), -5.0 * updates)
 
 

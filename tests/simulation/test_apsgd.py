@@ -97,6 +97,7 @@ def test_it_learns_and_all_workers_leave_with_the_server_s_model() -> None:
     assert result.loss is not None
     assert result.loss < 1e-3
     assert result.models is not None
+    assert result.mean is not None
     assert all(torch.equal(row, result.mean) for row in result.models)
 
 

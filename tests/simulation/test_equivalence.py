@@ -163,6 +163,7 @@ def test_a_memoryless_law_is_replayed_too() -> None:
         seed=9,
         recording=Recording(trace=True),
     )
+    assert result.trace is not None
     real = replay(
         result.trace,
         topology,
@@ -171,6 +172,7 @@ def test_a_memoryless_law_is_replayed_too() -> None:
         lr=LR,
         seed=9,
     )
+    assert result.models is not None
     assert torch.equal(real, result.models)
 
 

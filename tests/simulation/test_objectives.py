@@ -18,7 +18,7 @@ DATA = Classes(torch.randn(30, 6, generator=GENERATOR), torch.randint(0, 3, (30,
 def by_autograd(classifier: Classifier, model: torch.Tensor, batch: list[int]) -> torch.Tensor:
     model = model.clone().requires_grad_()
     logits = classifier._logits(model, classifier._x[batch])
-    torch.nn.functional.cross_entropy(logits, classifier._y[batch]).backward()
+    torch.nn.functional.cross_entropy(logits, classifier._y[batch]).backward()  # type: ignore[no-untyped-call]
     assert model.grad is not None
     return model.grad
 
@@ -38,6 +38,7 @@ def test_the_digits_are_the_recipes_own_parts() -> None:
 
     ours, theirs = digits(), DigitsData()
     assert torch.equal(ours.x, theirs.train.tensors[0].flatten(1))
+    assert ours.test_y is not None
     assert torch.equal(ours.test_y, theirs.test.tensors[1])
 
 

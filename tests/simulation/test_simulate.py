@@ -125,7 +125,6 @@ def test_a_cluster_in_which_all_links_are_slow_at_random_slows_all_reduce_more_t
         ({"model_bytes": -1}, "model_bytes"),
         ({"seed": -1}, "seed"),
         ({"recording": True}, "recording"),
-        ({"recording": Recording(evaluate_every=0)}, "evaluate_every"),
         ({"target_loss": 0.1}, "target_loss"),
         ({"until_s": float("nan")}, "until_s"),
         ({"strategy": make_strategy("adpsgd", topology=ring(6))}, "topology"),
@@ -135,6 +134,11 @@ def test_what_cannot_be_is_refused_by_name(options: dict[str, object], key: str)
     arguments = {"strategy": "adpsgd", "cluster": CLUSTER, "work": Steps(number=1), **options}
     with pytest.raises(ConfigurationError, match=key):
         simulate(arguments.pop("strategy"), arguments.pop("cluster"), **arguments)  # type: ignore[arg-type]
+
+
+def test_points_of_the_loss_come_at_a_whole_number_of_steps() -> None:
+    with pytest.raises(ConfigurationError, match="evaluate_every"):
+        Recording(evaluate_every=0)
 
 
 @pytest.mark.parametrize("options", [{"topologie": "ring"}, {"roles": "both"}, {"exchanges_per_step": -1.0}])

@@ -201,7 +201,7 @@ def test_momentum_is_kept_averaged_or_reset() -> None:
     finals = {}
     for rule in ("keep", "average", "reset"):
         result = simulate(
-            PeriodicAveraging(period=4, optimizer_state=rule),  # type: ignore[arg-type]
+            PeriodicAveraging(period=4, optimizer_state=rule),
             Cluster(4, Constant(1.0)),
             work=Steps(number=20),
             objective=problem(4),
