@@ -75,8 +75,9 @@ class Cluster:
         """The workers of a real run, each with the compute times that were measured there.
 
         Args:
-            record: what a recipe's ``record.json`` holds: ``{"workers": [{"rank", "spans": [[activity, start_s, end_s,
-                peer], …]}, …]}``; spans of the activity ``"compute"`` are the samples.
+            record: what a recipe's ``record.json`` holds, ``{"workers": [{"rank", "spans": [[activity, start_s, end_s, peer],
+                …]}, …]}``; spans of the activity ``"compute"`` are the samples. Of a run whose workers do not wait for each
+                other inside a step (``adpsgd``, not ``ddp``), short enough that a span is one step (10,000 spans a worker).
             options: as for the class.
 
         Raises:
