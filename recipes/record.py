@@ -119,7 +119,7 @@ class RunRecorder(Callback):
             }
         )
         if trainer.is_global_zero:
-            _write_csv(self._folder / METRICS, self._epochs)
+            write_csv(self._folder / METRICS, self._epochs)
 
     @override
     def on_train_end(self, *_: Any) -> None:
@@ -182,7 +182,8 @@ def _bounded(spans: list[Span]) -> list[Span]:
     return spans
 
 
-def _write_csv(path: Path, rows: list[dict[str, float]]) -> None:
+def write_csv(path: Path, rows: list[dict[str, float]]) -> None:
+    """One column a name; rows may lack some."""
     first = ["epoch", "time/wall_s"]
     names = [*first, *sorted({name for row in rows for name in row} - set(first))]
     with path.open("w", newline="", encoding="utf-8") as file:

@@ -188,6 +188,7 @@ class QSGD(GradientAveraging):
     Args:
         bits, levels, bucket_size, norm: see :class:`~lightning_gossip.algorithm.quantize.Quantizer`.
         seed: of the rounding; None for the run's.
+        at_rendezvous: makes no difference: the models are equal.
     """
 
     name = "qsgd"
@@ -197,6 +198,7 @@ class QSGD(GradientAveraging):
     bucket_size: int = 512
     norm: Literal["max", "l2"] = "max"
     seed: int | None = None
+    at_rendezvous: Literal["adopt", "evaluate"] = "adopt"
 
     def __post_init__(self) -> None:
         self.quantizer  # noqa: B018 - refuses what cannot work

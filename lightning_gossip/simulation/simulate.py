@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, cast
 
 import simpy
@@ -19,6 +20,8 @@ from lightning_gossip.simulation.run import Run, Strategy
 from lightning_gossip.simulation.strategies import make_strategy
 from lightning_gossip.simulation.work import Epochs, Steps
 
+_EVENTS_BETWEEN_NEWS = 2_000  # some tens of milliseconds
+
 
 def simulate(
     strategy: Strategy | str,
@@ -33,6 +36,7 @@ def simulate(
     recording: Recording | None = None,
     target_loss: float | None = None,
     until_s: float | None = None,
+    on_progress: Callable[[float], None] | None = None,
 ) -> Result:
     """Run a strategy on a cluster under virtual time.
 
@@ -51,6 +55,7 @@ def simulate(
         recording: what to write down besides the accounts.
         target_loss: end when a point of the loss is no higher.
         until_s: end at this virtual time.
+        on_progress: told now and then which share of the run's steps is done, in [0, 1].
 
     Raises:
         ConfigurationError: naming the key, for arguments that are out of their range or do not fit each other.
@@ -101,11 +106,11 @@ def simulate(
     )
     run.evaluate()
     strategy.start(run)
-    events = _advance(run, math.inf if until_s is None else until_s)
+    events = _advance(run, math.inf if until_s is None else until_s, on_progress or (lambda share: None))
     return _result(strategy, run, events)
 
 
-def _advance(run: Run, until_s: float) -> int:
+def _advance(run: Run, until_s: float, on_progress: Callable[[float], None]) -> int:
     """Process events until the run ends; returns how many they were."""
     environment, events = run.environment, 0
     try:
@@ -115,6 +120,8 @@ def _advance(run: Run, until_s: float) -> int:
                 break
             environment.step()
             events += 1
+            if events % _EVENTS_BETWEEN_NEWS == 0:
+                on_progress(run.progress)
     except simpy.core.EmptySchedule:
         run.finish("stalled")
     return events

@@ -1,0 +1,186 @@
+"""Simulate a configuration before it is trained: ``python -m recipes.simulate strategies=[ddp,adpsgd] cluster=one_slow``.
+
+The algorithms are the package's own; time, links and compute are virtual. The options that ``recipes.train`` has too mean the
+same here. The run's folder gets loss.png, a time line of each strategy, and summary.json, record.json and metrics.csv as a
+training run has them (of several strategies: in a folder each, which ``recipes.report`` takes for a sweep).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import hydra
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from lightning_gossip import ConfigurationError, GossipError
+from lightning_gossip.simulation import Recording, Result, Strategy, simulate
+from lightning_gossip.strategies import STRATEGIES
+from recipes.job import plain_errors
+from recipes.simulated import figures, outputs
+from recipes.simulated.scenario import Scenario, scenario_of, strategy_of
+from recipes.sweep import FAILED, forget, note_failure
+from recipes.train import CONF
+
+_FULL_ERROR = "HYDRA_FULL_ERROR"
+_FEW = 16  # workers whose time line can be read
+
+log = logging.getLogger(__name__)
+
+News = Callable[[float], None]
+
+
+def run(cfg: DictConfig, strategies: dict[str, Strategy], console: Console | None = None) -> dict[str, Result]:
+    """Simulate, print a table, and write what is left behind.
+
+    Args:
+        cfg: composed from conf/simulate.yaml.
+        strategies: by the names that they have in the table.
+        console: where to print; standard output if None.
+
+    Raises:
+        ConfigurationError: naming the key, for what cannot work; before anything is simulated.
+    """
+    console = console or Console()
+    with plain_errors():
+        scenario = scenario_of(cfg)
+    _check(cfg, scenario, strategies)
+    folder = Path(cfg.run_dir)
+    timeline = cfg.timeline is True or (cfg.timeline == "auto" and scenario.cluster.workers <= _FEW)
+    with _progress(console) as step:
+        results = {
+            name: _simulated(cfg, scenario, strategy, step(name), recording=Recording(spans=timeline))
+            for name, strategy in strategies.items()
+        }
+        for name, result in results.items():
+            _leave(name, result, folder if len(results) == 1 else folder / name, timeline=timeline)
+        if scenario.problem.objective is not None:
+            figures.draw_loss(results, folder / figures.LOSS)
+        if cfg.slowdowns:
+            _slow_down(cfg, scenario, strategies, folder, step)
+    outputs.show(results, console)
+    console.print(f"Everything else is in [bold]{folder}[/bold]", soft_wrap=True)
+    return results
+
+
+def _check(cfg: DictConfig, scenario: Scenario, strategies: dict[str, Strategy]) -> None:
+    workers = scenario.cluster.workers
+    scenario.links.check(workers)
+    for strategy in strategies.values():
+        strategy.check(workers)
+    if cfg.timeline not in (True, False, "auto"):
+        raise ConfigurationError(f"timeline={cfg.timeline!r} is neither true, false nor auto.")
+    if cfg.slowdowns and cfg.slow_rank not in range(workers):
+        raise ConfigurationError(f"slow_rank={cfg.slow_rank!r} is not one of the {workers} workers.")
+
+
+def _simulated(
+    cfg: DictConfig, scenario: Scenario, strategy: Strategy, on_progress: News, recording: Recording | None = None
+) -> Result:
+    return simulate(
+        strategy,
+        scenario.cluster,
+        work=scenario.work,
+        links=scenario.links,
+        objective=scenario.problem.objective,
+        optimizer=scenario.problem.optimizer,
+        model_bytes=scenario.model_bytes,
+        seed=cfg.seed,
+        recording=recording,
+        target_loss=cfg.target_loss if scenario.problem.objective is not None else None,
+        on_progress=on_progress,
+    )
+
+
+def _leave(name: str, result: Result, folder: Path, *, timeline: bool) -> None:
+    summary = outputs.save(result, folder)
+    if timeline:
+        figures.draw_timeline(result, summary, folder / "timeline.png")
+
+
+def _slow_down(
+    cfg: DictConfig, scenario: Scenario, strategies: dict[str, Strategy], folder: Path, step: Callable[[str], News]
+) -> None:
+    """The figure of epoch times: times only, so that it is quick."""
+    times: dict[str, list[tuple[float, float]]] = {}
+    for name, strategy in strategies.items():
+        for factor in cfg.slowdowns:
+            slowed = scenario.slowed(cfg.slow_rank, factor)
+            result = _simulated(cfg, slowed, strategy, step(f"{name} {factor:g}×"))
+            times.setdefault(name, []).append((float(factor), result.time_s / max(1, len(result.epochs))))
+    figures.draw_slowdowns(times, scenario.cluster.workers, cfg.slow_rank, folder / figures.SLOWDOWN)
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Callable[[str], News]]:
+    """A bar; the function begins a new part of the work and gives what is to be told of it."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+
+        def step(name: str) -> News:
+            bar.reset(task, description=name)
+            return lambda share: bar.update(task, completed=share)
+
+        yield step
+
+
+def compose_strategies(cfg: DictConfig, names: Sequence[str], overrides: Sequence[str]) -> dict[str, Strategy]:
+    """Each strategy as ``strategy=NAME`` would make it; the call's own options of a strategy are for one strategy only.
+
+    Args:
+        cfg: the call's own.
+        names: of the configurations in the group ``strategy``.
+        overrides: that the call was made with.
+
+    Raises:
+        ConfigurationError: for an unknown name.
+    """
+    if not names:
+        strategy = strategy_of(cfg)
+        return {strategy.name: strategy}
+    known = ("ddp", *STRATEGIES)
+    for name in names:
+        if name not in known:
+            raise ConfigurationError(f"strategies names {name!r}; the known ones are {', '.join(known)}.")
+    common = [override for override in overrides if not override.lstrip("+~").startswith(("strategy", "slowdowns"))]
+    return {name: strategy_of(compose("simulate", [*common, f"strategy={name}"])) for name in names}
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="simulate")
+def main(cfg: DictConfig) -> float | None:
+    """Hydra's entry: one call, or one of a sweep.
+
+    Returns:
+        In a sweep: the virtual seconds that the last strategy took, which a sweeper may minimize; infinity if the job failed.
+    """
+    sweeping = HydraConfig.get().mode == RunMode.MULTIRUN
+    if sweeping:
+        forget(Path(cfg.run_dir))
+    try:
+        with plain_errors():
+            strategies = compose_strategies(cfg, cfg.strategies or (), list(HydraConfig.get().overrides.task))
+        results = run(cfg, strategies)
+    except Exception as error:
+        if sweeping:
+            folder = Path(cfg.run_dir)
+            log.error("This job failed: %s (see %s)", note_failure(error, folder), folder / FAILED)
+            return float("inf")
+        if not isinstance(error, GossipError) or os.environ.get(_FULL_ERROR) == "1":
+            raise
+        print(f"{type(error).__name__}: {error}\n(Set {_FULL_ERROR}=1 for the stack trace.)", file=sys.stderr)
+        sys.exit(2)
+    return list(results.values())[-1].time_s
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What ``python -m recipes.simulate`` is made of: the scenario of a configuration, what a simulated run leaves, figures."""

@@ -1,0 +1,197 @@
+"""A training configuration as a scenario of the simulator: the same options mean the same."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import get_class, instantiate
+from lightning.pytorch import LightningModule
+from omegaconf import DictConfig, OmegaConf
+
+from lightning_gossip import ConfigurationError
+from lightning_gossip.algorithm.checks import check_integer
+from lightning_gossip.callbacks import ClusterEmulator
+from lightning_gossip.simulation import (
+    SGD,
+    Cluster,
+    Epochs,
+    Law,
+    Links,
+    Objective,
+    Steps,
+    Strategy,
+    digits,
+    make_law,
+    make_strategy,
+    mlp,
+)
+from recipes.digits import DigitsData, DigitsMLP
+from recipes.summary import name_of
+from recipes.vision.data import CifarData, ImageNetData, MnistData
+
+_TRAINING_IMAGES = {ImageNetData: 1_281_167, CifarData: 50_000, MnistData: 60_000, DigitsData: 1277}  # published
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is minimised, and how.
+
+    Args:
+        objective: with real gradients; None for times only.
+        optimizer: of each worker.
+    """
+
+    objective: Objective | None = None
+    optimizer: SGD | None = None
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Everything of a run but its strategy; see :func:`lightning_gossip.simulation.simulate`.
+
+    Args:
+        cluster: the workers.
+        links: between them.
+        work: of a run.
+        problem: that they solve.
+        model_bytes: of a model on its way.
+    """
+
+    cluster: Cluster
+    links: Links
+    work: Epochs | Steps
+    problem: Problem
+    model_bytes: int
+
+    def slowed(self, rank: int, factor: float) -> Scenario:
+        """The same for times only, with one slow worker."""
+        slowdown = {**self.cluster.slowdown, rank: factor}
+        return replace(self, cluster=replace(self.cluster, slowdown=slowdown), problem=Problem())
+
+
+def scenario_of(cfg: DictConfig) -> Scenario:
+    """The scenario of a configuration.
+
+    Args:
+        cfg: composed from conf/simulate.yaml.
+
+    Raises:
+        ConfigurationError: naming the key, for what does not fit or cannot be simulated.
+    """
+    workers = cfg.trainer.devices
+    check_integer("trainer.devices", workers, example=16)
+    workers *= cfg.trainer.num_nodes
+    if cfg.trainer.accumulate_grad_batches != 1:
+        raise ConfigurationError("trainer.accumulate_grad_batches is not simulated: leave it 1 and write a larger batch_size.")
+    problem = _problem(cfg)
+    return Scenario(_cluster(cfg, workers), instantiate(cfg.links), _work(cfg, problem), problem, _model_bytes(cfg, problem))
+
+
+def strategy_of(cfg: DictConfig) -> Strategy:
+    """The simulator's description of the strategy that a training run with this configuration has."""
+    real = instantiate(cfg.strategy)
+    options: dict[str, Any] = OmegaConf.to_container(cfg.strategy, resolve=True)  # type: ignore[assignment]
+    if "period" in options:
+        options["period"] = real.period
+    return make_strategy(name_of(real), **options)
+
+
+def objective_of_recipe() -> Problem:
+    """A mark for conf/objective/recipe.yaml: what is minimised depends on the recipe."""
+    return Problem()
+
+
+def problem(objective: Objective, optimizer: SGD) -> Problem:
+    """For conf/objective/."""
+    return Problem(objective, optimizer)
+
+
+def _problem(cfg: DictConfig) -> Problem:
+    if cfg.objective.get("_target_", "").endswith("objective_of_recipe"):
+        return _recipes_problem(cfg)
+    made: Problem = instantiate(cfg.objective) or Problem()
+    return made
+
+
+def _recipes_problem(cfg: DictConfig) -> Problem:
+    """Only the small network on digits is also an objective of the simulator's."""
+    if get_class(cfg.recipe.model._target_) is not DigitsMLP:
+        return Problem()
+    model = cfg.recipe.model
+    optimizer = SGD(
+        lr=model.lr, momentum=model.momentum, weight_decay=model.weight_decay, milestones=tuple(model.milestones), gamma=0.1
+    )
+    return Problem(mlp(digits(), hidden=model.hidden), optimizer)
+
+
+def _work(cfg: DictConfig, problem: Problem) -> Epochs | Steps:
+    batch_size = cfg.recipe.data.batch_size
+    if cfg.steps is not None:
+        return Steps(number=cfg.steps, batch_size=batch_size)
+    samples = None if problem.objective is None else problem.objective.samples
+    if samples is None:
+        samples = cfg.samples if cfg.samples is not None else _samples_of_recipe(cfg)
+        check_integer("samples", samples, example=100_000)
+    batches = math.ceil(samples / batch_size)
+    ahead = cfg.recipe.data.get("num_workers", 0) * cfg.recipe.data.get("prefetch", 0)
+    return Epochs(number=cfg.recipe.epochs, batches=batches, batch_size=batch_size, lookahead=1 + ahead)
+
+
+def _samples_of_recipe(cfg: DictConfig) -> int:
+    images = _TRAINING_IMAGES.get(get_class(cfg.recipe.data._target_))
+    if images is None:
+        raise ConfigurationError("samples: this recipe's data set is not known; write how many samples an epoch has.")
+    return images - int(cfg.recipe.data.get("validation_images", 0))
+
+
+def _model_bytes(cfg: DictConfig, problem: Problem) -> int:
+    if cfg.model_bytes is not None:
+        check_integer("model_bytes", cfg.model_bytes, at_least=0, example=100_000_000)
+        return int(cfg.model_bytes)
+    if problem.objective is not None:
+        return problem.objective.numel * problem.objective.dtype.itemsize
+    with torch.device("meta"):
+        model: LightningModule = instantiate(cfg.recipe.model)
+    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *buffers))
+
+
+def _cluster(cfg: DictConfig, workers: int) -> Cluster:
+    emulator: ClusterEmulator | None = instantiate(cfg.cluster) or None
+    slowdown = {} if emulator is None else dict(emulator.slowdown)
+    if emulator is not None:
+        emulator.check(workers)
+    common: dict[str, Any] = {"slowdown": slowdown, "failures": dict(cfg.failures or {})}
+    if cfg.compute.record is not None:
+        cluster = Cluster.measured(_record(Path(cfg.compute.record)), **common)
+        if cluster.workers != workers:
+            raise ConfigurationError(
+                f"compute.record={cfg.compute.record} is of {cluster.workers} workers and trainer.devices says {workers}."
+            )
+        return cluster
+    return Cluster(workers, _law(cfg, emulator), **common)
+
+
+def _record(path: Path) -> Any:
+    path = path / "record.json" if path.is_dir() else path
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"compute.record={path} cannot be read ({error}). Write the folder of a training run, or its record.json."
+        ) from error
+
+
+def _law(cfg: DictConfig, emulator: ClusterEmulator | None) -> Law:
+    """Of a batch's compute time; the emulator of a training run has the last word."""
+    mean_s, name, options = cfg.compute.mean_s, cfg.compute.law, dict(cfg.compute.options or {})
+    if emulator is not None:
+        mean_s = mean_s if emulator.period_s is None else emulator.period_s
+        if emulator.jitter is not None:
+            name, options = emulator.jitter, {"spread": emulator.spread}
+    return make_law(name, mean_s=mean_s, **options)
