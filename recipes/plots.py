@@ -135,7 +135,7 @@ def _partners(axes: Axes, row: int, spans: Sequence[Span]) -> None:
 
 def _middle_epoch(record: RunRecord) -> tuple[float, float]:
     """The epoch in the middle of the run, from its first step on, with a little room at both ends."""
-    ends_s = [0.0, *(row["time/wall_s"] for row in record.epochs)]
+    ends_s = [0.0, *([row["time/wall_s"] for row in record.epochs] or [record.train_s])]
     middle = (len(ends_s) - 1) // 2
     start_s, end_s = ends_s[middle], ends_s[middle + 1]
     steps = [

@@ -117,7 +117,8 @@ def _slow_down(
             slowed = scenario.slowed(cfg.slow_rank, factor)
             result = _simulated(cfg, slowed, strategy, step(f"{name} {factor:g}×"))
             times.setdefault(name, []).append((float(factor), result.time_s / max(1, len(result.epochs))))
-    figures.draw_slowdowns(times, scenario.cluster.workers, cfg.slow_rank, folder / figures.SLOWDOWN)
+    path, workers = folder / figures.SLOWDOWN, scenario.cluster.workers
+    figures.draw_slowdowns(times, path, workers=workers, rank=cfg.slow_rank, work=scenario.work)
 
 
 @contextmanager

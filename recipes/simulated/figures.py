@@ -10,7 +10,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lightning_gossip.simulation import Result
+from lightning_gossip.simulation import Epochs, Result, Steps
 from recipes import plots
 from recipes.plots import STYLE
 from recipes.simulated.outputs import record_of
@@ -41,14 +41,17 @@ def _curves(axes: Axes, results: Mapping[str, Result], x: str, y: str) -> None:
             axes.plot(*zip(*points, strict=True), lw=1.5, label=name)
 
 
-def draw_slowdowns(times: Mapping[str, Sequence[tuple[float, float]]], workers: int, rank: int, path: Path) -> None:
+def draw_slowdowns(
+    times: Mapping[str, Sequence[tuple[float, float]]], path: Path, *, workers: int, rank: int, work: Epochs | Steps
+) -> None:
     """Epoch time against the slowdown of one worker, relative to each strategy's own without it.
 
     Args:
         times: by strategy, pairs of a factor and the mean length of an epoch in virtual seconds.
+        path: of the picture.
         workers: how many there are.
         rank: of the slow one.
-        path: of the picture.
+        work: that they do.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.5, 4.6), layout="constrained")
@@ -56,10 +59,11 @@ def draw_slowdowns(times: Mapping[str, Sequence[tuple[float, float]]], workers: 
         for name, pairs in times.items():
             factors = [factor for factor, _ in pairs]
             axes.plot(factors, [epoch_s / pairs[0][1] for _, epoch_s in pairs], "o-", lw=1.5, ms=4, label=name)
+        length = f"an epoch has {work.batches} batches" if isinstance(work, Epochs) else f"{work.number} steps of each"
         ideal = [workers / (workers - 1 + 1 / factor) for factor in factors]
         axes.plot(factors, ideal, "--", color="black", lw=1.0, label="nobody ever waits")
         axes.set(
-            title=f"Worker {rank} of {workers} is slower",
+            title=f"Worker {rank} of {workers} is slower; {length}",
             xlabel="slowdown",
             ylabel=f"epoch time ÷ that at {factors[0]:g}×",
             xscale="log",

@@ -26,7 +26,7 @@ def record_of(result: Result) -> RunRecord:
             WorkerRecord(worker.rank, worker.steps, worker.samples, worker.busy_s, list(own), [])
             for worker, own in zip(result.workers, spans, strict=True)
         ],
-        report=None,
+        report={},  # computing and waiting are told apart
     )
 
 

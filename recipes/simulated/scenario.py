@@ -69,9 +69,8 @@ class Scenario:
     model_bytes: int
 
     def slowed(self, rank: int, factor: float) -> Scenario:
-        """The same for times only, with one slow worker."""
-        slowdown = {**self.cluster.slowdown, rank: factor}
-        return replace(self, cluster=replace(self.cluster, slowdown=slowdown), problem=Problem())
+        """The same for times only, with one slow worker and no other."""
+        return replace(self, cluster=replace(self.cluster, slowdown={rank: factor}), problem=Problem())
 
 
 def scenario_of(cfg: DictConfig) -> Scenario:
