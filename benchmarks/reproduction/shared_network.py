@@ -86,7 +86,7 @@ def links(kind: str, gbits: float, *, workers: int = WORKERS, slowdowns: RandomS
 def epoch(strategy: Strategy, net: Links, *, workers: int = WORKERS, batches: int = BATCHES) -> Outcome:
     """One epoch without gradients; the mean of several where the links are slow at random."""
     cluster, work = Cluster(workers, Uniform(COMPUTE_S, 0.1)), Epochs(batches=batches)
-    seeds = 1 if net.slowdowns is None or isinstance(strategy, APSGD) else 3 if isinstance(strategy, ADPSGD) else 20
+    seeds = 1 if net.slowdowns is None or isinstance(strategy, APSGD) else 2 if isinstance(strategy, ADPSGD) else 20
     results = [simulate(strategy, cluster, work=work, links=net, model_bytes=MODEL_BYTES, seed=seed) for seed in range(seeds)]
     return Outcome(
         statistics.fmean(result.epoch_times_s[0] for result in results),

@@ -117,4 +117,30 @@ def show(report: Report) -> dict[str, Any]:
         plain_ticks(panel.yaxis, WORKERS)
         panel.legend(frameon=False)
     report.figure(figure)
+    with progress("what limits it"):
+        _limits(report)
     return {"seeds": SEEDS, "problems": {name: [*problem[1:]] for name, problem in PROBLEMS.items()}, "evaluate_every": EVERY}
+
+
+def _limits(report: Report) -> None:
+    """Digits with the most workers: which change brings it nearer to the ideal?"""
+    problem, workers = PROBLEMS["digits, MLP"], WORKERS[-1]
+    objective, gossip, seed = problem.objective(), ADPSGD(topology="exponential"), SEEDS[0]
+    changes = {
+        "as above": (problem, gossip),
+        "4 exchanges a step": (problem, ADPSGD(topology="exponential", exchanges_per_step=4.0)),
+        "a complete bipartite graph": (problem, ADPSGD(topology="bipartite_complete")),
+        "batches of 32": (problem._replace(batch_size=32), gossip),
+        "half the learning rate": (problem._replace(lr=problem.lr / 2, at_most=2 * problem.at_most), gossip),
+    }
+    rows = []
+    for what, (changed, strategy) in changes.items():
+        alone = seconds_to(changed, objective, ADPSGD(), 1, seed=seed)
+        seconds = seconds_to(changed, objective, strategy, workers, seed=seed)
+        rows.append([what, f"{alone / workers:.1f}", f"{seconds:.1f}", f"{alone / seconds / workers:.2f}"])
+    report.table(
+        f"digits, MLP with {workers} workers: what brings AD-PSGD nearer to the ideal",
+        ("change", "ideal, s", "AD-PSGD, s", "share of ideal"),
+        rows,
+        caption="One seed.",
+    )
