@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow lint bench reproduce clean
 
 demo: $(STAMP)
 	$(BIN)/python -m recipes.train
@@ -24,6 +24,10 @@ bench: $(STAMP) $(VENV)/.bench
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.straggler
 	$(BIN)/python -m benchmarks.input
+	$(BIN)/python -m benchmarks.simulation
+
+reproduce: $(STAMP)
+	$(BIN)/python -m benchmarks.reproduction
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -6,7 +6,7 @@ At an epoch's end the mean is only looked at, so that an averaging is one that t
 
 The speed-ups are **calibration**: with c seconds of compute and m of an all-reduce in a step, averaging every p steps is
 (c + m)/(c + m/p) times faster than averaging in each. The paper's speed-ups with p = 8 give m/c; the simulator, given links
-with just that m, gives the speed-ups back. That shows that its clock follows the formula, and nothing about the paper's network.
+with just that m, gives the speed-ups back. So its clock follows the formula; about the paper's network it says nothing.
 """
 
 from __future__ import annotations

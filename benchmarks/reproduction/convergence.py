@@ -78,7 +78,8 @@ def gap(topology: str, workers: int) -> float:
 def show(report: Report) -> dict[str, Any]:
     """Run it, and put it on the report."""
     objective = mlp(digits())
-    rows, lines = [], {name: [] for name in ("all-reduce", "AD-PSGD, ring", "AD-PSGD")}
+    rows: list[list[str]] = []
+    lines: dict[str, list[list[float]]] = {name: [] for name in ("all-reduce", "AD-PSGD, ring", "AD-PSGD")}
     for workers in WORKERS:
         with progress(f"{workers} workers"):
             reference, by_topology = _compare(objective, workers, SEEDS, TOTAL)
@@ -91,21 +92,11 @@ def show(report: Report) -> dict[str, Any]:
         rows += _rows(WORKERS[-1], total, *_compare(objective, WORKERS[-1], SEEDS[:1], total))
     report.table(
         f"Digits, MLP-64: after {TOTAL * BATCH_SIZE:,} samples",
-        (
-            "workers",
-            "steps each",
-            "graph",
-            "gap 1 − ρ",
-            "loss",
-            "all-reduce's loss",
-            "ratio",
-            "accuracy",
-            "all-reduce's",
-            "drift",
-        ),
+        ("n", "steps", "graph", "gap 1 − ρ", "loss", "all-reduce's", "ratio", "acc.", "its acc.", "drift"),
         rows,
         caption=f"{len(SEEDS)} seeds, mean ± standard deviation; the last rows: one seed, {LONGER} times as many samples."
-        " Ratio: of the mean losses. Steps: of each worker. Its acc.: all-reduce's. Drift: (1/n) Σ ‖x_i − x̄‖² halfway.",
+        " Ratio: of the mean losses. Steps: of each worker. Acc.: on the test set; its acc.: all-reduce's."
+        " Drift: (1/n) Σ ‖x_i − x̄‖² halfway.",
     )
     figure, (axes,) = axes_of(1, width=7.0)
     for name, losses in lines.items():

@@ -193,7 +193,7 @@ def _plot(report: Report, swept: dict[str, list[dict[str, Outcome]]]) -> None:
             enough = [of["AD-PSGD"].exchanges >= ENOUGH for of in outcomes]
             for gbits, ratio, full in zip(BANDWIDTHS, ratios, enough, strict=True):
                 panel.plot(gbits, ratio, "o", color=COLOURS[name], markerfacecolor=COLOURS[name] if full else "white")
-        panel.set(title=KINDS[kind], xlabel="b, Gb/s a worker", ylim=(0.9, 22))
+        panel.set(title=KINDS[kind], xlabel="b, Gb/s a worker", ylim=(0.9, 25))
         panel.title.set_fontsize(9)
         plain_ticks(panel.xaxis, BANDWIDTHS)
         plain_ticks(panel.yaxis, (1, 2, 3, 4, 8, 16))

@@ -11,6 +11,7 @@ rendezvous' all-reduce, which goes over it. The second table has both beside the
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from lightning_gossip.simulation import (
     Epochs,
     Links,
     Quadratic,
+    Result,
     Strategy,
     Uniform,
     simulate,
@@ -53,10 +55,23 @@ def links(factor: float) -> Links:
     return Links.one_slow(*ENDS, factor, bandwidth=BANDWIDTH)
 
 
+@cache
+def timed(strategy: Strategy, factor: float, *, workers: int = WORKERS, steps: int = STEPS) -> Result:
+    """Two epochs without gradients."""
+    work = Epochs(number=2, batches=steps * workers)
+    return simulate(strategy, Cluster(workers, LAW), work=work, links=links(factor), model_bytes=MODEL_BYTES)
+
+
 def epoch_s(strategy: Strategy, factor: float, *, workers: int = WORKERS, steps: int = STEPS) -> float:
     """Seconds of the second epoch."""
-    work = Epochs(number=2, batches=steps * workers)
-    return simulate(strategy, Cluster(workers, LAW), work=work, links=links(factor), model_bytes=MODEL_BYTES).epoch_times_s[1]
+    return timed(strategy, factor, workers=workers, steps=steps).epoch_times_s[1]
+
+
+def exchanges(strategy: Strategy, factor: float, *, workers: int = WORKERS) -> tuple[float, float]:
+    """Exchanges a step: of the two ends, and of the others."""
+    accounts = timed(strategy, factor, workers=workers).workers
+    rates = np.array([account.exchanges / account.steps for account in accounts])
+    return float(rates[list(ENDS)].mean()), float(np.delete(rates, ENDS).mean())
 
 
 def ends_cost_s(factor: float, *, workers: int = WORKERS) -> tuple[float, float]:
@@ -109,16 +124,16 @@ def show(report: Report) -> dict[str, Any]:
             ["one exchange over the link", *(f"{cost:.2f}" for cost, _ in costs)],
         ],
     )
-    rows = []
-    for name, values in drifts.items():
-        graph = "ring" if "ring" in name else "exponential"
-        rows.append([f"{graph}: two ends", *(f"{ends:.3f}" for ends, _ in values)])
-        rows.append([f"{graph}: the 14 others", *(f"{others:.3f}" for _, others in values)])
-        rows.append([f"{graph}: ends / others", *(f"{ends / others:.2f}" for ends, others in values)])
+    rates = {name: [exchanges(TIMED[name], factor) for factor in FACTORS] for name in drifts}
+    report.table(
+        "AD-PSGD: exchanges a step",
+        ("graph", *(f"{factor:g}×" for factor in FACTORS)),
+        _of_ends_and_others(rates, "{:.2f}", ratio=False),
+    )
     report.table(
         "AD-PSGD: squared distance to the mean model",
         ("graph", *(f"{factor:g}×" for factor in FACTORS)),
-        rows,
+        _of_ends_and_others(drifts, "{:.3f}", ratio=True),
         caption=f"Means over {len(SEEDS)} seeds and {DRIFT_EPOCHS - DRIFT_DISCARDED} epochs of {DRIFT_STEPS} steps each.",
     )
     figure, (left, right) = axes_of(2)
@@ -127,12 +142,25 @@ def show(report: Report) -> dict[str, Any]:
     left.set(xlabel="slowness of one link of 16 workers", ylabel="epoch time / with equal links")
     plain_ticks(left.yaxis, (1, 2, 5, 10, 20))
     left.legend(frameon=False, fontsize=8)
-    for name, values in drifts.items():
-        right.loglog(FACTORS, [ends for ends, _ in values], "o-", color=COLOURS[name], label=f"{name}: two ends")
-        right.loglog(FACTORS, [others for _, others in values], "o:", color=COLOURS[name], label=f"{name}: others")
+    for name, pairs in drifts.items():
+        right.loglog(FACTORS, [ends for ends, _ in pairs], "o-", color=COLOURS[name], label=f"{name}: two ends")
+        right.loglog(FACTORS, [others for _, others in pairs], "o:", color=COLOURS[name], label=f"{name}: others")
     right.set(xlabel="slowness of one link of 16 workers", ylabel="squared distance to the mean model")
+    plain_ticks(right.yaxis, (0.5, 1, 2, 4))
+    right.set_ylim(0.5, 5.0)
     right.legend(frameon=False, fontsize=8)
     for panel in (left, right):
         plain_ticks(panel.xaxis, FACTORS, suffix="×")
     report.figure(figure)
     return {"workers": WORKERS, "steps": STEPS, "law": repr(LAW), "model_over_step": MODEL_BYTES / BANDWIDTH, "seeds": SEEDS}
+
+
+def _of_ends_and_others(values: dict[str, list[tuple[float, float]]], how: str, *, ratio: bool) -> list[list[str]]:
+    rows = []
+    for name, pairs in values.items():
+        graph = "ring" if "ring" in name else "exponential"
+        rows.append([f"{graph}: two ends", *(how.format(ends) for ends, _ in pairs)])
+        rows.append([f"{graph}: the {WORKERS - len(ENDS)} others", *(how.format(others) for _, others in pairs)])
+        if ratio:
+            rows.append([f"{graph}: ends / others", *(f"{ends / others:.2f}" for ends, others in pairs)])
+    return rows

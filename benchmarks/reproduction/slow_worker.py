@@ -100,7 +100,7 @@ def show(report: Report) -> dict[str, Any]:
     figure, (left, right) = axes_of(2)
     colours = {"AD-PSGD": "AD-PSGD", "A-PSGD": "A-PSGD", "D-PSGD": "D-PSGD", "all-reduce (DDP)": "all-reduce, overlapped"}
     for name, colour in colours.items():
-        dashed = "--" if name == "all-reduce (DDP)" else "-"
+        dashed = "--" if name in ("all-reduce (DDP)", "A-PSGD") else "-"
         values = [1.0, *(statistics.fmean(of) for of in all_ratios[name])]
         left.loglog(SLOWDOWNS, values, "o", linestyle=dashed, color=COLOURS[colour], label=name)
     left.set(xlabel="slowdown of one worker of 16", ylabel="epoch time / without a slow worker")
