@@ -4,7 +4,9 @@ import heapq
 import math
 import statistics
 from collections import deque
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,6 +75,33 @@ def test_every_batch_is_trained_on_once_by_the_claim_rule(
     assert len(taken) == n + spare
     assert epoch.remaining == 0
     assert set(taken) == set(range(n))
+
+
+@pytest.mark.parametrize("lookahead", [1, 4])
+def test_the_end_of_a_large_epoch_asks_the_rule_in_full_for_a_tie_only(lookahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In full it bisects over all workers; asked so by each of them, that takes as long as the square of their number."""
+    asked = []
+
+    def counting(**arguments: Any) -> bool:
+        asked.append(arguments["rank"])
+        return may_claim(**arguments)
+
+    monkeypatch.setattr("lightning_gossip.simulation.sessions.may_claim", counting)
+    step_times = np.random.default_rng(0).uniform(0.9, 1.1, 200).tolist()
+    epoch = SharedEpoch([Task(None, 1)] * 2_000, members=range(200), speeds_s=step_times.copy(), lookahead=lookahead)
+    taken, _ = play(epoch, step_times, known=True)
+    assert len(taken) == 2_000
+    assert len(asked) <= 2
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 5]))
+def test_the_shortened_rule_is_the_rule(seed: int, lookahead: int) -> None:
+    generator = np.random.default_rng(seed)
+    step_times = generator.choice([1.0, 2.0, generator.uniform(0.5, 20.0), generator.uniform(0.5, 2.0)], size=12).tolist()
+    epoch = Asking([Task(None, 1)] * 150, members=range(12), speeds_s=step_times.copy(), lookahead=lookahead)
+    taken, _ = play(epoch, step_times, known=True)
+    assert len(taken) == 150
 
 
 @pytest.mark.parametrize(("slowdown", "lookahead"), [(1.0, 1), (10.0, 1), (10.0, 9), (100.0, 1)])
