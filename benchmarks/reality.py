@@ -2,7 +2,8 @@
 
 Four workers train the digits, one of them 1, 4 and 10 times slower, with AD-PSGD and with Lightning's DDP. Then both are
 simulated with the compute times that the real AD-PSGD run measured (DDP's own would hold its waiting), the same epoch and
-loader. An epoch lasts from its first step's begin to its last step's end; the first one, in which nothing is known, is left out.
+loader. An epoch lasts from its first step's begin to its last step's end; the first one, in which nothing is known, is left
+out.
 
     python -m benchmarks.reality [--quick]
 """

@@ -118,6 +118,11 @@ class EpochBatches(Sampler[Batch], ABC):
         """Which share of the whole epoch is done with so many batches of the current one, those before a resume included."""
         return self._before + (1 - self._before) * Fraction(batches, max(1, len(self._batches)))
 
+    @property
+    @abstractmethod
+    def progress(self) -> Fraction | None:
+        """Which share of the whole epoch is done with the batch at hand; None before the first one."""
+
     @abstractmethod
     def step(self) -> int:
         """Note that the oldest batch handed out has been trained on; returns its position in the epoch."""
@@ -206,6 +211,11 @@ class SharedBatches(EpochBatches):
         while (position := queue.claim(self._batch_s())) is not None:
             yield batches[position]
 
+    @property
+    @override
+    def progress(self) -> Fraction | None:
+        return None if self.queue is None else self.share(self.queue.ledger.current + 1)
+
     @override
     def step(self) -> int:
         assert self.queue is not None
@@ -247,6 +257,13 @@ class StaticBatches(EpochBatches):
     def resumed_share(self, position: EpochPosition) -> int:
         """How many batches this worker gets of an epoch that goes on from a position."""
         return math.ceil(max(len(position.pending) + len(position.pieces), self.workers) / self.workers)
+
+    @property
+    @override
+    def progress(self) -> Fraction | None:
+        if not self._own:
+            return None
+        return self._before + (1 - self._before) * Fraction(self._stepped + 1, len(self._own))
 
     @override
     def step(self) -> int:

@@ -3,7 +3,8 @@
 With shared work a fast worker makes more steps than a slow one. If each stepped its own schedule, learning rates would differ
 and the fast one would step past the end of a OneCycleLR. So such a schedule is moved to the global count instead. An epoch has
 as many steps as ``estimated_stepping_batches`` counts for it, s = ⌈⌈batches / workers⌉ / accumulation⌉, and when all workers
-have taken a share of it the count is ⌊share · s⌋ further than at its beginning.
+have taken a share of it the count is ⌊share · s⌋ further than at its beginning. With equal static shares that is each worker's
+own count, and it differs only after a resume on another number of workers.
 """
 
 from __future__ import annotations
@@ -59,13 +60,11 @@ class GlobalCount:
     """How many steps each worker would have made if all were equally fast, and the schedules that follow it.
 
     Args:
-        batches: of a whole epoch, of all workers.
-        workers: how many there are.
+        batches: of a whole epoch, of each worker if all were equally fast.
     """
 
-    def __init__(self, batches: int, workers: int) -> None:
+    def __init__(self, batches: int) -> None:
         self._batches = batches
-        self._workers = workers
         self._epoch_began = 0
         self._share = Fraction(0)
         self._accumulation = 1
@@ -77,7 +76,7 @@ class GlobalCount:
 
     def steps(self, share: Fraction) -> int:
         """Steps in a share of an epoch, rounded down."""
-        return math.floor(share * math.ceil(math.ceil(self._batches / self._workers) / self._accumulation))
+        return math.floor(share * math.ceil(self._batches / self._accumulation))
 
     def begin(self, count: int, configs: Sequence[Any]) -> None:
         """The fit begins, at an epoch's beginning.
@@ -114,7 +113,7 @@ class GlobalCount:
     def state(self, share: Fraction) -> dict[str, Any]:
         """For a checkpoint that is written when this share of the epoch has been trained on."""
         return {
-            "workers": self._workers,
+            "batches": self._batches,
             "accumulation": self._accumulation,
             "epoch_began": self._epoch_began,
             "count": self._epoch_began + self.steps(share),
@@ -131,7 +130,7 @@ class GlobalCount:
             state: of a checkpoint.
             share: of the epoch that has been trained on; 0 if it begins anew.
         """
-        self._workers, self._accumulation = state["workers"], state["accumulation"]
+        self._batches, self._accumulation = state["batches"], state["accumulation"]
         self._share = share
         self._epoch_began = state["count"] - self.steps(share) if share else state["epoch_began"]
         for scheduler, moved in zip(self._schedulers, state["moved"], strict=False):

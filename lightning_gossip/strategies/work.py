@@ -66,7 +66,7 @@ class FitWork:
         self._batch_s = batch_s
         self._loaders: list[Any] = []
         self._iterating = False  # whether an iteration over the training loader that begins now is the loop's own
-        self._count: GlobalCount | None = None  # with shared work
+        self._count: GlobalCount | None = None
 
     # -- the data loader ---------------------------------------------------------------------------------------------
 
@@ -173,16 +173,19 @@ class FitWork:
 
     def begin_fit(self) -> None:
         """Lightning's state is loaded: step schedules follow the global count from here."""
-        if self.shared is None or not self._trainer.lightning_module.automatic_optimization:
+        if self.batches is None or not self._trainer.lightning_module.automatic_optimization:
             return
         configs = self._trainer.lr_scheduler_configs
-        if any(config.interval == "step" and isinstance(config.scheduler, ReduceLROnPlateau) for config in configs):
+        plateaus = [config for config in configs if isinstance(config.scheduler, ReduceLROnPlateau)]
+        if self.shared is not None and any(config.interval == "step" for config in plateaus):
             raise ConfigurationError(
                 "ReduceLROnPlateau with interval='step' would follow each worker's own losses, and learning rates would"
                 " part. Use interval='epoch'."
             )
-        self._count = GlobalCount(len(self.shared.plan), self._trainer.world_size)
-        self._count.begin(self._trainer.global_step, configs)
+        if self.shared is None and self._trainer.fit_loop.max_batches != self.batches.nominal_length:
+            return  # limited by the user: each worker counts its own steps
+        self._count = GlobalCount(self.batches.nominal_length)
+        self._count.begin(self._trainer.global_step, [config for config in configs if config not in plateaus])
 
     def planned_steps(self) -> int | None:
         """Optimizer steps that each worker makes in the whole run, if all are equally fast; None if nobody can tell."""
@@ -203,9 +206,8 @@ class FitWork:
         """A batch is about to be trained on."""
         # 1 where Lightning cannot tell its size either
         self.samples += next((size for size in _extract_batch_size(batch) if size is not None), 1)
-        if self._count is not None and self.shared is not None and self.shared.queue is not None:
-            share = self.shared.share(self.shared.queue.ledger.current + 1)
-            self._count.advance(share, self._trainer.accumulate_grad_batches)
+        if self._count is not None and self.batches is not None and (progress := self.batches.progress) is not None:
+            self._count.advance(progress, self._trainer.accumulate_grad_batches)
 
     def end_batch(self) -> None:
         """It has been."""

@@ -16,7 +16,7 @@ from typing_extensions import override
 from lightning_gossip import ConfigurationError
 from recipes.optimizers import parameter_groups
 from recipes.vision import models
-from recipes.vision.schedules import Factor, cosine, multistep, per_step
+from recipes.vision.schedules import Factor, PerStep, cosine, multistep
 
 
 class Classifier(LightningModule):
@@ -125,18 +125,19 @@ class Classifier(LightningModule):
             momentum=options["momentum"],
             nesterov=options["momentum"] > 0,
         )
-        schedule = LambdaLR(optimizer, per_step(self.factor(global_batch, epochs), steps / epochs))
+        start = min(1.0, 256 / global_batch)
+        schedule = LambdaLR(optimizer, PerStep(self.factor(epochs), steps / epochs, start))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def factor(self, global_batch: int, epochs: int) -> Factor:
-        """The schedule: the factor on the global batch's learning rate as a function of the epochs done.
+    def factor(self, epochs: int) -> Factor:
+        """The schedule: the factor on the global batch's learning rate.
 
         Args:
-            global_batch: images of all workers in one round of steps.
             epochs: of the run.
         """
         options = self.hparams
-        common = {"warmup_epochs": options["warmup_epochs"], "start": min(1.0, 256 / global_batch)}
+        warmup = options["warmup_epochs"]
         if options["schedule"] == "cosine":
-            return lambda epoch: cosine(epoch, epochs=epochs, **common)
-        return lambda epoch: multistep(epoch, milestones=options["milestones"], gamma=options["gamma"], **common)
+            return lambda epoch, start: cosine(epoch, epochs=epochs, warmup_epochs=warmup, start=start)
+        milestones, gamma = options["milestones"], options["gamma"]
+        return lambda epoch, start: multistep(epoch, milestones=milestones, gamma=gamma, warmup_epochs=warmup, start=start)

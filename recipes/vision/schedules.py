@@ -1,6 +1,6 @@
 """Learning rates as functions of the share of the run, counted in epochs: a linear warm-up, then steps or a cosine.
 
-Each function gives the factor on the learning rate of the global batch. Under :func:`per_step` it is a LambdaLR's. With shared
+Each function gives the factor on the learning rate of the global batch. Under :class:`PerStep` it is a LambdaLR's. With shared
 work the strategies move such a schedule to the count of all workers' steps, so a fast and a slow worker have the same rate.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-Factor = Callable[[float], float]  # of the epochs done, with their fraction
+Factor = Callable[[float, float], float]  # of the epochs done, with their fraction, and of where the warm-up begins
 
 
 def warmup(epoch: float, *, epochs: float, start: float) -> float:
@@ -40,11 +40,26 @@ def cosine(epoch: float, *, warmup_epochs: float, start: float, epochs: float) -
     return 0.5 * (1.0 + math.cos(math.pi * share))
 
 
-def per_step(factor: Factor, steps_per_epoch: float) -> Callable[[int], float]:
+class PerStep:
     """The same as a function of steps, for LambdaLR.
 
+    LambdaLR keeps the attributes of such an object in checkpoints. Those that lie in ``__dict__`` here say how long a step was
+    when the run began: a run that is resumed on another number of workers goes on in these steps, as its counts do. The
+    schedule itself is not kept: it is what the resumed run says.
+
     Args:
-        factor: of the epochs done.
+        factor: of the epochs done, and of the factor at which a warm-up begins.
         steps_per_epoch: that each worker makes if all are equally fast.
+        start: the factor at which a warm-up begins.
     """
-    return lambda step: factor(step / steps_per_epoch)
+
+    __slots__ = ("__dict__", "factor")
+
+    def __init__(self, factor: Callable[[float, float], float], steps_per_epoch: float, start: float) -> None:
+        self.factor = factor
+        self.steps_per_epoch = steps_per_epoch
+        self.start = start
+
+    def __call__(self, step: int) -> float:
+        """The factor on the learning rate."""
+        return self.factor(step / self.steps_per_epoch, self.start)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from lightning_gossip import AdaptivePeriod, ConfigurationError, ConstantPeriod,
 from lightning_gossip.algorithm.graphs import TOPOLOGIES
 from lightning_gossip.callbacks import ClusterEmulator
 from lightning_gossip.strategies import STRATEGIES
-from recipes.job import run
+from recipes.job import make_trainer, run
 from recipes.tracking import environment_kept
 from recipes.train import CONF
 
@@ -108,9 +107,10 @@ def test_every_experiment_composes_and_its_sweep_has_valid_values(name: str) -> 
     with initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("config", [f"experiment={name}", "run_dir=unused"], return_hydra_config=True)
         params = OmegaConf.to_container(cfg.hydra.sweeper.params)
-        for values in itertools.product(*(str(choices).split(",") for choices in params.values())):
-            job = [f"{option}={value}" for option, value in zip(params, values, strict=True)]
-            instantiate(compose("config", [f"experiment={name}", "run_dir=unused", *job]).strategy)
+        for option, choices in params.items():
+            for value in str(choices).split(","):
+                job = compose("config", [f"experiment={name}", "run_dir=unused", f"{option}={value}"])
+                make_trainer(job, logger=False, enable_checkpointing=False)
 
 
 def test_a_topology_may_be_a_list_of_edges() -> None:

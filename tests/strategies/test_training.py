@@ -14,7 +14,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
-from lightning_gossip import ADPSGDStrategy, ConfigurationError
+from lightning_gossip import ADPSGDStrategy, ConfigurationError, PeerError
 from tests.strategies.launch import launch
 from tests.strategies.models import Net, flat, loader, samples, trainer
 
@@ -499,12 +499,16 @@ class Synchronises(Net):
 
 
 def _synchronises() -> Any:
-    with pytest.raises(ConfigurationError, match="all_gather in a training step"):
+    with pytest.raises((ConfigurationError, PeerError, dist.DistError)) as caught:
         fit(Synchronises(), callbacks=[Slow({1: 0.02})])
+    return str(caught.value) if caught.type is ConfigurationError else None
 
 
 def test_collectives_in_a_training_step_give_the_own_value_or_a_clear_error() -> None:
-    launch(_synchronises)
+    """The slower rank may notice that the other one has ended before it comes to the same call."""
+    fast, slow = launch(_synchronises)
+    assert "all_gather in a training step" in fast
+    assert slow in (None, fast)
 
 
 def _logging() -> Any:
