@@ -130,7 +130,6 @@ def show(report: Report) -> dict[str, Any]:
     )
     with progress("other slow links"):
         _variants(report)
-        _pairing(report)
     _plot(report, swept)
     return {"workers": WORKERS, "parameters": PARAMETERS, "compute_s": COMPUTE_S, "batches": BATCHES, "latency_s": LATENCY_S}
 
@@ -171,16 +170,6 @@ def _variants(report: Report) -> None:
         rows,
         caption="For 10 s where nothing is said.",
     )
-
-
-def _pairing(report: Report) -> None:
-    """How many exchanges a step are left where one takes as long as a step."""
-    net = links("uniform", MODEL_BYTES / COMPUTE_S / GBIT)
-    rows = []
-    for topology in ("ring", "exponential", "bipartite_complete"):
-        outcome = epoch(ADPSGD(topology=topology), net, batches=50 * WORKERS)
-        rows.append([topology, f"{outcome.exchanges:.2f}"])
-    report.table("Exchanges a step where an exchange takes as long as a step", ("graph", "exchanges a step"), rows)
 
 
 def _plot(report: Report, swept: dict[str, list[dict[str, Outcome]]]) -> None:

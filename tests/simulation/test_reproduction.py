@@ -10,7 +10,17 @@ from importlib import import_module
 import pytest
 
 from benchmarks.reproduction import __main__ as reproduction
-from benchmarks.reproduction import adaptive, convergence, docs, shared_network, slow_link, slow_worker, speed_up, staleness
+from benchmarks.reproduction import (
+    adaptive,
+    convergence,
+    docs,
+    pairing,
+    shared_network,
+    slow_link,
+    slow_worker,
+    speed_up,
+    staleness,
+)
 from benchmarks.reproduction.report import FOLDER
 from lightning_gossip.simulation import ADPSGD, DPSGD, AllReduce, Constant, Erlang, digits, mlp
 
@@ -79,6 +89,13 @@ def test_where_an_exchange_takes_a_step_random_pairs_make_fewer_than_one_a_step_
     step_gbits = shared_network.MODEL_BYTES / shared_network.COMPUTE_S / shared_network.GBIT
     assert compared("uniform", step_gbits)[1] < 0.8
     assert compared("bottleneck", step_gbits)[1] > 0.95
+
+
+def test_symmetric_roles_starve_where_a_request_takes_a_step_and_bipartite_ones_do_not() -> None:
+    assert pairing.where_a_request_takes(0.1, "symmetric", workers=32) > 0.9
+    bipartite, symmetric = (pairing.where_a_request_takes(1.0, roles, workers=32) for roles in pairing.ROLES)
+    assert symmetric < 0.35
+    assert bipartite > 0.55
 
 
 def test_links_that_are_slow_at_random_raise_the_ratio_more_than_they_cost_exchanges() -> None:
