@@ -54,7 +54,8 @@ def run(cfg: DictConfig) -> None:
                 GossipMonitor(),
                 RunRecorder(folder, counter),
                 EpochProgressBar(),
-                ModelCheckpoint(folder, "model", enable_version_counter=False),
+                # at the epoch's end, when the record has its row
+                ModelCheckpoint(folder, "model", enable_version_counter=False, save_on_train_epoch_end=True),
                 tracking.LogConfiguration(cfg),
                 *([] if cfg.strategy.start_method == "popen" else [tracking.FinishWandb()]),
             ],

@@ -10,10 +10,15 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import multiprocessing.connection
 import os
+import signal
 import sys
-from collections.abc import Callable
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment, find_free_network_port
 from lightning.fabric.plugins.environments.lsf import LSFEnvironment
@@ -57,11 +62,54 @@ def run_workers(job: Callable[[DictConfig], Any], cfg: DictConfig, workers: int)
     context: ProcessContext = start_processes(  # type: ignore[no-untyped-call]
         _worker, arguments, workers, join=False, start_method="forkserver"
     )
-    while not context.join(grace_period=_GRACE_S):
-        pass
+    try:
+        with _sigterm_raises():
+            while not context.join(grace_period=_GRACE_S):
+                pass
+    finally:
+        _end(context.processes)
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """SIGTERM to the sweep unwinds it as Ctrl-C does, so that workers are ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(signum: int, _: object) -> NoReturn:
+        raise SystemExit(128 + signum)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(processes: Sequence[Any]) -> None:
+    """Workers that still run: ask them to stop, wait a little, kill."""
+    living = [process for process in processes if process.is_alive()]
+    for process in living:
+        process.terminate()
+    deadline_s = time.monotonic() + _GRACE_S
+    for process in living:
+        process.join(max(0.0, deadline_s - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
 
 
 def _worker(rank: int, job: Callable[[DictConfig], Any], cfg: Any, environment: dict[str, str], level: int) -> None:
+    threading.Thread(target=_end_with_the_sweep, name="end-with-the-sweep", daemon=True).start()
     os.environ.update(environment, LOCAL_RANK=str(rank))
     logging.basicConfig(level=level, stream=sys.stdout, format="[%(levelname)s] %(message)s")
     job(OmegaConf.create(cfg))
+
+
+def _end_with_the_sweep() -> None:
+    """The fork server would keep the workers of a sweep that was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    multiprocessing.connection.wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -40,13 +40,28 @@ class WorkerRecord:
 
 @dataclass
 class RunRecord:
-    """One fit, of all workers; ``report`` is the strategy's own, if it keeps one."""
+    """One fit, of all workers; ``report`` is the strategy's own, if it keeps one.
+
+    A fit that goes on from a checkpoint counts its seconds and epochs on from there; what workers are said to have done, and
+    the spans, are of this fit alone.
+
+    Args:
+        train_s: seconds of training, those before a resume included.
+        collectives: inside epochs, the largest count of a worker.
+        epochs: one row an epoch, those before a resume included.
+        workers: by rank.
+        report: the strategy's.
+        epochs_before: how many of the epochs were trained before a resume.
+        before_s: how many of the seconds.
+    """
 
     train_s: float
     collectives: int
     epochs: list[dict[str, float]]
     workers: list[WorkerRecord] = field(default_factory=list)
     report: dict[str, Any] | None = None
+    epochs_before: int = 0
+    before_s: float = 0.0
 
     def save(self, folder: Path) -> None:
         """Write ``record.json``."""
@@ -77,10 +92,20 @@ class RunRecorder(Callback):
         self._evaluating: list[Span] = []
         self._losses: list[tuple[float, Tensor]] = []
         self._epochs: list[dict[str, float]] = []
+        self._epochs_before, self._before_s = 0, 0.0
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"epochs": self._epochs, "wall_s": time.time() - self._started_s}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._epochs, self._before_s = list(state_dict["epochs"]), state_dict["wall_s"]
+        self._epochs_before = len(self._epochs)
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._started_s = time.time()
+        self._started_s = time.time() - self._before_s
         self._steps_before = trainer.global_step
 
     @override
@@ -152,6 +177,8 @@ class RunRecorder(Callback):
             epochs=self._epochs,
             workers=[_worker(theirs, began_s) for theirs in everyones],
             report=asdict(report) if isinstance(report, FitReport) and report.workers else None,
+            epochs_before=self._epochs_before,
+            before_s=self._before_s,
         ).save(self._folder)
 
 

@@ -38,7 +38,7 @@ def summarize(record: RunRecord, *, strategy: Strategy, test_acc: float) -> dict
     """
     report = record.report or {}
     reported = {worker["rank"]: worker for worker in report.get("workers", [])}
-    samples = sum(worker.samples for worker in record.workers)
+    samples, seconds = sum(worker.samples for worker in record.workers), record.train_s - record.before_s
     workers = []
     for worker in record.workers:
         own = {"rank": worker.rank, "steps": worker.steps, "samples": worker.samples, "busy_s": worker.busy_s}
@@ -53,7 +53,7 @@ def summarize(record: RunRecord, *, strategy: Strategy, test_acc: float) -> dict
         "train_loss": record.epochs[-1].get("train_loss") if record.epochs else None,
         "test_acc": test_acc,
         "train_s": record.train_s,
-        "samples_per_s": samples / record.train_s if record.train_s > 0 else None,
+        "samples_per_s": samples / seconds if seconds > 0 else None,
         "consensus_distance": report.get("consensus_distance"),
         "period_mean": _of_first(reported, "period_mean"),
         "averagings": _of_first(reported, "averagings"),

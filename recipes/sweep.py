@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from torch.multiprocessing.spawn import ProcessRaisedException
 
+from recipes.record import METRICS, RECORD
 from recipes.summary import SUMMARY
 
 FAILED = "failed.txt"
@@ -24,9 +27,7 @@ def note_failure(error: Exception, folder: Path) -> str:
     Returns:
         The reason in one line.
     """
-    # of a worker's error only the text has come here; its last line is the error
-    told = isinstance(error, ProcessRaisedException)
-    reason = re.sub(r"^[\w.]*\.(\w+:)", r"\1", str(error).strip().splitlines()[-1]) if told else _named(error)
+    reason = _told(str(error)) if isinstance(error, ProcessRaisedException) else _named(error)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FAILED).write_text(f"{reason}\n\n{''.join(traceback.format_exception(error))}", encoding="utf-8")
     return reason
@@ -34,7 +35,7 @@ def note_failure(error: Exception, folder: Path) -> str:
 
 def forget(folder: Path) -> None:
     """A job begins: what an earlier one left in its folder must not pass for its result."""
-    for name in (FAILED, SUMMARY):
+    for name in (FAILED, SUMMARY, RECORD, METRICS):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -47,15 +48,23 @@ def reason_of(folder: Path) -> str:
 class EndOfSweep(Callback):
     """Says at the end of a sweep where its results are and which jobs failed; if some did, the exit status is 1.
 
-    Launchers send it to other machines with each job: it holds nothing.
+    Launchers send it to other machines with each job: it holds nothing but the time at which the sweep began.
     """
+
+    def __init__(self) -> None:
+        self._began_s = 0.0
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Jobs of earlier sweeps in the same folder are not this one's."""
+        self._began_s = time.time()
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Hydra's hook."""
         console = Console()
         folder = Path(config.hydra.sweep.dir)
-        jobs = sorted((path.parent for path in folder.glob("**/.hydra")), key=lambda job: (len(job.name), job.name))
-        failed = [job for job in jobs if not (job / SUMMARY).exists()]
+        notes = [path for path in folder.glob("**/.hydra/overrides.yaml") if path.stat().st_mtime >= self._began_s - 1.0]
+        jobs = sorted((path.parent.parent for path in notes), key=lambda job: (len(job.name), job.name))
+        failed = [job for job in jobs if not (job / SUMMARY).exists() and not any(job.glob(f"*/{SUMMARY}"))]
         console.print(f"\n{len(jobs) - len(failed)} of {len(jobs)} jobs finished, in [bold]{folder}[/bold]", soft_wrap=True)
         for job in failed:
             console.print(f"  job {job.name} failed: {reason_of(job)}", soft_wrap=True, markup=False)
@@ -63,6 +72,15 @@ class EndOfSweep(Callback):
             console.print(f"One page about all of them: python -m recipes.report {folder}", soft_wrap=True, markup=False)
         if failed:
             sys.exit(1)
+
+
+def _told(text: str) -> str:
+    """Of a worker's stack trace, which is all that has come here: the error at its end, in one line."""
+    lines = text.strip().splitlines()
+    frames = [number for number, line in enumerate(lines) if line.startswith("  File ")]
+    rest = lines[frames[-1] + 1 :] if frames else lines[-1:]
+    error = " ".join(" ".join(itertools.dropwhile(lambda line: line.startswith(" "), rest)).split())
+    return re.sub(r"^[\w.]*\.(\w+:)", r"\1", error)
 
 
 def _named(error: Exception) -> str:

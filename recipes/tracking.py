@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,8 @@ from lightning_gossip.strategies.options import check_choice
 from recipes.record import METRICS, RECORD
 from recipes.summary import SUMMARY
 
+log = logging.getLogger(__name__)
+
 
 def wandb_logger(*, project: str, save_dir: str, offline: bool | Literal["auto"] = "auto", **options: Any) -> WandbLogger:
     """Lightning's logger for Weights & Biases.
@@ -36,12 +39,23 @@ def wandb_logger(*, project: str, save_dir: str, offline: bool | Literal["auto"]
     import wandb
 
     if offline == "auto":
-        offline = not wandb.login(prompt=False)
+        offline = getattr(rank_zero_only, "rank", 0) != 0 or not _logged_in()  # only rank 0 writes
     # the mode is said here too: Lightning only sets an environment variable, which wandb does not read twice in a process
     if offline:
         options = {"mode": "offline", "settings": wandb.Settings(silent=True), **options}
     given = {name: value for name, value in options.items() if value is not None}
     return WandbLogger(project=project, save_dir=save_dir, offline=bool(offline), **given)
+
+
+def _logged_in() -> bool:
+    """Whether there is a key, and the server takes it."""
+    import wandb
+
+    try:
+        return bool(wandb.login(prompt=False, timeout=20))
+    except (wandb.errors.Error, OSError) as error:
+        log.warning("Weights & Biases cannot be reached with this key (%s): the run is kept offline.", error)
+        return False
 
 
 def name_of_sweep(folder: str | Path) -> str:

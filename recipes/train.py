@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from hydra.utils import instantiate
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig
 
 from lightning_gossip import ConfigurationError, GossipError
 from recipes.job import be_quiet, make_trainer, plain_errors, tracked_run
 from recipes.processes import run_workers, started_from_outside
 from recipes.record import RunRecord
+from recipes.summary import SUMMARY
 from recipes.sweep import FAILED, forget, note_failure
 from recipes.tracking import environment_kept, name_of_sweep
 
@@ -48,6 +52,9 @@ def main(cfg: DictConfig) -> float | None:
             raise
         print(f"{type(error).__name__}: {error}\n(Set {_FULL_ERROR}=1 for the stack trace.)", file=sys.stderr)
         sys.exit(2)
+    except SIGTERMException:
+        print("Stopped by SIGTERM before the end.", file=sys.stderr)
+        sys.exit(128 + signal.SIGTERM)
     return None
 
 
@@ -61,12 +68,15 @@ def _job_of_sweep(cfg: DictConfig) -> float:
             if cfg.strategy.start_method == "popen" and not started_from_outside():
                 with plain_errors():
                     trainer = make_trainer(cfg, logger=False, enable_checkpointing=False)
+                    instantiate(cfg.recipe.data)  # looks at the folder
                 if trainer.num_nodes > 1:
                     raise ConfigurationError(
                         f"trainer.num_nodes={trainer.num_nodes}: a sweep starts workers on this machine only. Use a launcher"
                         " that starts a process for each worker of a job (SLURM through submitit: docs/sweeps.md)."
                     )
                 run_workers(tracked_run, cfg, trainer.num_devices)
+                if not (folder / SUMMARY).exists():
+                    raise RuntimeError("it was stopped by a signal before its end")
             else:
                 tracked_run(cfg)
         epochs = RunRecord.load(folder).epochs

@@ -18,7 +18,7 @@ from recipes.sweep import FAILED
 
 ACCURACY, LOSS, WALL = "val_acc", "train_loss", "time/wall_s"
 _HYDRA = ".hydra"
-_NOT_AN_OPTION = ("seed", "run_dir")  # what may differ inside a group
+_NOT_AN_OPTION = ("seed", "run_dir", "logger")  # what may differ inside a group
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Job:
         summary: what it came to.
         epochs: one row an epoch: metrics at its end, ``time/wall_s`` among them.
         ended: when its summary was written.
+        epochs_before: how many epochs were trained before it was resumed; the workers' accounts are without them.
     """
 
     folder: Path
@@ -42,6 +43,7 @@ class Job:
     summary: dict[str, Any]
     epochs: list[dict[str, float]]
     ended: datetime
+    epochs_before: int = 0
 
     @property
     def workers(self) -> list[dict[str, Any]]:
@@ -59,7 +61,7 @@ class Job:
 
         An epoch covers each sample once, so that the samples are spread evenly over the epochs.
         """
-        each = self.samples / max(len(self.epochs), 1)
+        each = self.samples / max(len(self.epochs) - self.epochs_before, 1)
         return [
             (row[WALL], each * number, row[metric])
             for number, row in enumerate(self.epochs, start=1)
@@ -149,7 +151,7 @@ def _read(folder: Path) -> Job | Unfinished:
         options.setdefault("strategy", summary["strategy"])
         options.setdefault("recipe", _recipe(folder, config))
         ended = datetime.fromtimestamp((folder / SUMMARY).stat().st_mtime)
-        return Job(folder, seed, options, config, summary, record.epochs, ended)
+        return Job(folder, seed, options, config, summary, record.epochs, ended, record.epochs_before)
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         return Unfinished(folder, text, f"{SUMMARY} or {RECORD} cannot be read: {type(error).__name__}: {error}")
 

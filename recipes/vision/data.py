@@ -148,6 +148,8 @@ class ImageNetData(ImageData):
 
     @override
     def teardown(self, stage: str) -> None:
+        if stage != "fit":
+            return  # the same images again
         for part, data in (("training", self.train), ("validation", self.validation)):
             if isinstance(data, CheckedImageFolder) and (found := data.corrupt_images):
                 rank = self.trainer.global_rank if self.trainer is not None else 0

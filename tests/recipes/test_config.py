@@ -167,6 +167,16 @@ def test_wandb_is_offline_and_asks_nothing_where_there_is_no_key(tmp_path: Path,
     asked: list[Any] = []
     monkeypatch.setattr(wandb, "login", lambda **options: asked.append(options) or False)
     logger = instantiate(composed("logger=wandb", folder=tmp_path).logger)
-    assert asked == [{"prompt": False}]
+    assert [options["prompt"] for options in asked] == [False]
     assert logger._offline
     assert logger._wandb_init["mode"] == "offline"
+
+
+def test_wandb_is_offline_where_its_server_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    def login(**_: Any) -> bool:
+        raise wandb.errors.CommError("no route")
+
+    monkeypatch.setattr(wandb, "login", login)
+    assert instantiate(composed("logger=wandb", folder=tmp_path).logger)._offline

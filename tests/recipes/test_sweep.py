@@ -6,10 +6,14 @@ import json
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from omegaconf import DictConfig, OmegaConf
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
@@ -18,53 +22,40 @@ from lightning_gossip import ConfigurationError
 from recipes import sweep
 from recipes.processes import run_workers, started_from_outside
 from recipes.tracking import name_of_sweep
-from tests.recipes.test_train import command
+from tests.recipes.test_train import ROOT, command
 from tests.recipes.wandb_files import records
 
 
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """Two strategies, each with batches of a sensible size and with a single batch, which AD-PSGD cannot share out."""
-    folder = tmp_path_factory.mktemp("swept")
-    done = command(
-        *("--multirun", "strategy=ddp,adpsgd", "recipe.data.batch_size=16,2000", "recipe=digits_mlp", "recipe.epochs=2"),
-        *("logger=wandb", f"hydra.sweep.dir={folder}"),
-    )
-    return folder, done
-
-
 @pytest.mark.processes
-def test_a_job_that_fails_leaves_the_others_and_the_sweep_says_so_at_its_end(swept: Any) -> None:
+def test_a_job_that_fails_leaves_the_others_and_the_sweep_says_so_at_its_end(swept: tuple[Path, Any]) -> None:
     folder, done = swept
-    assert sorted(path.parent.name for path in folder.glob("*/summary.json")) == ["0", "1", "2"]
+    assert sorted(path.parent.name for path in folder.glob("*/summary.json")) == ["0", "1"]
     assert done.returncode == 1
-    end = done.stdout[done.stdout.index("3 of 4 jobs finished") :]
-    assert "job 3 failed: ConfigurationError: The epoch has 1 batches for 2 workers" in end
-    note = (folder / "3" / sweep.FAILED).read_text()
-    assert note.startswith("ConfigurationError: The epoch has 1 batches")
+    end = done.stdout[done.stdout.index("2 of 3 jobs finished") :]
+    assert "job 2 failed: ConfigurationError: exchanges_per_step=-1" in end
+    note = (folder / "2" / sweep.FAILED).read_text()
+    assert note.startswith("ConfigurationError: exchanges_per_step=-1")
     assert "Traceback" in note
 
 
 @pytest.mark.processes
 def test_each_job_is_one_finished_offline_wandb_run_and_all_are_one_group(swept: tuple[Path, Any]) -> None:
     folder, _ = swept
-    names = set()
-    for job in "012":
+    for job, exchanges in (("0", 1), ("1", 0)):
         found = records(folder / job)
         run = next(record.run for record in found if record.WhichOneof("record_type") == "run")
         assert (run.run_group, run.job_type) == (folder.name, "train")
-        names.add(run.display_name)
+        assert f"strategy.exchanges_per_step={exchanges}" in run.display_name
+        assert "logger" not in run.display_name
         assert [record.exit.exit_code for record in found if record.WhichOneof("record_type") == "exit"] == [0]
-    assert len(names) == 3
-    assert all("strategy=" in name and "batch_size=" in name for name in names)
 
 
 @pytest.mark.processes
 def test_wandb_gets_the_configuration_the_histogram_the_pictures_and_the_summary(swept: tuple[Path, Any]) -> None:
-    found = records(swept[0] / "2")
+    found = records(swept[0] / "0")
     config = {item.key: json.loads(item.value_json) for record in found for item in record.config.update}
     assert config["recipe"]["data"]["batch_size"] == 16
-    assert config["trainer"]["max_epochs"] == 2  # resolved
+    assert config["trainer"]["max_epochs"] == 20  # resolved
     rows = [{tuple(item.nested_key): item.value_json for item in record.history.item} for record in found]
     logged = {key[0] for row in rows for key in row}
     assert {"run/learning", "run/timeline", "run/workers", "gossip/consensus_distance", "train_loss", "test_acc"} <= logged
@@ -77,13 +68,15 @@ def test_wandb_gets_the_configuration_the_histogram_the_pictures_and_the_summary
 def _fails(cfg: DictConfig) -> None:
     if os.environ["LOCAL_RANK"] == str(cfg.rank):
         if cfg.how == "raise":
-            raise ConfigurationError("no such thing")
+            raise ConfigurationError("no such thing\n    not: this\nor: that")
         os.kill(os.getpid(), signal.SIGKILL)
     threading.Event().wait()  # for ever: somebody has to end it
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("how", "reason"), [("raise", "ConfigurationError: no such thing"), ("kill", "signal SIGKILL")])
+@pytest.mark.parametrize(
+    ("how", "reason"), [("raise", "ConfigurationError: no such thing not: this or: that"), ("kill", "signal SIGKILL")]
+)
 def test_a_worker_that_fails_or_is_killed_ends_its_job_and_is_named(
     how: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,9 +105,14 @@ def test_workers_find_their_rank_and_the_resolved_configuration(tmp_path: Path) 
 def finished_sweep(folder: Path, capsys: pytest.CaptureFixture[str], *, failed: bool) -> str:
     for job in ("0", "1", "10"):
         (folder / job / ".hydra").mkdir(parents=True)
+        (folder / job / ".hydra" / "overrides.yaml").write_text("[]")
         if not failed or job != "1":
             (folder / job / "summary.json").write_text("{}")
+    (folder / "older" / ".hydra").mkdir(parents=True)  # of another sweep: it has no result either
+    (folder / "older" / ".hydra" / "overrides.yaml").write_text("[]")
+    os.utime(folder / "older" / ".hydra" / "overrides.yaml", (0, 0))
     end = pickle.loads(pickle.dumps(sweep.EndOfSweep()))  # as a launcher sends it to another machine
+    end._began_s = time.time() - 60.0
     if failed:
         with pytest.raises(SystemExit, match="1"):
             end.on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(folder)}}}))
@@ -142,7 +140,8 @@ def test_a_job_without_result_and_without_note_is_named_and_the_status_is_1(
 def test_a_job_that_begins_forgets_what_an_earlier_one_left_in_its_folder(tmp_path: Path) -> None:
     sweep.note_failure(ValueError("of\nbefore"), tmp_path)
     assert sweep.reason_of(tmp_path) == "ValueError: of before"
-    (tmp_path / "summary.json").write_text("{}")
+    for name in ("summary.json", "record.json", "metrics.csv"):
+        (tmp_path / name).write_text("{}")
     sweep.forget(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -176,3 +175,39 @@ def test_optunas_sweeper_maximizes_the_validation_accuracy_and_survives_a_failed
     best = OmegaConf.load(tmp_path / "optimization_results.yaml")
     assert best.best_params == {"recipe.data.batch_size": 8}
     assert best.best_value > 0.3
+
+
+def _reports_its_process(cfg: DictConfig) -> None:
+    path = Path(cfg.folder) / os.environ["LOCAL_RANK"]
+    path.with_suffix(".new").write_text(str(os.getpid()))
+    path.with_suffix(".new").rename(path)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a worker does that is inside a collective
+    threading.Event().wait()
+
+
+SWEEP = """
+import sys
+from omegaconf import OmegaConf
+from recipes import processes
+from tests.recipes.test_sweep import _reports_its_process
+processes._GRACE_S = 0.2
+processes.run_workers(_reports_its_process, OmegaConf.create({"folder": sys.argv[1]}), 2)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_sweep_that_is_stopped_in_any_way_leaves_no_worker(number: signal.Signals, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SWEEP, str(tmp_path)], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline_s = time.monotonic() + 60.0
+    while not all((tmp_path / str(rank)).exists() for rank in range(2)):
+        assert process.poll() is None
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    workers = [psutil.Process(int((tmp_path / str(rank)).read_text())) for rank in range(2)]
+    process.send_signal(number)
+    assert process.wait(30.0) != 0
+    _, left = psutil.wait_procs(workers, timeout=10.0)
+    assert left == []

@@ -40,26 +40,6 @@ def summary_of(folder: Path) -> dict[str, Any]:
     return result
 
 
-@pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs of AD-PSGD, gossiping and not; each goes on from its own models."""
-    folder = tmp_path_factory.mktemp("sweep")
-    done = command(
-        "--multirun",
-        "strategy.at_rendezvous=evaluate",
-        "strategy.exchanges_per_step=1,0",
-        f"hydra.sweep.dir={folder}",
-        devices=4,  # two models trained apart may have a useful mean
-    )
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.mark.processes
-def test_a_sweep_gives_a_result_for_each_job_in_one_folder(sweep: Path) -> None:
-    assert sorted(path.parent.name for path in sweep.glob("*/summary.json")) == ["0", "1"]
-
-
 @pytest.mark.processes
 def test_a_run_leaves_everything_behind(sweep: Path) -> None:
     names = {path.name for path in (sweep / "0").iterdir()}

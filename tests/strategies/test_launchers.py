@@ -91,8 +91,9 @@ def test_one_rank_that_raises_ends_the_job_with_its_traceback_and_no_orphan(stra
     assert left == []
 
 
-def test_sigterm_to_one_rank_ends_the_job_and_the_checkpoint_loads(tmp_path: Path) -> None:
-    code, output, left = finish(start([SCRIPT, str(tmp_path), "adpsgd", "sigterm", "3"]), timeout_s=60)
+@pytest.mark.parametrize("strategy", ["adpsgd", "adpsgd_fork"])
+def test_sigterm_to_one_rank_ends_the_job_and_the_checkpoint_loads(strategy: str, tmp_path: Path) -> None:
+    code, output, left = finish(start([SCRIPT, str(tmp_path), strategy, "sigterm", "3"]), timeout_s=60)
     assert not (tmp_path / "result.json").exists(), output
     assert left == []
     assert "Traceback" not in output
