@@ -50,6 +50,8 @@ CASES: list[tuple[str, Callable[[], DecentralizedStrategy | str]]] = [
     ("qsgd", lambda: QSGDStrategy(bits=8)),
     ("qsgd 4 bits", lambda: QSGDStrategy(bits=4)),
 ]
+# other options of a strategy that is there already: make test-slow
+SLOW = {"dpsgd not overlapped", "periodic overlapped", "qsgd 4 bits"}
 VARIANTS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
 
 WORKERS = 3  # an odd ring, and as many as "apsgd bounded" wants active
@@ -68,7 +70,10 @@ def equal_steps(strategy: DecentralizedStrategy | str) -> bool:
     return not class_of(strategy).shares_work
 
 
-@pytest.fixture(scope="module", params=[make for _, make in CASES], ids=[name for name, _ in CASES])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(make, id=name, marks=[pytest.mark.slow] if name in SLOW else []) for name, make in CASES],
+)
 def strategy(request: pytest.FixtureRequest) -> DecentralizedStrategy | str:
     chosen: DecentralizedStrategy | str = request.param()
     return chosen
