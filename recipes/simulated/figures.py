@@ -67,7 +67,7 @@ def draw_slowdowns(
             xlabel="slowdown",
             ylabel=f"epoch time ÷ that at {factors[0]:g}×",
             xscale="log",
-            yscale="log",
+            yscale="log" if axes.dataLim.y1 > 5 else "linear",
         )
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter("{x:g}")
