@@ -110,6 +110,7 @@ def test_the_command_skips_a_corrupt_image_and_leaves_a_checkpoint_that_plain_li
 
 
 @pytest.mark.processes
+@pytest.mark.slow
 def test_the_command_ends_at_a_corrupt_image_where_that_is_wished(tmp_path: Path) -> None:
     bad = truncated(image(generated.imagenet(tmp_path / "data"), 1))
     done = command(*on_folders(tmp_path), "recipe.data.corrupt=fatal")
