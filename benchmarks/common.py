@@ -8,11 +8,11 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -86,20 +86,6 @@ def kill_group(leader: int | None) -> None:
     for kill in (os.killpg, os.kill):  # it may not lead its group yet
         with suppress(ProcessLookupError):
             kill(leader, signal.SIGKILL)
-
-
-@contextmanager
-def cleaning_up_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM unwind the stack as Ctrl-C does, so that processes and links are removed."""
-
-    def leave(signum: int, _: object) -> NoReturn:
-        raise SystemExit(128 + signum)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _as_group_leader(function: Callable[..., None], *args: Any) -> None:

@@ -35,8 +35,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
-from benchmarks.common import against, bounded, cleaning_up_on_sigterm, console, print_table, write_results
+from benchmarks.common import against, bounded, console, print_table, write_results
 from lightning_gossip import ADPSGDStrategy
+from recipes.commands import cleaning_up_on_sigterm
 from recipes.vision.data import ImageNetData
 from recipes.vision.images import _decode
 

@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torchvision.models import resnet50
 
-from benchmarks.common import against, cleaning_up_on_sigterm, console, print_table, write_results
+from benchmarks.common import against, console, print_table, write_results
 from benchmarks.pair import LOOPBACK, LinkUnavailable, Place, limited_link, run_pair
 from lightning_gossip.algorithm.flat import chunk_slices
 from lightning_gossip.algorithm.graphs import complete
@@ -43,6 +43,7 @@ from lightning_gossip.runtime.rendezvous import Rendezvous
 from lightning_gossip.strategies.model import layout, retention, shared_tensors
 from lightning_gossip.transport.base import Kind, Message
 from lightning_gossip.transport.gloo import GlooTransport
+from recipes.commands import cleaning_up_on_sigterm
 
 AIM_WITHOUT_MERGES = 1.25
 AIM_WITH_MERGES = 3.0

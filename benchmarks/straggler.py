@@ -37,10 +37,11 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from benchmarks.common import RESULTS, against, bounded, cleaning_up_on_sigterm, console, print_table, write_results
+from benchmarks.common import RESULTS, against, bounded, console, print_table, write_results
 from benchmarks.pacing import Pacer
 from lightning_gossip import ADPSGDStrategy
 from lightning_gossip.callbacks import ClusterEmulator
+from recipes.commands import cleaning_up_on_sigterm
 
 WORKERS = 4
 PERIOD_S = 0.050

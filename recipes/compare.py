@@ -11,7 +11,6 @@ import argparse
 import json
 import math
 import statistics
-import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_gossip import ConfigurationError
+from recipes.commands import one_sentence
 from recipes.plots import STYLE
 from recipes.record import RunRecord
 from recipes.summary import SUMMARY
@@ -217,16 +217,14 @@ def main() -> None:
     parser.add_argument("sweep", type=Path, help="folder of a finished sweep")
     parser.add_argument("--of", required=True, help="the option whose two values are compared, for example schedule")
     arguments = parser.parse_args()
-    try:
+    with one_sentence():
         jobs = load(arguments.sweep)
         comparisons = compare(jobs, arguments.of)
-        show(comparisons)
-        alone = len(jobs) - 2 * sum(len(comparison.log_ratios) for comparison in comparisons)
-        if alone:
-            print(f"{alone} of the {len(jobs)} finished jobs have no partner and are left out.")
-        draw(jobs, arguments.of, arguments.sweep / "comparison.png")
-    except ConfigurationError as error:
-        sys.exit(f"ConfigurationError: {error}")
+    show(comparisons)
+    alone = len(jobs) - 2 * sum(len(comparison.log_ratios) for comparison in comparisons)
+    if alone:
+        print(f"{alone} of the {len(jobs)} finished jobs have no partner and are left out.")
+    draw(jobs, arguments.of, arguments.sweep / "comparison.png")
     print(f"The curves are in {arguments.sweep / 'comparison.png'}")
 
 

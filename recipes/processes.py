@@ -16,9 +16,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment, find_free_network_port
 from lightning.fabric.plugins.environments.lsf import LSFEnvironment
@@ -27,6 +26,8 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from omegaconf import DictConfig, OmegaConf
 from torch.multiprocessing.spawn import ProcessContext, start_processes
+
+from recipes.commands import cleaning_up_on_sigterm
 
 _PRELOAD = ("recipes.job", "recipes.digits", "recipes.vision.data")  # what takes long to import
 _GRACE_S = 10.0  # for the other workers to end by themselves when one has failed
@@ -63,28 +64,11 @@ def run_workers(job: Callable[[DictConfig], Any], cfg: DictConfig, workers: int)
         _worker, arguments, workers, join=False, start_method="forkserver"
     )
     try:
-        with _sigterm_raises():
+        with cleaning_up_on_sigterm():
             while not context.join(grace_period=_GRACE_S):
                 pass
     finally:
         _end(context.processes)
-
-
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """SIGTERM to the sweep unwinds it as Ctrl-C does, so that workers are ended."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def leave(signum: int, _: object) -> NoReturn:
-        raise SystemExit(128 + signum)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _end(processes: Sequence[Any]) -> None:

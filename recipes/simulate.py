@@ -7,9 +7,8 @@ training run has them (of several strategies: in a folder each, which ``recipes.
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
+import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,19 +21,17 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from lightning_gossip import ConfigurationError, GossipError
+from lightning_gossip import ConfigurationError
 from lightning_gossip.simulation import Recording, Result, Strategy, simulate
 from lightning_gossip.strategies import STRATEGIES
+from recipes.commands import one_sentence
 from recipes.job import plain_errors
 from recipes.simulated import figures, outputs
 from recipes.simulated.scenario import Scenario, scenario_of, strategy_of
-from recipes.sweep import FAILED, forget, note_failure
+from recipes.sweep import attempt
 from recipes.train import CONF
 
-_FULL_ERROR = "HYDRA_FULL_ERROR"
 _FEW = 16  # workers whose time line can be read
-
-log = logging.getLogger(__name__)
 
 News = Callable[[float], None]
 
@@ -62,7 +59,7 @@ def run(cfg: DictConfig, strategies: dict[str, Strategy], console: Console | Non
             for name, strategy in strategies.items()
         }
         for name, result in results.items():
-            _leave(name, result, folder if len(results) == 1 else folder / name, timeline=timeline)
+            _leave(result, folder if len(results) == 1 else folder / name, timeline=timeline)
         if scenario.problem.objective is not None:
             figures.draw_loss(results, folder / figures.LOSS)
         if cfg.slowdowns:
@@ -101,7 +98,7 @@ def _simulated(
     )
 
 
-def _leave(name: str, result: Result, folder: Path, *, timeline: bool) -> None:
+def _leave(result: Result, folder: Path, *, timeline: bool) -> None:
     summary = outputs.save(result, folder)
     if timeline:
         figures.draw_timeline(result, summary, folder / "timeline.png")
@@ -153,7 +150,7 @@ def compose_strategies(cfg: DictConfig, names: Sequence[str], overrides: Sequenc
     for name in names:
         if name not in known:
             raise ConfigurationError(f"strategies names {name!r}; the known ones are {', '.join(known)}.")
-    common = [override for override in overrides if not override.lstrip("+~").startswith(("strategy", "slowdowns"))]
+    common = [override for override in overrides if re.split(r"[.=]", override.lstrip("+~"))[0] != "strategy"]
     return {name: strategy_of(compose("simulate", [*common, f"strategy={name}"])) for name in names}
 
 
@@ -164,23 +161,16 @@ def main(cfg: DictConfig) -> float | None:
     Returns:
         In a sweep: the virtual seconds that the last strategy took, which a sweeper may minimize; infinity if the job failed.
     """
-    sweeping = HydraConfig.get().mode == RunMode.MULTIRUN
-    if sweeping:
-        forget(Path(cfg.run_dir))
-    try:
-        with plain_errors():
-            strategies = compose_strategies(cfg, cfg.strategies or (), list(HydraConfig.get().overrides.task))
-        results = run(cfg, strategies)
-    except Exception as error:
-        if sweeping:
-            folder = Path(cfg.run_dir)
-            log.error("This job failed: %s (see %s)", note_failure(error, folder), folder / FAILED)
-            return float("inf")
-        if not isinstance(error, GossipError) or os.environ.get(_FULL_ERROR) == "1":
-            raise
-        print(f"{type(error).__name__}: {error}\n(Set {_FULL_ERROR}=1 for the stack trace.)", file=sys.stderr)
-        sys.exit(2)
-    return list(results.values())[-1].time_s
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        return attempt(lambda: _last_time_s(cfg), Path(cfg.run_dir), otherwise=math.inf)
+    with one_sentence():
+        return _last_time_s(cfg)
+
+
+def _last_time_s(cfg: DictConfig) -> float:
+    with plain_errors():
+        strategies = compose_strategies(cfg, cfg.strategies or (), list(HydraConfig.get().overrides.task))
+    return list(run(cfg, strategies).values())[-1].time_s
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 
 from lightning_gossip import ConfigurationError
+from recipes.commands import one_sentence
 
 _BURST, _QUEUE = "256kb", "50ms"  # above the largest segment of loopback (64 kB); what waits longer is dropped and sent again
 _RATE = re.compile(r"[1-9]\d*(kbit|mbit|gbit)")
@@ -52,11 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("rate", help="of the link, for example 100mbit or 1gbit")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run")
     options = parser.parse_args(arguments)
-    try:
+    with one_sentence():
         line = limited(options.rate, options.command)
-    except ConfigurationError as error:
-        print(f"ConfigurationError: {error}", file=sys.stderr)
-        sys.exit(2)
     os.execvp(line[0], line)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import re
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,24 @@ from recipes.record import METRICS, RECORD
 from recipes.summary import SUMMARY
 
 FAILED = "failed.txt"
+
+log = logging.getLogger(__name__)
+
+
+def attempt(job: Callable[[], float], folder: Path, *, otherwise: float) -> float:
+    """Run a job of a sweep; one that fails is written down, and the other jobs go on.
+
+    Args:
+        job: returns what a sweeper looks at.
+        folder: of the job.
+        otherwise: what it looks at if the job fails.
+    """
+    forget(folder)
+    try:
+        return job()
+    except Exception as error:  # noqa: BLE001 - whatever it is
+        log.error("This job failed: %s (see %s)", note_failure(error, folder), folder / FAILED)
+        return otherwise
 
 
 def note_failure(error: Exception, folder: Path) -> str:
@@ -64,7 +84,7 @@ class EndOfSweep(Callback):
         folder = Path(config.hydra.sweep.dir)
         notes = [path for path in folder.glob("**/.hydra/overrides.yaml") if path.stat().st_mtime >= self._began_s - 1.0]
         jobs = sorted((path.parent.parent for path in notes), key=lambda job: (len(job.name), job.name))
-        failed = [job for job in jobs if not (job / SUMMARY).exists() and not any(job.glob(f"*/{SUMMARY}"))]
+        failed = [job for job in jobs if (job / FAILED).exists() or not any(job.glob(f"**/{SUMMARY}"))]
         console.print(f"\n{len(jobs) - len(failed)} of {len(jobs)} jobs finished, in [bold]{folder}[/bold]", soft_wrap=True)
         for job in failed:
             console.print(f"  job {job.name} failed: {reason_of(job)}", soft_wrap=True, markup=False)

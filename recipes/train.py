@@ -6,8 +6,6 @@ and two pictures.
 
 from __future__ import annotations
 
-import logging
-import os
 import signal
 import sys
 from pathlib import Path
@@ -16,22 +14,19 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from hydra.utils import instantiate
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig
 
-from lightning_gossip import ConfigurationError, GossipError
+from lightning_gossip import ConfigurationError
+from recipes.commands import one_sentence
 from recipes.job import be_quiet, make_trainer, plain_errors, tracked_run
 from recipes.processes import run_workers, started_from_outside
 from recipes.record import RunRecord
 from recipes.summary import SUMMARY
-from recipes.sweep import FAILED, forget, note_failure
+from recipes.sweep import attempt
 from recipes.tracking import environment_kept, name_of_sweep
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
-_FULL_ERROR = "HYDRA_FULL_ERROR"
-
-log = logging.getLogger(__name__)
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
@@ -43,15 +38,10 @@ def main(cfg: DictConfig) -> float | None:
     """
     be_quiet()
     if HydraConfig.get().mode == RunMode.MULTIRUN:
-        return _job_of_sweep(cfg)
+        return attempt(lambda: _job_of_sweep(cfg), Path(cfg.run_dir), otherwise=0.0)
     try:
-        with environment_kept():
+        with environment_kept(), one_sentence():
             tracked_run(cfg)
-    except (GossipError, MisconfigurationException) as error:
-        if os.environ.get(_FULL_ERROR) == "1":
-            raise
-        print(f"{type(error).__name__}: {error}\n(Set {_FULL_ERROR}=1 for the stack trace.)", file=sys.stderr)
-        sys.exit(2)
     except SIGTERMException:
         print("Stopped by SIGTERM before the end.", file=sys.stderr)
         sys.exit(128 + signal.SIGTERM)
@@ -59,31 +49,29 @@ def main(cfg: DictConfig) -> float | None:
 
 
 def _job_of_sweep(cfg: DictConfig) -> float:
-    folder = Path(cfg.run_dir)
-    hydra_cfg = HydraConfig.get()
+    folder, hydra_cfg = Path(cfg.run_dir), HydraConfig.get()
     cfg.sweep, cfg.job = name_of_sweep(hydra_cfg.sweep.dir), hydra_cfg.job.override_dirname
-    forget(folder)
-    try:
-        with environment_kept():
-            if cfg.strategy.start_method == "popen" and not started_from_outside():
-                with plain_errors():
-                    trainer = make_trainer(cfg, logger=False, enable_checkpointing=False)
-                    instantiate(cfg.recipe.data)  # looks at the folder
-                if trainer.num_nodes > 1:
-                    raise ConfigurationError(
-                        f"trainer.num_nodes={trainer.num_nodes}: a sweep starts workers on this machine only. Use a launcher"
-                        " that starts a process for each worker of a job (SLURM through submitit: docs/sweeps.md)."
-                    )
-                run_workers(tracked_run, cfg, trainer.num_devices)
-                if not (folder / SUMMARY).exists():
-                    raise RuntimeError("it was stopped by a signal before its end")
-            else:
-                tracked_run(cfg)
-        epochs = RunRecord.load(folder).epochs
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is written down and the other jobs go on
-        log.error("This job failed: %s (see %s)", note_failure(error, folder), folder / FAILED)
-        return 0.0
-    return epochs[-1].get("val_acc", 0.0)
+    with environment_kept():
+        if cfg.strategy.start_method == "popen" and not started_from_outside():
+            run_workers(tracked_run, cfg, _workers(cfg))
+            if not (folder / SUMMARY).exists():
+                raise RuntimeError("it was stopped by a signal before its end")
+        else:
+            tracked_run(cfg)
+    return RunRecord.load(folder).epochs[-1].get("val_acc", 0.0)
+
+
+def _workers(cfg: DictConfig) -> int:
+    """How many this machine is to start; what can be refused is refused here, before any process."""
+    with plain_errors():
+        trainer = make_trainer(cfg, logger=False, enable_checkpointing=False)
+        instantiate(cfg.recipe.data)  # looks at the folder
+    if trainer.num_nodes > 1:
+        raise ConfigurationError(
+            f"trainer.num_nodes={trainer.num_nodes}: a sweep starts workers on this machine only. Use a launcher that starts a"
+            " process for each worker of a job (SLURM through submitit: docs/sweeps.md)."
+        )
+    return trainer.num_devices
 
 
 if __name__ == "__main__":

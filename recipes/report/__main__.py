@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from rich import box
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lightning_gossip import ConfigurationError
+from recipes.commands import one_sentence
 from recipes.report import groups, page, ranking, runs
 from recipes.report.ranking import Ranking
 from recipes.report.units import Unit, digits, percent, unit_of_bytes
@@ -32,13 +31,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--target", type=float, help="validation accuracy to which times are taken, for example 0.9")
     chosen = parser.parse_args(arguments)
     path = _path(chosen.out, chosen.folders[0])
-    try:
+    with one_sentence():
         jobs, unfinished = runs.load(chosen.folders)
         together = groups.group(jobs)
         rankings = ranking.rank(together, baseline=chosen.baseline, target=chosen.target)
-    except ConfigurationError as error:
-        print(f"ConfigurationError: {error}", file=sys.stderr)
-        sys.exit(2)
     files = page.write(together, rankings, unfinished, path)
     console = Console()
     for each in rankings:

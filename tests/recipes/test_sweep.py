@@ -177,37 +177,31 @@ def test_optunas_sweeper_maximizes_the_validation_accuracy_and_survives_a_failed
     assert best.best_value > 0.3
 
 
-def _reports_its_process(cfg: DictConfig) -> None:
-    path = Path(cfg.folder) / os.environ["LOCAL_RANK"]
-    path.with_suffix(".new").write_text(str(os.getpid()))
-    path.with_suffix(".new").rename(path)
+def _says_its_process(cfg: DictConfig) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a worker does that is inside a collective
+    os.write(1, f"{os.getpid()}\n".encode())
     threading.Event().wait()
 
 
 SWEEP = """
-import sys
 from omegaconf import OmegaConf
 from recipes import processes
-from tests.recipes.test_sweep import _reports_its_process
+from tests.recipes.test_sweep import _says_its_process
 processes._GRACE_S = 0.2
-processes.run_workers(_reports_its_process, OmegaConf.create({"folder": sys.argv[1]}), 2)
+processes.run_workers(_says_its_process, OmegaConf.create(), 2)
 """
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM, signal.SIGKILL])
-def test_a_sweep_that_is_stopped_in_any_way_leaves_no_worker(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_sweep_that_is_stopped_in_any_way_leaves_no_worker(number: signal.Signals) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", SWEEP, str(tmp_path)], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", SWEEP], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
-    deadline_s = time.monotonic() + 60.0
-    while not all((tmp_path / str(rank)).exists() for rank in range(2)):
-        assert process.poll() is None
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-    workers = [psutil.Process(int((tmp_path / str(rank)).read_text())) for rank in range(2)]
+    assert process.stdout is not None
+    workers = [psutil.Process(int(process.stdout.readline())) for _ in range(2)]
     process.send_signal(number)
     assert process.wait(30.0) != 0
     _, left = psutil.wait_procs(workers, timeout=10.0)
+    process.stdout.close()
     assert left == []
