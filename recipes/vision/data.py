@@ -156,48 +156,19 @@ class ImageNetData(ImageData):
                 log.warning("Rank %d replaced %d corrupt %s images: %s", rank, len(found), part, ", ".join(found[:5]))
 
 
-class CifarData(ImageData):
-    """CIFAR-10's batch files. Training images are padded by 4 pixels, cropped and flipped at random (He et al. 2016, §4.2).
+class _SplitData(ImageData):
+    """A data set of training and test images, of which some training images are kept for validation.
 
     Args:
-        root: has the folder cifar-10-batches-py.
+        root: has the files.
         validation_images: training images that are kept for validation, always the same ones.
         batch_size, num_workers, prefetch: see :class:`ImageData`.
     """
 
-    def __init__(
-        self,
-        *,
-        root: str | Path,
-        validation_images: int = 5000,
-        batch_size: int = 32,
-        num_workers: int = 2,
-        prefetch: int = 2,
-    ) -> None:
-        super().__init__(_CIFAR, batch_size=batch_size, num_workers=num_workers, prefetch=prefetch)
-        self.root, images = check_cifar10(root)
-        self.parts = _split(images, validation_images)
-
-    @override
-    def setup(self, stage: str) -> None:
-        if self.train is not None:
-            return
-        plain = v2.PILToTensor()
-        augmented = v2.Compose([plain, v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip()])
-        images = _CifarFiles(self.root, train=True)
-        self.train = Part(images, self.parts[0], augmented)
-        self.validation = Part(images, self.parts[1], plain)
-        self.test = _CifarFiles(self.root, train=False, transform=plain)
-
-
-class MnistData(ImageData):
-    """MNIST's IDX files, without augmentation.
-
-    Args:
-        root: has the folder MNIST/raw.
-        validation_images: training images that are kept for validation, always the same ones.
-        batch_size, num_workers, prefetch: see :class:`ImageData`.
-    """
+    statistics: ClassVar[Statistics]
+    check: ClassVar[staticmethod[[str | Path], tuple[Path, int]]]  # the folder, and how many training images there are
+    dataset: ClassVar[type[Dataset[Any]]]
+    augmentation: ClassVar[Sequence[Any]]
 
     def __init__(
         self,
@@ -208,8 +179,8 @@ class MnistData(ImageData):
         num_workers: int = 0,
         prefetch: int = 2,
     ) -> None:
-        super().__init__(_MNIST, batch_size=batch_size, num_workers=num_workers, prefetch=prefetch)
-        self.root, images = check_mnist(root)
+        super().__init__(self.statistics, batch_size=batch_size, num_workers=num_workers, prefetch=prefetch)
+        self.root, images = self.check(root)
         self.parts = _split(images, validation_images)
 
     @override
@@ -217,10 +188,39 @@ class MnistData(ImageData):
         if self.train is not None:
             return
         plain = v2.PILToTensor()
-        images = MNIST(self.root, train=True)
-        self.train = Part(images, self.parts[0], plain)
+        images = self.dataset(self.root, train=True)  # type: ignore[call-arg]
+        self.train = Part(images, self.parts[0], v2.Compose([plain, *self.augmentation]))
         self.validation = Part(images, self.parts[1], plain)
-        self.test = MNIST(self.root, train=False, transform=plain)
+        self.test = self.dataset(self.root, train=False, transform=plain)  # type: ignore[call-arg]
+
+
+class _CifarFiles(CIFAR10):  # type: ignore[misc]
+    """torchvision's, of files that ``formats.check_cifar10`` has looked at: torchvision is to check that they exist only."""
+
+    train_list: ClassVar = [[name, None] for name in CIFAR_TRAIN]
+    test_list: ClassVar = [[CIFAR_TEST, None]]
+    meta: ClassVar = {"filename": CIFAR_META, "key": "label_names", "md5": None}
+
+
+class CifarData(_SplitData):
+    """CIFAR-10's batch files, in ``root/cifar-10-batches-py``.
+
+    Training images are padded by 4 pixels, cropped and flipped at random (He et al. 2016, §4.2).
+    """
+
+    statistics = _CIFAR
+    check = staticmethod(check_cifar10)
+    augmentation = (v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip())
+    dataset = _CifarFiles
+
+
+class MnistData(_SplitData):
+    """MNIST's IDX files, in ``root/MNIST/raw``, without augmentation."""
+
+    statistics = _MNIST
+    check = staticmethod(check_mnist)
+    dataset = MNIST
+    augmentation = ()
 
 
 class Part(Dataset[Any]):
@@ -244,14 +244,6 @@ class Part(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[Any, int]:
         image, label = self._images[self._indices[index]]
         return self._transform(image), label
-
-
-class _CifarFiles(CIFAR10):  # type: ignore[misc]
-    """torchvision's, of files that ``formats.check_cifar10`` has looked at: torchvision is to check that they exist only."""
-
-    train_list: ClassVar = [[name, None] for name in CIFAR_TRAIN]
-    test_list: ClassVar = [[CIFAR_TEST, None]]
-    meta: ClassVar = {"filename": CIFAR_META, "key": "label_names", "md5": None}
 
 
 def _split(images: int, validation: int) -> tuple[list[int], list[int]]:
