@@ -87,7 +87,7 @@ def scenario_of(cfg: DictConfig) -> Scenario:
     workers *= cfg.trainer.num_nodes
     if cfg.trainer.accumulate_grad_batches != 1:
         raise ConfigurationError("trainer.accumulate_grad_batches is not simulated: leave it 1 and write a larger batch_size.")
-    problem = _problem(cfg)
+    problem: Problem = instantiate(cfg.objective) or Problem()
     return Scenario(_cluster(cfg, workers), instantiate(cfg.links), _work(cfg, problem), problem, _model_bytes(cfg, problem))
 
 
@@ -100,31 +100,20 @@ def strategy_of(cfg: DictConfig) -> Strategy:
     return make_strategy(name_of(real), **options)
 
 
-def objective_of_recipe() -> Problem:
-    """A mark for conf/objective/recipe.yaml: what is minimised depends on the recipe."""
-    return Problem()
-
-
 def problem(objective: Objective, optimizer: SGD) -> Problem:
     """For conf/objective/."""
     return Problem(objective, optimizer)
 
 
-def _problem(cfg: DictConfig) -> Problem:
-    if cfg.objective.get("_target_", "").endswith("objective_of_recipe"):
-        return _recipes_problem(cfg)
-    made: Problem = instantiate(cfg.objective) or Problem()
-    return made
+def problem_of_recipe(model: DictConfig) -> Problem:
+    """For conf/objective/: only the small network on digits is also an objective of the simulator's.
 
-
-def _recipes_problem(cfg: DictConfig) -> Problem:
-    """Only the small network on digits is also an objective of the simulator's."""
-    if get_class(cfg.recipe.model._target_) is not DigitsMLP:
+    Args:
+        model: of the recipe, not instantiated.
+    """
+    if get_class(model._target_) is not DigitsMLP:
         return Problem()
-    model = cfg.recipe.model
-    optimizer = SGD(
-        lr=model.lr, momentum=model.momentum, weight_decay=model.weight_decay, milestones=tuple(model.milestones), gamma=0.1
-    )
+    optimizer = SGD(lr=model.lr, momentum=model.momentum, weight_decay=model.weight_decay, milestones=tuple(model.milestones))
     return Problem(mlp(digits(), hidden=model.hidden), optimizer)
 
 
