@@ -39,7 +39,7 @@ from benchmarks.common import against, bounded, console, print_table, write_resu
 from lightning_gossip import ADPSGDStrategy
 from recipes.commands import cleaning_up_on_sigterm
 from recipes.vision.data import ImageNetData
-from recipes.vision.images import _decode
+from recipes.vision.images import decode_rgb
 
 WIDTH, HEIGHT, QUALITY = 500, 375, 90
 BATCH_SIZE = 64
@@ -83,8 +83,8 @@ def per_core(root: Path, rounds: int) -> dict[str, float]:
     bytes_only = v2.Compose(geometry)
     ways: dict[str, Callable[[bytes], Tensor]] = {
         "usual": lambda file: usual(Image.open(BytesIO(file)).convert("RGB")),
-        "recipes": lambda file: bytes_only(_decode(file)),
-        "recipes, decoding alone": _decode,
+        "recipes": lambda file: bytes_only(decode_rgb(file)),
+        "recipes, decoding alone": decode_rgb,
     }
     times: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(rounds):

@@ -76,7 +76,7 @@ class CheckedImageFolder(ImageFolder):  # type: ignore[misc]
             path, label = self.samples[candidate]
             encoded = Path(path).read_bytes()
             try:
-                return _decode(encoded), label
+                return decode_rgb(encoded), label
             except _UNDECODABLE as error:
                 self._note(candidate, error)
         raise ConfigurationError(
@@ -134,7 +134,7 @@ def collate(items: list[tuple[tuple[int, Tensor], int]]) -> Encoded:
     return [index for (index, _), _ in items], [file for (_, file), _ in items], torch.tensor([label for _, label in items])
 
 
-def _decode(encoded: bytes) -> Tensor:
+def decode_rgb(encoded: bytes) -> Tensor:
     """Bytes, 3 × height × width. torchvision's decoder is the faster one; Pillow reads more, or says why it cannot."""
     with suppress(RuntimeError):
         image: Tensor = decode_image(_bytes(encoded), ImageReadMode.RGB)
