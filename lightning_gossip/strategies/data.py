@@ -116,7 +116,11 @@ class EpochBatches(Sampler[Batch], ABC):
 
     def share(self, batches: int) -> Fraction:
         """Which share of the whole epoch is done with so many batches of the current one, those before a resume included."""
-        return self._before + (1 - self._before) * Fraction(batches, max(1, len(self._batches)))
+        return self._whole(Fraction(batches, max(1, len(self._batches))))
+
+    def _whole(self, share: Fraction) -> Fraction:
+        """A share of what is left of the epoch after a resume, as a share of the whole epoch that is then done."""
+        return self._before + (1 - self._before) * share
 
     @property
     @abstractmethod
@@ -261,9 +265,7 @@ class StaticBatches(EpochBatches):
     @property
     @override
     def progress(self) -> Fraction | None:
-        if not self._own:
-            return None
-        return self._before + (1 - self._before) * Fraction(self._stepped + 1, len(self._own))
+        return self._whole(Fraction(self._stepped + 1, len(self._own))) if self._own else None
 
     @override
     def step(self) -> int:
