@@ -9,6 +9,21 @@ from __future__ import annotations
 import math
 import statistics
 
+_BACKOFF_S = (0.0005, 0.05)
+
+
+def backoff_s(refusals: int) -> float:
+    """The longest wait after so many refusals in a row, in seconds; the caller draws uniformly below it.
+
+    It doubles from half a millisecond to 50 ms: a busy worker is free again after an exchange, which may be short or long.
+
+    >>> [backoff_s(refusals) for refusals in (0, 1, 2, 5000)]
+    [0.0005, 0.001, 0.002, 0.05]
+    """
+    shortest_s, longest_s = _BACKOFF_S
+    doublings = min(refusals, math.ceil(math.log2(longest_s / shortest_s)))  # 2.0**1024 is no float
+    return min(shortest_s * 2.0**doublings, longest_s)
+
 
 class Pace:
     """When the next exchange is due: one start per step time of the neighbourhood, over the rate.

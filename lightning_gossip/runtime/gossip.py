@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from lightning_gossip.algorithm.pace import backoff_s
 from lightning_gossip.algorithm.partner import PartnerPicker
 from lightning_gossip.algorithm.replica import Replica
 from lightning_gossip.algorithm.staleness import StalenessHistogram
@@ -37,8 +38,6 @@ from lightning_gossip.runtime.session import Session
 from lightning_gossip.transport.base import Kind, Message, Transport
 
 log = logging.getLogger(__name__)
-
-_BACKOFF_S = (0.0005, 0.05)  # after a refusal, a random wait that doubles from the first to the second
 
 
 @dataclass
@@ -248,8 +247,7 @@ class Gossip:
             else:
                 self.counters.refused += 1
                 refusals += 1
-                ceiling_s = min(_BACKOFF_S[0] * 2.0**refusals, _BACKOFF_S[1])
-                self._session.draw_again(now_s() + self._backoff.uniform(0.0, ceiling_s))
+                self._session.draw_again(now_s() + self._backoff.uniform(0.0, backoff_s(refusals)))
                 if answer.session == self._session.number and answer.layout != self._layout:
                     raise self._layout_error(peer)
 

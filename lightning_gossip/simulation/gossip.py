@@ -28,7 +28,7 @@ import torch
 from simpy.events import Event
 from torch import Tensor
 
-from lightning_gossip.algorithm.pace import Pace
+from lightning_gossip.algorithm.pace import Pace, backoff_s
 from lightning_gossip.algorithm.partner import PartnerPicker
 from lightning_gossip.algorithm.replica import Replica, half_difference
 from lightning_gossip.simulation.asynchronous import StepTimes
@@ -37,8 +37,6 @@ from lightning_gossip.simulation.run import Process
 
 if TYPE_CHECKING:
     from lightning_gossip.simulation.adpsgd import Gossip
-
-_BACKOFF_S = (0.0005, 0.05)  # after a refusal, as in the runtime
 
 
 class Swap:
@@ -157,8 +155,7 @@ class Worker:
                 record.event(environment.now, "refused", self.rank, peer.rank)
                 record.accounts[self.rank].refused += 1
                 refusals += 1
-                ceiling_s = min(_BACKOFF_S[0] * 2.0 ** min(refusals, 60), _BACKOFF_S[1])
-                self._pace.draw_again(environment.now + self._backoff.uniform(0.0, ceiling_s))
+                self._pace.draw_again(environment.now + self._backoff.uniform(0.0, backoff_s(refusals)))
                 self._free()
 
     def _due(self) -> Process:
