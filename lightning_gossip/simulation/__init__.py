@@ -14,11 +14,7 @@ What is idealised:
 - a link that is slow when a transfer begins stays so until it ends.
 """
 
-from lightning_gossip.simulation.adpsgd import ADPSGD
-from lightning_gossip.simulation.averaging import AdaptiveAveraging, PeriodicAveraging
-from lightning_gossip.simulation.classifiers import Classes, Classifier, digits, mlp, softmax_regression
-from lightning_gossip.simulation.cluster import Cluster
-from lightning_gossip.simulation.laws import (
+from lightning_gossip.algorithm.laws import (
     LAWS,
     Constant,
     Erlang,
@@ -29,6 +25,10 @@ from lightning_gossip.simulation.laws import (
     Uniform,
     make_law,
 )
+from lightning_gossip.simulation.adpsgd import ADPSGD
+from lightning_gossip.simulation.averaging import AdaptiveAveraging, PeriodicAveraging
+from lightning_gossip.simulation.classifiers import Classes, Classifier, digits, mlp, softmax_regression
+from lightning_gossip.simulation.cluster import Cluster
 from lightning_gossip.simulation.links import Links, RandomSlowdowns
 from lightning_gossip.simulation.lockstep import QSGD, AllReduce
 from lightning_gossip.simulation.neighbours import DPSGD

@@ -12,13 +12,12 @@ from typing import Literal, get_args
 import torch
 from simpy.events import Event
 
-from lightning_gossip.algorithm.checks import is_finite
+from lightning_gossip.algorithm.checks import check_choice, is_finite
 from lightning_gossip.algorithm.graphs import make_topology
 from lightning_gossip.algorithm.partner import PartnerPicker, Roles, resolve_roles
 from lightning_gossip.algorithm.topology import Topology
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.asynchronous import Rendezvous
-from lightning_gossip.simulation.checks import check_choice
 from lightning_gossip.simulation.costs import ring_all_reduce_s
 from lightning_gossip.simulation.gossip import Worker
 from lightning_gossip.simulation.network import then

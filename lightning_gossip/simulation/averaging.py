@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from lightning_gossip.algorithm.adaptive_period import AdaptivePeriod
+from lightning_gossip.algorithm.checks import check_choice
 from lightning_gossip.algorithm.period import ConstantPeriod, Observation, PeriodController
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.adpsgd import AtRendezvous, check_at_rendezvous
-from lightning_gossip.simulation.checks import check_choice
 from lightning_gossip.simulation.costs import all_reduce_bytes, ring_all_reduce_s
 from lightning_gossip.simulation.lockstep import Lockstep, Rounds, stall_if_failed
 from lightning_gossip.simulation.run import Process, Run

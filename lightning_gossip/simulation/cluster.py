@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_gossip.algorithm.checks import check_integer, is_finite
+from lightning_gossip.algorithm.checks import check_integer, check_not_negative, is_finite
+from lightning_gossip.algorithm.laws import Law, Samples
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.simulation.checks import check_not_negative
-from lightning_gossip.simulation.laws import ComputeTimes, Law, Samples, generator_of
+from lightning_gossip.simulation.compute_times import ComputeTimes, generator_of
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_gossip.algorithm.checks import check_integer, is_finite
+from lightning_gossip.algorithm.checks import check_integer, check_not_negative, check_positive, is_finite
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.simulation.checks import check_not_negative, check_positive
 
 _MASK = (1 << 64) - 1
 

@@ -24,8 +24,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lightning_gossip.algorithm.checks import check_choice
 from lightning_gossip.algorithm.quantize import Quantizer
-from lightning_gossip.simulation.checks import check_choice
 from lightning_gossip.simulation.costs import all_reduce_bytes, ring_all_gather_s, ring_all_reduce_s
 from lightning_gossip.simulation.run import Process, Run, Strategy
 from lightning_gossip.simulation.sessions import Session, Task

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_gossip.simulation.laws import generator_of
+from lightning_gossip.simulation.compute_times import generator_of
 from lightning_gossip.simulation.objectives import Batch, Objective
 from lightning_gossip.simulation.optimizer import SGD, StackedSGD
 

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_gossip.algorithm.checks import check_choice
 from lightning_gossip.algorithm.graphs import make_topology
+from lightning_gossip.algorithm.laws import FloatArray
 from lightning_gossip.algorithm.mixing import MixingWeights, mixing_matrix
 from lightning_gossip.simulation.adpsgd import AtRendezvous, TopologySpec, check_at_rendezvous, topology_name
-from lightning_gossip.simulation.checks import check_choice
 from lightning_gossip.simulation.costs import ring_all_reduce_s, transfer_s
-from lightning_gossip.simulation.laws import FloatArray
 from lightning_gossip.simulation.lockstep import Lockstep, Rounds, stall_if_failed
 from lightning_gossip.simulation.run import Process, Run
 from lightning_gossip.simulation.sessions import Task

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gossip.algorithm.checks import check_integer, is_finite
+from lightning_gossip.algorithm.checks import check_integer, check_not_negative, is_finite
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.simulation.checks import check_not_negative
 
 Batch = Sequence[int] | None
 

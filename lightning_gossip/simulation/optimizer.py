@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_gossip.algorithm.checks import is_finite
+from lightning_gossip.algorithm.checks import check_not_negative, is_finite
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.simulation.checks import check_not_negative
 
 
 @dataclass(frozen=True, kw_only=True)

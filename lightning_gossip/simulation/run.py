@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_gossip.algorithm.mixing import consensus_distance
 from lightning_gossip.simulation.cluster import Cluster
-from lightning_gossip.simulation.laws import generator_of
+from lightning_gossip.simulation.compute_times import generator_of
 from lightning_gossip.simulation.links import Links
 from lightning_gossip.simulation.models import Models
 from lightning_gossip.simulation.network import Network

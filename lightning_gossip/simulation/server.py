@@ -17,11 +17,10 @@ import simpy
 from simpy.events import Event
 from torch import Tensor
 
-from lightning_gossip.algorithm.checks import check_integer
+from lightning_gossip.algorithm.checks import check_choice, check_integer
 from lightning_gossip.algorithm.server import EventTrigger, OnStale, ParameterServer, ServerOptions
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.asynchronous import Rendezvous, StepTimes
-from lightning_gossip.simulation.checks import check_choice
 from lightning_gossip.simulation.costs import in_cast_s
 from lightning_gossip.simulation.network import then
 from lightning_gossip.simulation.record import Distances

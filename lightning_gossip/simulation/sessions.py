@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lightning_gossip.algorithm.laws import FloatArray
 from lightning_gossip.algorithm.work import Ledger, check_enough_batches, may_claim
-from lightning_gossip.simulation.laws import FloatArray
 
 _TIE = 1e-8  # relative; the rule's own tolerance and the rounding of its T* are far within it
 

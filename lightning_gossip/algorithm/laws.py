@@ -1,7 +1,7 @@
-"""How long a step computes: laws of the compute time, one stream of it a worker.
+"""How long a step computes: laws of random times. The simulator draws from them; the analysis has their Laplace transforms.
 
-A law has a mean and draws blocks of times from a generator that it is given, so the same seed gives the same times to the
-bit, and a worker's times do not depend on the others'.
+A law draws blocks of times from a generator that it is given, so the same seed gives the same times to the bit, and a worker's
+times do not depend on the others'.
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from lightning_gossip.algorithm.checks import check_integer, is_finite
+from lightning_gossip.algorithm.checks import check_integer, check_not_negative, check_positive, is_finite
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.simulation.checks import check_not_negative, check_positive
 
 FloatArray = npt.NDArray[np.float64]
-
-_BLOCK = 128  # draws at once: a call of numpy costs as much as a hundred draws
 
 
 def _check_share(name: str, value: object) -> None:
@@ -212,39 +209,3 @@ def make_law(name: str, **options: Any) -> Law:
         return LAWS[name](**options)
     except TypeError as error:
         raise ConfigurationError(f"the law {name!r} does not take these options: {error}.") from error
-
-
-class ComputeTimes:
-    """One worker's compute times, one after the other.
-
-    Args:
-        law: of them.
-        factor: what every one of them is multiplied by (a slow worker).
-        generator: the worker's own.
-    """
-
-    def __init__(self, law: Law, factor: float, generator: np.random.Generator) -> None:
-        self._law = law
-        self._factor = factor
-        self._generator = generator
-        self._drawn = 0
-        self._block: list[float] = []
-
-    def next_s(self) -> float:
-        """Seconds that the next step computes.
-
-        Raises:
-            ConfigurationError: if the law's draw is not a finite time.
-        """
-        if not self._block:
-            block = self._law.draw(self._generator, _BLOCK, self._drawn) * self._factor
-            if not np.isfinite(block).all() or (block < 0.0).any():
-                raise ConfigurationError(f"compute={self._law} draws times that are not finite seconds of at least 0.")
-            self._drawn += _BLOCK
-            self._block = block[::-1].tolist()
-        return self._block.pop()
-
-
-def generator_of(seed: int, stream: int, rank: int) -> np.random.Generator:
-    """A random stream of its own for each purpose and worker, independent of all others of the same seed."""
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(stream, rank))))
