@@ -13,11 +13,12 @@ PACKAGE = Path(__file__).parents[1] / "lightning_gossip"
 ALLOWED = {
     "errors": set(),
     "algorithm": {"errors"},
+    "analysis": {"errors", "algorithm"},
     "simulation": {"errors", "algorithm"},
     "transport": {"errors"},
     "runtime": {"errors", "algorithm", "transport"},
     "strategies": {"errors", "algorithm", "transport", "runtime"},
-    "callbacks": {"errors", "algorithm", "runtime", "strategies"},
+    "callbacks": {"errors", "algorithm", "analysis", "runtime", "strategies"},
 }
 # what only some layers may import at all
 OUTSIDE = {

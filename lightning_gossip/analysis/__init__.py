@@ -1,0 +1,79 @@
+"""Staleness analysis: how many workers, which learning rate, which staleness bound are stable and fastest.
+
+A reconstruction, from standard theory, of the framework of Yu, Chen and Poor (arXiv 2406.11159); the equations are not the
+paper's own text. Pure: numpy and scipy, and torch for curvature. The laws of step times are those of the simulator.
+"""
+
+from lightning_gossip.algorithm.laws import LAWS, Constant, Erlang, Exponential, Law, LogNormal, Samples, Uniform, make_law
+from lightning_gossip.analysis.arrivals import Arrivals, RunTime, arrival_rate, arrivals, free_arrivals, run_time
+from lightning_gossip.analysis.combined import Geometric, Sum
+from lightning_gossip.analysis.conversion import delay_of
+from lightning_gossip.analysis.delays import Atoms, Delay, Flat, Gamma, constant, histogram
+from lightning_gossip.analysis.discrete import constant_staleness_fastest, constant_staleness_limit, spectral_radius
+from lightning_gossip.analysis.hitting import LossCurve, Problem, hitting_time, loss_curve, noise_floor
+from lightning_gossip.analysis.mean_square import largest_shape, mean_square_limit, rms_decay_rate, stationary_variance
+from lightning_gossip.analysis.play import Link
+from lightning_gossip.analysis.schedule import Server
+from lightning_gossip.analysis.settings import Curve, Prediction, Setting
+from lightning_gossip.analysis.stability import (
+    Fastest,
+    convergence_speed,
+    damping,
+    decay_rate,
+    dominant_root,
+    fastest,
+    of_staleness,
+    stability_limit,
+)
+
+__all__ = [
+    "LAWS",
+    "Arrivals",
+    "Atoms",
+    "Constant",
+    "Curve",
+    "Delay",
+    "Erlang",
+    "Exponential",
+    "Fastest",
+    "Flat",
+    "Gamma",
+    "Geometric",
+    "Law",
+    "Link",
+    "LogNormal",
+    "LossCurve",
+    "Prediction",
+    "Problem",
+    "RunTime",
+    "Samples",
+    "Server",
+    "Setting",
+    "Sum",
+    "Uniform",
+    "arrival_rate",
+    "arrivals",
+    "constant",
+    "constant_staleness_fastest",
+    "constant_staleness_limit",
+    "convergence_speed",
+    "damping",
+    "decay_rate",
+    "delay_of",
+    "dominant_root",
+    "fastest",
+    "free_arrivals",
+    "histogram",
+    "hitting_time",
+    "largest_shape",
+    "loss_curve",
+    "make_law",
+    "mean_square_limit",
+    "noise_floor",
+    "of_staleness",
+    "rms_decay_rate",
+    "run_time",
+    "spectral_radius",
+    "stability_limit",
+    "stationary_variance",
+]

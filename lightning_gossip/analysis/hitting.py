@@ -1,0 +1,266 @@
+"""When will the loss be reached? Hitting times of delayed SGD on a quadratic, from characteristic roots, residues and noise.
+
+F(x) = ½ Σ_i h_i x_i². From x_i(t) = x_i(0) for t ≤ 0, the mean along an eigenvector with damping a is a sum over the roots s of
+s + a·L(s) = 0,
+
+    x(t)/x(0) = Σ_s C_s e^{st},      C_s = −a / (s (1 + a·L'(s)))                                            [derived]
+
+of which the rightmost one, or pair, is left after a few delays; where two real roots are close, both are taken. C_s matters:
+ln(1/ε)/decay alone is off by up to a third where the decay is fastest. Gradient noise of variance Σ per coordinate adds a
+stationary variance,
+
+    Var = (η²λΣ/2π) ∫ dω / |iω + a·L(iω)|²  =  ηΣ (1 + sin aτ) / (2h cos aτ)   for a constant delay            [derived]
+
+below whose loss no target is ever reached. The variance grows to it as (1 − e^{−2·decay·t}).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import integrate, optimize
+
+from lightning_gossip.algorithm.checks import check_not_negative, check_positive
+from lightning_gossip.algorithm.laws import Law
+from lightning_gossip.analysis.conversion import delay_of
+from lightning_gossip.analysis.delays import Atoms, Delay
+from lightning_gossip.analysis.roots import real_roots
+from lightning_gossip.analysis.stability import damping, dominant_root
+from lightning_gossip.errors import ConfigurationError
+
+FloatArray = npt.NDArray[np.float64]
+
+_POINTS = 2048  # at which an oscillating loss is looked at
+
+
+@dataclass(frozen=True)
+class Mode:
+    """C·e^{st}, and with s not real its conjugate.
+
+    Args:
+        root: s, in 1/time.
+        residue: C.
+    """
+
+    root: complex
+    residue: complex
+
+    def at(self, times: FloatArray) -> FloatArray:
+        """Its share of x(t)/x(0), shape of ``times``."""
+        factor = 1.0 if self.root.imag == 0.0 else 2.0
+        values: FloatArray = factor * np.real(self.residue * np.exp(self.root * times))
+        return values
+
+    def envelope(self, times: FloatArray) -> FloatArray:
+        """Its largest size, without the oscillation."""
+        factor = 1.0 if self.root.imag == 0.0 else 2.0
+        return factor * abs(self.residue) * np.exp(self.root.real * times)
+
+
+def modes(a: float, delay: Delay | Law) -> tuple[Mode, ...]:
+    """What is left of the mean error after a few delays: the rightmost pair of roots, or the real ones.
+
+    Args:
+        a: damping coefficient, above 0, in 1/time.
+        delay: law of τ.
+    """
+    delay = delay_of(delay)
+    roots: Sequence[complex] = [complex(root) for root in real_roots(a, delay)] or [dominant_root(a, delay)]
+    if len(roots) == 2 and abs(roots[0] - roots[1]) < 1e-6 * abs(roots[0]):
+        roots = [complex(root) for root in real_roots(a * (1.0 - 1e-9), delay)]  # a double root has no residue of this kind
+    if any(root.real <= delay.left for root in roots):
+        return (Mode(roots[0], 1.0 + 0.0j),)  # the law's own tail
+    return tuple(Mode(root, complex(-a / (root * (1.0 + a * delay.slope(root))))) for root in roots)
+
+
+def noise_floor(a: float, delay: Delay | Law) -> float:
+    """Stationary variance of x in units of η²λΣ: (1/2π) ∫ dω/|iω + aL(iω)|².
+
+    Args:
+        a: damping coefficient, above 0, in 1/time; must be stable.
+        delay: law of τ.
+
+    Returns:
+        In time: times η²λΣ (step size squared, rate, variance of the gradient) it is a variance. Without delay 1/(2a).
+
+    Raises:
+        ConfigurationError: if the mean diverges.
+    """
+    check_positive("damping", a)
+    delay = delay_of(delay)
+    decay = -dominant_root(a, delay).real
+    if decay <= 0.0:
+        raise ConfigurationError(
+            f"damping={a:g} diverges with this delay, so there is no stationary variance. Lower the learning rate."
+        )
+    if isinstance(delay, Atoms) and delay.constant is not None:
+        angle = a * delay.constant
+        return (1.0 + math.sin(angle)) / (2.0 * a * math.cos(angle))
+
+    def density(w: float) -> float:
+        return 1.0 / abs(1j * w + a * complex(delay.transform(1j * w))) ** 2
+
+    resonance = abs(dominant_root(a, delay).imag)
+    top = 50.0 * max(a, resonance, 1.0 / delay.reach if delay.reach else a)
+    cuts = sorted({0.0, resonance, max(0.0, resonance - 3.0 * decay), resonance + 3.0 * decay, a, 4.0 * a, top})
+    inner = sum(float(integrate.quad(density, low, high, limit=400)[0]) for low, high in itertools.pairwise(cuts))
+    tail = 1.0 / top  # there |iω + aL| is ω to a part in 50
+    return (inner + tail) / math.pi
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A quadratic to be minimized: F(x) = ½ Σ_i h_i x_i², with gradients of variance Σ in each coordinate.
+
+    Args:
+        eigenvalues: h_i, above 0.
+        start: x_i(0); 1 everywhere if None.
+        noise: √Σ, standard deviation of one worker's gradient in each coordinate.
+    """
+
+    eigenvalues: Sequence[float]
+    start: Sequence[float] | None = None
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        for value in self.eigenvalues:
+            check_positive("an eigenvalue", value)
+        if not self.eigenvalues:
+            raise ConfigurationError("eigenvalues is empty. Pass those of the Hessian: [0.1, 1.0].")
+        if self.start is not None and len(self.start) != len(self.eigenvalues):
+            raise ConfigurationError(
+                f"start has {len(self.start)} coordinates and there are {len(self.eigenvalues)} eigenvalues."
+            )
+        check_not_negative("noise", self.noise)
+
+    @property
+    def distances(self) -> FloatArray:
+        """|x_i(0)| to the minimum."""
+        return np.ones(len(self.eigenvalues)) if self.start is None else np.abs(np.asarray(self.start, dtype=np.float64))
+
+    @property
+    def losses(self) -> FloatArray:
+        """½ h_i x_i(0)², the parts of the loss at the beginning."""
+        return 0.5 * np.asarray(self.eigenvalues, dtype=np.float64) * self.distances**2
+
+
+@dataclass(frozen=True)
+class LossCurve:
+    """The expected loss of delayed SGD on a quadratic, from its modes.
+
+    Args:
+        parts: ½ h_i x_i(0)² of each direction.
+        modes: of each direction.
+        floors: stationary part of the loss of each direction.
+        slowest: the smallest decay of all directions, in 1/time.
+    """
+
+    parts: FloatArray
+    modes: Sequence[tuple[Mode, ...]]
+    floors: FloatArray
+    slowest: float
+
+    @property
+    def floor(self) -> float:
+        """The loss that is left in the end."""
+        return float(self.floors.sum())
+
+    def at(self, times: FloatArray | float) -> FloatArray:
+        """The expected loss.
+
+        Args:
+            times: at least 0, shape (m,).
+        """
+        times = np.atleast_1d(np.asarray(times, dtype=np.float64))
+        total = np.zeros_like(times)
+        for part, own, floor in zip(self.parts, self.modes, self.floors, strict=True):
+            mean = sum(mode.at(times) for mode in own)
+            decay = -own[0].root.real
+            total += part * np.minimum(mean**2, 1.0) + floor * -np.expm1(-2.0 * decay * times)
+        return total
+
+    def envelope(self, times: FloatArray | float) -> FloatArray:
+        """The same without the oscillation: an upper bound."""
+        times = np.atleast_1d(np.asarray(times, dtype=np.float64))
+        total = np.full_like(times, self.floor)
+        for part, own in zip(self.parts, self.modes, strict=True):
+            total += part * sum(mode.envelope(times) for mode in own) ** 2
+        return total
+
+    def hitting_time(self, target: float) -> float:
+        """The last time that the loss is above a target, in the unit of the delay.
+
+        Args:
+            target: of the loss, above :attr:`floor`.
+
+        Returns:
+            Infinite if some direction diverges; 0 if the loss is below it from the beginning.
+
+        Raises:
+            ConfigurationError: for a target that the gradients' noise never lets it reach.
+        """
+        check_positive("target", target)
+        if self.slowest <= 0.0:
+            return math.inf
+        if target <= self.floor:
+            raise ConfigurationError(
+                f"the target loss {target:g} is not above {self.floor:g}, which the gradients' noise leaves for ever at this"
+                " step size. Take a higher target, a lower learning rate, or larger batches."
+            )
+        if float(self.envelope(0.0)[0]) <= target:
+            return 0.0
+        end = 1.0 / self.slowest
+        while float(self.envelope(end)[0]) > target:
+            end *= 2.0
+        end = float(optimize.brentq(lambda t: float(self.envelope(t)[0]) - target, 0.0, end))
+        times = np.linspace(0.0, end, _POINTS)
+        above = np.flatnonzero(self.at(times) > target)
+        if not above.size:
+            return 0.0
+        last = int(above[-1])
+        if last == _POINTS - 1:
+            return end
+        return float(optimize.brentq(lambda t: float(self.at(t)[0]) - target, times[last], times[last + 1]))
+
+
+def loss_curve(problem: Problem, *, step_size: float, rate: float, delay: Delay | Law) -> LossCurve:
+    """The expected loss of a quadratic under delayed SGD.
+
+    Args:
+        problem: the quadratic.
+        step_size: η of one applied update.
+        rate: λ, applied updates in a unit of time.
+        delay: law of τ in that unit.
+    """
+    delay = delay_of(delay)
+    own, floors = [], []
+    for h in problem.eigenvalues:
+        a = damping(step_size, rate, h)
+        own.append(modes(a, delay))
+        stable = own[-1][0].root.real < 0.0
+        variance = step_size**2 * rate * problem.noise**2 * noise_floor(a, delay) if stable and problem.noise else 0.0
+        floors.append(0.5 * h * variance if stable else math.inf if problem.noise else 0.0)
+    slowest = min(-modes_[0].root.real for modes_ in own)
+    return LossCurve(problem.losses, own, np.asarray(floors), slowest)
+
+
+def hitting_time(a: float, delay: Delay | Law, reduction: float) -> float:
+    """When the size of the mean error stays below a share of what it was.
+
+    Args:
+        a: damping coefficient, in 1/time.
+        delay: law of τ.
+        reduction: ε in (0, 1).
+
+    Returns:
+        In the unit of the delay; infinite if it diverges.
+    """
+    if not 0.0 < reduction < 1.0:
+        raise ConfigurationError(f"reduction={reduction!r} is not in (0, 1).")
+    own = modes(a, delay)
+    return LossCurve(np.ones(1), [own], np.zeros(1), -own[0].root.real).hitting_time(reduction**2)
