@@ -1,8 +1,9 @@
 """Lightning callbacks: what the cluster does (metrics, collectives, progress), and slower workers for experiments."""
 
 from lightning_gossip.callbacks.collectives import CollectiveCounter
+from lightning_gossip.callbacks.curvature import CurvatureProbe
 from lightning_gossip.callbacks.emulator import ClusterEmulator
 from lightning_gossip.callbacks.monitor import GossipMonitor
 from lightning_gossip.callbacks.progress import EpochProgressBar
 
-__all__ = ["ClusterEmulator", "CollectiveCounter", "EpochProgressBar", "GossipMonitor"]
+__all__ = ["ClusterEmulator", "CollectiveCounter", "CurvatureProbe", "EpochProgressBar", "GossipMonitor"]
