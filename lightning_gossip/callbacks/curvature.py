@@ -34,7 +34,7 @@ class CurvatureProbe(Callback):
 
     On rank 0 alone and without a collective: the others go on, and wait for it where they next meet. So a measurement has to
     take less time than the process group waits (``timeout`` of the strategy, 30 minutes). Its cost: about four gradients of
-    ``batches`` batches per Hessian-vector product, 13 to 30 products for one eigenvalue, 20 to 60 for four. Memory: the
+    ``batches`` batches per Hessian-vector product, 13 to 35 products for one eigenvalue, 20 to 60 for four. Memory: the
     batches, (2·leading + 12) vectors of the model in float64 on the CPU, and the graph of a gradient of one batch.
 
     The batches are the first of the epoch that rank 0 trains on, as its training steps get them. They are remembered, so that
