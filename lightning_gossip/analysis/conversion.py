@@ -17,7 +17,7 @@ from lightning_gossip.analysis.delays import Atoms, Delay, Flat, Gamma, constant
 from lightning_gossip.errors import ConfigurationError
 
 _CUT = 1e-4  # probability of the log-normal delays that are moved to the cut: hardly one update in ten thousand
-_NODES = 160  # of the log-normal law's Gauss-Legendre rule over the normal variable: 1e-10 of L for |s|·mean up to 20
+_NODES = 320  # of the log-normal law's Gauss-Legendre rule over the normal variable: 1e-9 of L for |s|·mean up to 12
 
 
 @singledispatch

@@ -20,9 +20,10 @@ from collections.abc import Callable
 import numpy as np
 from scipy import optimize
 
-from lightning_gossip.analysis.delays import Delay
+from lightning_gossip.analysis.delays import ComplexArray, Delay
 
 _TURN = 0.5  # radians: the argument is followed in steps no larger
+_MOST = 20_000  # places at first
 _REFINEMENTS = 40  # halvings of a step at most
 _EPS = 4.0 * float(np.finfo(np.float64).eps)  # the smallest that brentq takes
 
@@ -106,27 +107,25 @@ def count_right_of(sigma: float, a: float, delay: Delay) -> int:
         delay: its law.
     """
     radius = 1.01 * max(a * float(delay.transform(sigma).real), abs(sigma)) + 1e-12 * a
-    heights = _line(radius, sigma, a, delay)
-    s = sigma + 1j * heights
-    turned = float(np.unwrap(np.angle(s + a * delay.transform(s)))[-1] - np.angle(sigma + a * delay.transform(sigma)).item())
-    top = s[-1]
-    arc = float(np.angle(top) + np.angle(1.0 + a * delay.transform(top) / top))
+    s, values = _along(radius, sigma, a, delay)
+    turned = float(np.unwrap(np.angle(values))[-1] - np.angle(values[0]))
+    arc = float(np.angle(s[-1]) + np.angle(values[-1] / s[-1]))
     return round((arc - turned) / math.pi)
 
 
-def _line(height: float, sigma: float, a: float, delay: Delay) -> np.ndarray:
-    """Heights on the line, from 0 up, between which the function's argument turns by little."""
+def _along(height: float, sigma: float, a: float, delay: Delay) -> tuple[ComplexArray, ComplexArray]:
+    """Places on the line, from the real axis up, between which the function's argument turns by little, and its values."""
     count = int(height * max(delay.reach, 1.0 / (a + abs(sigma))) / 0.4) + 16
-    heights = np.linspace(0.0, height, min(count, 20_000))
+    s = np.linspace(complex(sigma), complex(sigma, height), min(count, _MOST), dtype=np.complex128)
+    values = s + a * delay.transform(s)
     for _ in range(_REFINEMENTS):
-        s = sigma + 1j * heights
-        phase = np.angle(s + a * delay.transform(s))
-        turn = np.abs(np.angle(np.exp(1j * np.diff(phase))))
-        wide = np.flatnonzero(turn > _TURN)
+        wide = np.flatnonzero(np.abs(np.angle(values[1:] * values[:-1].conj())) > _TURN)
         if not wide.size:
             break
-        heights = np.sort(np.append(heights, 0.5 * (heights[wide] + heights[wide + 1])))
-    return heights
+        between: ComplexArray = 0.5 * (s[wide] + s[wide + 1])
+        s = np.insert(s, wide + 1, between)
+        values = np.insert(values, wide + 1, between + a * delay.transform(between))
+    return s, values
 
 
 def _left_bound(a: float, delay: Delay) -> float | None:
@@ -146,15 +145,20 @@ def _left_bound(a: float, delay: Delay) -> float | None:
 def _polished(sigma: float, a: float, delay: Delay) -> complex:
     """The rightmost root that Newton's method reaches from the deepest dips of |s + a L(s)| on a line close to it."""
     radius = a * float(delay.transform(sigma).real)
-    heights = _line(1.01 * radius, sigma, a, delay)
-    s = sigma + 1j * heights
-    size = np.abs(s + a * delay.transform(s))
-    inner = np.flatnonzero((size[1:-1] <= size[:-2]) & (size[1:-1] <= size[2:])) + 1
-    starts = [0, *inner[np.argsort(size[inner])][:8]]
-    found = [root for start in starts if (root := _newton(s[start], a, delay)) is not None]
-    return max(found, key=lambda root: root.real) if found else complex(s[int(np.argmin(size))])
+    s, values = _along(1.01 * radius, sigma, a, delay)
+    size = np.abs(values)
+    dips = np.flatnonzero((size[1:-1] <= size[:-2]) & (size[1:-1] <= size[2:])) + 1
+    near_axis = sigma + 1j * radius * np.array([1e-6, 1e-3, 0.1])  # on it Newton's method would stay there
+    starts = [*near_axis, *s[dips[np.argsort(size[dips])][:8]]]
+    found = [root for start in starts if (root := _newton(complex(start), a, delay)) is not None]
+    if not found:
+        raise ArithmeticError(
+            f"Newton's method found no root of s + {a:g} L(s) near Re s = {sigma:g}; {delay}. Please report it."
+        )
+    return max(found, key=lambda root: root.real)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # far to the left, where no root is sought
 def _newton(start: complex, a: float, delay: Delay) -> complex | None:
     s = complex(start)
     for _ in range(60):

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from lightning_gossip.algorithm.laws import Erlang, Exponential
+from lightning_gossip.analysis import second_moments
+from lightning_gossip.analysis.arrivals import free_arrivals
+from lightning_gossip.analysis.mean_square import largest_shape, mean_square_limit, rms_decay_rate, stationary_variance
+from lightning_gossip.analysis.stability import decay_rate
+from lightning_gossip.errors import ConfigurationError
+from tests.analysis.delayed import FloatArray, prony, workers
+
+
+@pytest.mark.parametrize(
+    ("number", "shape", "limit"),
+    [(4, 1, 0.843), (16, 1, 0.386), (4, None, 0.445), (16, None, 0.101), (1, 1, 2.0), (1, None, 2.0)],
+)
+def test_limits_of_memoryless_and_round_robin_workers(number: int, shape: int | None, limit: float) -> None:
+    assert mean_square_limit(number, shape=shape) == pytest.approx(limit, abs=5e-4)
+
+
+def test_the_limit_falls_from_memoryless_to_round_robin_as_the_step_times_get_narrow() -> None:
+    limits = [mean_square_limit(3, shape=shape) for shape in (1, 2, 3, 6, 10, None)]
+    assert limits == sorted(limits, reverse=True)
+    assert limits[-2] < 1.25 * limits[-1]
+
+
+@pytest.mark.parametrize(("number", "shape"), [(4, 1), (16, 1), (5, 3)])
+def test_the_root_mean_square_stands_still_at_the_limit(number: int, shape: int) -> None:
+    limit = mean_square_limit(number, shape=shape)
+    assert rms_decay_rate(limit, number, shape=shape) == pytest.approx(0.0, abs=1e-6)
+    assert rms_decay_rate(1.01 * limit, number, shape=shape) < 0.0 < rms_decay_rate(0.99 * limit, number, shape=shape)
+
+
+def test_one_worker_is_plain_gradient_descent() -> None:
+    for shape in (1, 3):
+        assert rms_decay_rate(0.3, 1, shape=shape) == pytest.approx(-math.log(0.7))
+    assert stationary_variance(0.1, 1) == pytest.approx(1.0 / (0.1 * 1.9))
+
+
+def test_a_step_of_a_third_over_the_workers_is_best_for_memoryless_ones() -> None:
+    """ηhN ≈ 0.36: for 16 workers within a percent of the best of a grid, which is no sharp one."""
+    rates = {product: rms_decay_rate(product / 16, 16) for product in np.arange(0.1, 1.0, 0.02)}
+    assert rms_decay_rate(0.36 / 16, 16) == pytest.approx(max(rates.values()), rel=0.01)
+
+
+@pytest.mark.parametrize(("product", "ratio"), [(0.36, 1.10), (1.0, 1.21), (2.0, 1.50)])
+def test_the_mean_of_16_memoryless_workers_decays_faster_than_the_root_mean_square(product: float, ratio: float) -> None:
+    delay = free_arrivals(16, Exponential(1.0), updates=400_000).delay
+    assert decay_rate(product / 16, delay) / rms_decay_rate(product / 16, 16) == pytest.approx(ratio, rel=0.03)
+
+
+@pytest.mark.parametrize(("number", "shape", "product"), [(6, 1, 0.5), (6, 1, 1.5), (5, 3, 0.36), (8, 2, 1.2), (4, 4, 1.5)])
+def test_simulated_workers_have_exactly_these_second_moments(number: int, shape: int, product: float) -> None:
+    """Update by update, beyond doubt only up to the error of so many runs."""
+    step, updates, runs = product / number, 4 * number, 60_000
+    exact = expected_squares(step, number, shape, updates)
+    halves = [workers(step, number, shape, updates, runs=runs, seed=seed)[1] for seed in (1, 2)]
+    seen = 0.5 * (halves[0] + halves[1])
+    spread = np.maximum(np.abs(halves[0] - halves[1]), 0.004 * seen)
+    assert (np.abs(seen - exact) < 6.0 * spread).mean() > 0.97
+    assert seen == pytest.approx(exact, rel=0.1)
+
+
+@pytest.mark.parametrize("shape", [1, 4])
+@pytest.mark.parametrize("product", [0.1, 0.2, 1.0, 1.5])
+def test_simulated_workers_decay_as_predicted(shape: int, product: float) -> None:
+    """The mean within 5 % of the roots, the root mean square within 10 % of the second moments; not beside the double root."""
+    number = 16
+    law = Exponential(1.0) if shape == 1 else Erlang(1.0, shape)
+    delay = free_arrivals(number, law, updates=200_000).delay
+    mean, square = workers(product / number, number, shape, 16 * number, runs=30_000, seed=3)
+    fitted = prony(mean[: 8 * number], lag=number // 2, burn=2 * number)
+    assert -fitted.real == pytest.approx(decay_rate(product / number, delay), rel=0.05)
+    window = np.arange(4 * number, 16 * number)
+    slope = -np.polyfit(window, 0.5 * np.log(square[window]), 1)[0]
+    assert slope == pytest.approx(rms_decay_rate(product / number, number, shape=shape), rel=0.10)
+
+
+def test_noise_leaves_the_variance_that_is_predicted() -> None:
+    rng, number, step, runs = np.random.default_rng(5), 4, 0.2, 40_000
+    rows, z, v = np.arange(runs), np.zeros(runs), np.zeros((runs, number))
+    for _ in range(150):
+        i = rng.integers(number, size=runs)
+        z = z - step * v[rows, i] - rng.standard_normal(runs)
+        v[rows, i] = z
+    assert z.var() == pytest.approx(stationary_variance(step, number), rel=0.03)
+
+
+def test_a_shape_that_cannot_be_computed_is_replaced_by_a_wider_law() -> None:
+    assert largest_shape(16, 1.0) == 1
+    assert largest_shape(16, 0.5) == 4
+    assert largest_shape(16, 0.01) is None
+    wide = largest_shape(64, 0.2)
+    assert wide is not None
+    assert wide < 25
+    rms_decay_rate(0.001, 64, shape=wide)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: rms_decay_rate(0.1, 64, shape=9), "second moments"),
+        (lambda: rms_decay_rate(0.0, 4), "step=0.0"),
+        (lambda: rms_decay_rate(0.1, 0), "workers=0"),
+        (lambda: stationary_variance(0.9, 4), "must be below 0.843"),
+        (lambda: largest_shape(4, -0.1), "variation=-0.1"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(make, words: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigurationError, match=words):
+        make()
+
+
+def expected_squares(step: float, number: int, shape: int, updates: int) -> FloatArray:
+    """E[z²] after every k-th event, from all models 1 and phases drawn uniformly."""
+    states = np.array(second_moments._states(number, shape))
+    chances = np.array([math.factorial(number) / math.prod(map(math.factorial, c)) for c in states.tolist()])
+    chances /= shape**number
+    pairs = states[:, :, None] * states[:, None, :]
+    pairs[:, range(shape), range(shape)] -= states
+    parts = [np.ones((len(states), 1)), states, states, pairs.reshape(len(states), -1)]
+    moments = (np.concatenate(parts, axis=1) * chances[:, None]).ravel()
+    exists = second_moments._exists([tuple(c) for c in states.tolist()])
+    first = np.concatenate([np.ones((len(states), 1)), np.zeros((len(states), 2 * shape + shape**2))], axis=1).ravel()[exists]
+    event, moments = second_moments.event(number, shape).at(step), moments[exists]
+    squares = [float(first @ moments)]
+    for _ in range(updates):
+        for _ in range(shape):
+            moments = event @ moments
+        squares.append(float(first @ moments))
+    return np.array(squares)
