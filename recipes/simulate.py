@@ -53,7 +53,7 @@ def run(cfg: DictConfig, strategies: dict[str, Strategy], console: Console | Non
     _check(cfg, scenario, strategies)
     folder = Path(cfg.run_dir)
     timeline = cfg.timeline is True or (cfg.timeline == "auto" and scenario.cluster.workers <= _FEW)
-    with _progress(console) as step:
+    with progress(console) as step:
         results = {
             name: _simulated(cfg, scenario, strategy, step(name), recording=Recording(spans=timeline))
             for name, strategy in strategies.items()
@@ -119,7 +119,7 @@ def _slow_down(
 
 
 @contextmanager
-def _progress(console: Console) -> Iterator[Callable[[str], News]]:
+def progress(console: Console) -> Iterator[Callable[[str], News]]:
     """A bar; the function begins a new part of the work and gives what is to be told of it."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
@@ -132,13 +132,16 @@ def _progress(console: Console) -> Iterator[Callable[[str], News]]:
         yield step
 
 
-def compose_strategies(cfg: DictConfig, names: Sequence[str], overrides: Sequence[str]) -> dict[str, Strategy]:
+def compose_strategies(
+    cfg: DictConfig, names: Sequence[str], overrides: Sequence[str], *, config: str = "simulate"
+) -> dict[str, Strategy]:
     """Each strategy as ``strategy=NAME`` would make it; the call's own options of a strategy are for one strategy only.
 
     Args:
         cfg: the call's own.
         names: of the configurations in the group ``strategy``.
         overrides: that the call was made with.
+        config: that the call's was composed from.
 
     Raises:
         ConfigurationError: for an unknown name.
@@ -151,7 +154,7 @@ def compose_strategies(cfg: DictConfig, names: Sequence[str], overrides: Sequenc
         if name not in known:
             raise ConfigurationError(f"strategies names {name!r}; the known ones are {', '.join(known)}.")
     common = [override for override in overrides if re.split(r"[.=]", override.lstrip("+~"))[0] != "strategy"]
-    return {name: strategy_of(compose("simulate", [*common, f"strategy={name}"])) for name in names}
+    return {name: strategy_of(compose(config, [*common, f"strategy={name}"])) for name in names}
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="simulate")

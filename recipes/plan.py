@@ -1,0 +1,103 @@
+"""Plan a run before it is trained: ``python -m recipes.plan measured=outputs/DATE/TIME``, or from ``cluster=`` and ``links=``.
+
+The simulator says how fast the steps of each strategy are on each number of workers; the staleness analysis says up to which
+learning rate the loss falls, and how fast. The folder gets plan.json, pictures, and plan.yaml, which is trained by
+``python -m recipes.train --config-dir FOLDER --config-name plan``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hydra
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from rich.console import Console
+
+from lightning_gossip.simulation import Strategy
+from recipes.commands import one_sentence
+from recipes.job import be_quiet, plain_errors
+from recipes.planning import curvature, known, outputs
+from recipes.planning.choice import Candidate, Planner, refined, soonest
+from recipes.planning.choices import Choices, choices_of, choices_of_run
+from recipes.planning.choices import save as save_choices
+from recipes.simulate import compose_strategies, progress
+from recipes.train import CONF
+
+CONFIG = "planning"
+
+
+def run(cfg: DictConfig, strategies: dict[str, Strategy], present: Choices, console: Console | None = None) -> Candidate:
+    """Plan, print, and write what is left behind.
+
+    Args:
+        cfg: composed from conf/planning.yaml.
+        strategies: to choose among, by their names.
+        present: what the configuration chooses, for plan.yaml.
+        console: where to print; standard output if None.
+
+    Returns:
+        What is recommended.
+
+    Raises:
+        ConfigurationError: naming the key, for what cannot work; before any work.
+    """
+    console = console or Console()
+    known.check(cfg)
+    measured = None if cfg.measured is None else known.measured_run(Path(cfg.measured))
+    with plain_errors(), progress(console) as step:
+        folder = None if measured is None else measured.folder
+        spectrum = curvature.curvature_of(cfg, workers=cfg.trainer.devices, run=folder, on_progress=step)
+        start = known.known_from(cfg, measured, spectrum)
+        planner = Planner(start, cfg.target, cfg.margin)
+        now = planner.candidate(start.strategy, start.workers, on_progress=step("the present setting"))
+        candidates = planner.all(strategies, cfg.workers, step)
+        best = refined(planner, soonest(candidates, now), step)
+    left = Path(cfg.run_dir)
+    left.mkdir(parents=True, exist_ok=True)
+    text = outputs.words(best, now, start)
+    outputs.save(outputs.as_json(candidates, best, now, start, {}), left)
+    save_choices(outputs.choices_for(best, start, present), left, CONF, f"Written by recipes.plan. {text}")
+    said = outputs.measured(start, now)
+    outputs.show(text if said is None else f"{said}\n{text}", outputs.table(candidates, start, now), console)
+    console.print(f"Everything else is in [bold]{left}[/bold]; to train it:", soft_wrap=True)
+    console.print(f"  python -m recipes.train --config-dir {left} --config-name plan", soft_wrap=True, markup=False)
+    return best
+
+
+def as_measured(cfg: DictConfig, overrides: list[str]) -> tuple[DictConfig, list[str]]:
+    """The configuration, with what the measured run chose where the call does not say otherwise.
+
+    Args:
+        cfg: the call's own.
+        overrides: that the call was made with.
+
+    Returns:
+        The configuration, and all overrides that it is made with.
+    """
+    if cfg.measured is None:
+        return cfg, overrides
+    measured = known.measured_run(Path(cfg.measured))
+    saved = choices_of_run(measured.folder)
+    chosen = Choices({}, {"trainer.devices": measured.cluster.workers}) if saved is None else saved
+    before = chosen.without(overrides).overrides
+    together = [*before, *overrides]
+    return compose(CONFIG, [*together, f"run_dir={cfg.run_dir}"]), together
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name=CONFIG)
+def main(cfg: DictConfig) -> None:
+    """Hydra's entry."""
+    be_quiet()
+    call = HydraConfig.get()
+    with one_sentence(), plain_errors():
+        known.check(cfg)
+        cfg, overrides = as_measured(cfg, list(call.overrides.task))
+        strategies = compose_strategies(cfg, cfg.strategies, overrides, config=CONFIG)
+        groups = {**call.runtime.choices, **dict(override.split("=", 1) for override in overrides if "." not in override)}
+        run(cfg, strategies, choices_of(cfg, groups, config=CONFIG))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""What to run: every strategy on every number of workers, and what is best of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from lightning_gossip import ConfigurationError
+from lightning_gossip.algorithm.graphs import TOPOLOGIES, make_topology
+from lightning_gossip.algorithm.mixing import expected_pair_matrix, mixing_matrix, spectral_gap
+from lightning_gossip.simulation import ADPSGD, APSGD, DPSGD, Strategy
+from recipes.planning.dynamics import WORTH, Dynamics, gossip, server, synchronous
+from recipes.planning.known import Known
+from recipes.planning.times import Machines, Times, timed
+
+_MOST = 2.0  # by how much a learning rate is raised at most: noise, which the quadratic lacks, grows with it
+
+News = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A strategy on a number of workers, and what is predicted of it.
+
+    Args:
+        name: of the strategy.
+        strategy: the simulator's description.
+        times: of its steps.
+        dynamics: of its loss.
+        lr: the learning rate that goes with so many workers: in proportion to them, so that each worker's update counts as
+            much as now.
+        target: share of the loss at the beginning that is to be reached.
+        least_margin: of a recommended learning rate.
+    """
+
+    name: str
+    strategy: Strategy
+    times: Times
+    dynamics: Dynamics
+    lr: float
+    target: float
+    least_margin: float
+
+    @property
+    def workers(self) -> int:
+        """n."""
+        return self.times.workers
+
+    @property
+    def margin(self) -> float:
+        """Largest stable learning rate over this one."""
+        return self.dynamics.margin(self.lr)
+
+    @cached_property
+    def time_s(self) -> float:
+        """Until the target, with this learning rate."""
+        return self.dynamics.time_s(self.lr, self.target)
+
+    @cached_property
+    def best_lr(self) -> float:
+        """The learning rate that reaches the target soonest, with the margin, and not much above the present one."""
+        highest = min(self.bound, _MOST * self.lr)
+        return self.dynamics.fastest_lr(self.target, highest=highest, near=self.lr)
+
+    @property
+    def bound(self) -> float:
+        """Learning rates above it have less than the margin."""
+        return self.dynamics.limit / self.least_margin
+
+    @cached_property
+    def best_time_s(self) -> float:
+        """Until the target, with the best learning rate."""
+        return self.dynamics.time_s(self.best_lr, self.target)
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Predicts.
+
+    Args:
+        known: what the plan starts from.
+        target: share of the loss at the beginning that is to be reached.
+        margin: of a recommended learning rate.
+    """
+
+    known: Known
+    target: float
+    margin: float
+
+    def candidate(
+        self, strategy: Strategy, n: int, *, machines: Machines | None = None, on_progress: News | None = None
+    ) -> Candidate:
+        """One strategy on n workers.
+
+        Args:
+            strategy: the simulator's description.
+            n: workers.
+            machines: in place of the known ones.
+            on_progress: told which share is done.
+        """
+        times = timed(strategy, machines or self.known.machines, n, on_progress=on_progress)
+        dynamics = self.dynamics(strategy, times)
+        lr = self.known.lr.of(self.known.workers) * n / self.known.workers
+        return Candidate(strategy.name, strategy, times, dynamics, lr, self.target, self.margin)
+
+    def dynamics(self, strategy: Strategy, times: Times) -> Dynamics:
+        """How a strategy's loss falls; see recipes.planning.dynamics."""
+        problem, momentum, n = self.known.problem, self.known.momentum, times.workers
+        if isinstance(strategy, APSGD) and n > 1:
+            return server(
+                problem,
+                times.updates_per_s,
+                times.law,
+                workers=strategy.active_workers or n,
+                scale=1.0 / n if strategy.scale is None else strategy.scale,
+                momentum=momentum,
+                variation=self.known.variation,
+                bounded=strategy.max_staleness is not None,
+            )
+        if isinstance(strategy, ADPSGD) and n > 1:
+            topology = make_topology(strategy.topology, n)
+            exchanges = times.exchanges_per_step
+            return gossip(problem, times.steps_per_s, topology, exchanges_per_step=exchanges, momentum=momentum)
+        smallest = 1.0
+        if isinstance(strategy, DPSGD) and n > 1:
+            matrix = mixing_matrix(make_topology(strategy.topology, n), weights=strategy.weights)
+            smallest = float(np.linalg.eigvalsh(matrix)[0])
+        return synchronous(problem, times.steps_per_s, momentum=momentum, smallest_weight=smallest)
+
+    def all(
+        self, strategies: Mapping[str, Strategy], workers: Sequence[int], step: Callable[[str], News] = lambda _: lambda _: None
+    ) -> list[Candidate]:
+        """Every strategy on every number of workers that it can have; one worker only once.
+
+        Raises:
+            ConfigurationError: if there is none.
+        """
+        found, reasons = [], []
+        for n in sorted(set(workers)):
+            for name, strategy in strategies.items():
+                if n == 1 and name != next(iter(strategies)):
+                    continue  # all the same
+                try:
+                    strategy.check(n)
+                except ConfigurationError as error:
+                    reasons.append(str(error))
+                    continue
+                found.append(self.candidate(strategy, n, on_progress=step(f"{name} × {n}")))
+        if not found:
+            raise ConfigurationError(f"none of the strategies can have any of the numbers of workers: {reasons[0]}")
+        return found
+
+
+def soonest(candidates: Sequence[Candidate], now: Candidate) -> Candidate:
+    """The one that reaches the target first with its best learning rate; of those that are about as fast the most like now.
+
+    Raises:
+        ConfigurationError: if none ever does.
+    """
+    best = min((now, *candidates), key=lambda candidate: candidate.best_time_s)
+    if math.isinf(best.best_time_s):
+        raise ConfigurationError(
+            "no strategy reaches the target with any learning rate that was tried: lower the recipe's learning rate or margin."
+        )
+    good = [one for one in (now, *candidates) if one.best_time_s <= WORTH * best.best_time_s]
+    return min(good, key=lambda one: (one.name != now.name, one.workers != now.workers, one.workers, one.best_time_s))
+
+
+def refined(planner: Planner, best: Candidate, step: Callable[[str], News]) -> Candidate:
+    """The best candidate with its other options: active workers and a staleness bound, or the graph."""
+    n, strategy = best.workers, best.strategy
+    if isinstance(strategy, ADPSGD) and n > 1:
+        graph = _graph(strategy, n)
+        return best if graph is None else planner.candidate(replace(strategy, topology=graph), n, on_progress=step(graph))
+    if isinstance(strategy, APSGD) and n > 1:
+        for active in counts(n):
+            free = replace(strategy, active_workers=None if active == n else active, max_staleness=None, on_stale="drop")
+            for other in (free, *(replace(free, max_staleness=bound) for bound in bounds(active))):
+                candidate = planner.candidate(other, n, on_progress=step(f"{active} active, bound {other.max_staleness}"))
+                if candidate.best_time_s * WORTH < best.best_time_s:
+                    best = candidate
+    return best
+
+
+def _graph(strategy: ADPSGD, n: int) -> str | None:
+    """The cheapest graph that mixes half as well as any; None if the present one does.
+
+    How well the models come together does not show on one quadratic that all workers share: there the mean is as fast on any
+    graph. It is what keeps noisy gradients and workers' own data from pulling the models apart.
+    """
+    gaps = {name: gap(replace(strategy, topology=name), n) or 0.0 for name in graphs(n)}
+    enough = 0.5 * max(gaps.values())
+    present = gap(strategy, n) or 0.0
+    return None if present >= enough else next(name for name, value in gaps.items() if value >= enough)
+
+
+def counts(n: int) -> list[int]:
+    """Numbers of active workers up to n that are tried."""
+    return sorted({*range(1, min(n, 4) + 1), *(2**k for k in range(2, n.bit_length()) if 2**k < n), 3 * n // 4 or 1, n})
+
+
+def bounds(active: int) -> list[int]:
+    """Staleness bounds that are tried."""
+    return sorted({round(active * factor) for factor in (1.0, 1.5, 2.0, 4.0)})
+
+
+def graphs(n: int) -> list[str]:
+    """Names of the graphs that n workers can have, by degree; one of each shape."""
+    found: dict[tuple[tuple[int, int], ...], str] = {}
+    for name in TOPOLOGIES:
+        try:
+            topology = make_topology(name, n)
+        except ConfigurationError:
+            continue
+        found.setdefault(topology.edges, name)
+    return sorted(found.values(), key=lambda name: len(make_topology(name, n).edges))
+
+
+def gap(strategy: Strategy, n: int) -> float | None:
+    """Spectral gap of a gossiping strategy: of one exchange, or of one round; None without a graph."""
+    if n == 1:
+        return None
+    if isinstance(strategy, ADPSGD):
+        return spectral_gap(expected_pair_matrix(make_topology(strategy.topology, n)))
+    if isinstance(strategy, DPSGD):
+        return spectral_gap(mixing_matrix(make_topology(strategy.topology, n), weights=strategy.weights))
+    return None

@@ -1,0 +1,196 @@
+"""What a plan leaves: a table, a recommendation in words, plan.json, and plan.yaml to train."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from lightning_gossip.simulation import ADPSGD, APSGD, Strategy
+from recipes.planning.choice import Candidate, gap
+from recipes.planning.choices import Choices
+from recipes.planning.known import Known
+
+_HEADINGS = ("n", "/s", "wait", "exch", "stale", "margin", "decay", "time", "lr ≤", "best", "time")
+
+
+def table(candidates: Sequence[Candidate], known: Known, now: Candidate) -> Table:
+    """Every candidate a row."""
+    title = f"Predicted; h_max = {known.curvature.largest:.3g}, {known.curvature.source}"
+    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    made.add_column("strategy", no_wrap=True)
+    for heading in _HEADINGS:
+        made.add_column(heading, justify="right", no_wrap=True)
+    for one in candidates:
+        stale = f"{one.times.law.mean:.1f}/{one.times.quantile(0.95)}" if one.times.staleness else "–"
+        made.add_row(
+            one.name,
+            str(one.workers),
+            f"{one.times.samples_per_s:.0f}",
+            f"{one.times.waiting:.0%}",
+            f"{one.times.exchanges_per_step:.1f}" if one.times.exchanges_per_step else "–",
+            stale,
+            f"{one.margin:.2g}",
+            f"{one.dynamics.decay(one.lr):.2g}",
+            _seconds(one.time_s),
+            f"{one.bound:.2g}",
+            f"{one.best_lr:.2g}",
+            _seconds(one.best_time_s),
+            style="bold" if (one.name, one.workers) == (now.name, now.workers) else None,
+        )
+    made.caption = (
+        "/s: samples a second; exch: exchanges of a worker per step; stale: mean staleness and 95 %\n"
+        f"with the present lr ({now.lr:.3g} of {now.workers} workers, in proportion for others):\n"
+        "  margin: largest stable lr over it; decay: of the slowest direction, 1/s;\n"
+        f"  time: seconds until the excess of the loss has fallen to {now.target:g} of itself\n"
+        f"lr ≤: for a margin of {now.least_margin:g}; best: the soonest lr of these, not above twice the present\n"
+        "bold: the present setting"
+    )
+    made.caption_justify = "left"
+    return made
+
+
+def setting(best: Candidate, known: Known) -> dict[str, Any]:
+    """Dotted key → value of what is recommended."""
+    values: dict[str, Any] = {
+        "trainer.devices": best.workers,
+        known.lr.key: float(f"{known.lr.value_for(best.best_lr, best.workers):.4g}"),
+    }
+    strategy = best.strategy
+    if isinstance(strategy, APSGD):
+        values["strategy.active_workers"] = strategy.active_workers
+        values["strategy.max_staleness"] = strategy.max_staleness
+        values["strategy.on_stale"] = strategy.on_stale
+    if isinstance(strategy, ADPSGD):
+        values["strategy.exchanges_per_step"] = strategy.exchanges_per_step
+    return values
+
+
+def choices_for(best: Candidate, known: Known, present: Choices) -> Choices:
+    """The present choices with the recommended ones in their place."""
+    groups, values = dict(present.groups), dict(present.values)
+    if best.name != known.strategy.name:
+        groups["strategy"] = best.name
+        values = {key: value for key, value in values.items() if not key.startswith("strategy.")}
+    topology = best.strategy.topology_name
+    if topology is not None and isinstance(best.strategy, ADPSGD) and isinstance(best.strategy.topology, str):
+        groups["topology"] = topology
+        values = {key: value for key, value in values.items() if key not in ("strategy.topology", "topology.name")}
+    return Choices(groups, {**values, **setting(best, known)})
+
+
+def words(best: Candidate, now: Candidate, known: Known) -> str:
+    """The recommendation in sentences."""
+    strategy, parts = best.strategy, [f"Train with {best.name} on {best.workers} workers"]
+    if isinstance(strategy, APSGD) and best.workers > 1:
+        active = strategy.active_workers or best.workers
+        bound = strategy.max_staleness
+        parts.append(f", {active} of them active, " + ("no staleness bound" if bound is None else f"staleness ≤ {bound}"))
+    if isinstance(strategy, ADPSGD) and best.workers > 1:
+        edges = gap(strategy, best.workers)
+        graph = f"{strategy.topology_name} (spectral gap {edges:.3g})"
+        parts.append(f" on the graph {graph}, {strategy.exchanges_per_step:g} exchange(s) a step")
+    value = known.lr.value_for(best.best_lr, best.workers)
+    bound_value = known.lr.value_for(best.bound, best.workers)
+    parts.append(f", and {known.lr.key}={value:.4g} (at most {bound_value:.3g} for a margin of {best.least_margin:g}). ")
+    same = setting(best, known) == setting_now(now, known) and best.name == now.name
+    if same:
+        parts.append("That is the present setting: nothing that was tried is predicted to be faster by more than 5 %.")
+    elif math.isinf(now.time_s):
+        parts.append(f"The present setting is predicted to diverge: its margin is {now.margin:.2f}.")
+    else:
+        parts.append(
+            f"Predicted: {_seconds(best.best_time_s)} s to the target in place of {_seconds(now.time_s)} s,"
+            f" {now.time_s / best.best_time_s:.2f} times as fast; margin {best.dynamics.margin(best.best_lr):.2f} in place of"
+            f" {now.margin:.2f}; {best.times.samples_per_s:.0f} samples/s in place of {now.times.samples_per_s:.0f}."
+        )
+    return "".join(parts)
+
+
+def setting_now(now: Candidate, known: Known) -> dict[str, Any]:
+    """As :func:`setting`, of what there is."""
+    values = setting(now, known)
+    values[known.lr.key] = float(f"{known.lr.value:.4g}")
+    return values
+
+
+def measured(known: Known, now: Candidate) -> str | None:
+    """How well the simulator's times are those of the run."""
+    if known.run is None or now.name != known.run.summary["strategy"]:
+        return None
+    speed, stale = known.run.summary["samples_per_s"], known.run.staleness
+    return (
+        f"Measured: {speed:.0f} samples/s, validation included, and a mean staleness of {stale:.2f}; simulated from its step"
+        f" times: {now.times.samples_per_s:.0f} and {now.times.law.mean:.2f}."
+    )
+
+
+def as_json(candidates: Sequence[Candidate], best: Candidate, now: Candidate, known: Known, curves: Mapping[str, Any]) -> Any:
+    """Everything, for programs; what is infinite is null."""
+    return {
+        "target": now.target,
+        "margin": now.least_margin,
+        "curvature": {"eigenvalues": list(known.curvature.eigenvalues), "source": known.curvature.source},
+        "measured": None if known.run is None else {"folder": str(known.run.folder), "staleness_mean": known.run.staleness},
+        "momentum": known.momentum,
+        "links": {"latency_s": known.machines.links.latency_s, "bandwidth": _finite(known.machines.links.bandwidth)},
+        "now": _row(now),
+        "recommended": {**_row(best), "setting": setting(best, known)},
+        "recommendation": words(best, now, known),
+        "candidates": [_row(one) for one in candidates],
+        "curves": curves,
+    }
+
+
+def save(plan: Any, folder: Path) -> None:
+    """Write plan.json."""
+    (folder / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+
+
+def show(text: str, made: Table, console: Console | None = None) -> None:
+    """Print the table, and the sentences below."""
+    console = console or Console()
+    console.print(made)
+    console.print(text, soft_wrap=True)
+
+
+def _row(one: Candidate) -> dict[str, Any]:
+    return {
+        "strategy": one.name,
+        "options": _options(one.strategy),
+        "workers": one.workers,
+        "samples_per_s": one.times.samples_per_s,
+        "waiting": one.times.waiting,
+        "exchanges_per_step": one.times.exchanges_per_step,
+        "staleness_mean": one.times.law.mean if one.times.staleness else None,
+        "staleness_p95": one.times.quantile(0.95),
+        "dropped": one.times.dropped,
+        "spectral_gap": gap(one.strategy, one.workers),
+        "lr": one.lr,
+        "margin": one.margin,
+        "decay_per_s": _finite(one.dynamics.decay(one.lr)),
+        "time_s": _finite(one.time_s),
+        "lr_limit": one.dynamics.limit,
+        "lr_bound": one.bound,
+        "best_lr": one.best_lr,
+        "best_time_s": _finite(one.best_time_s),
+    }
+
+
+def _options(strategy: Strategy) -> dict[str, Any]:
+    plain = (str, int, float, bool, type(None))
+    return {key: value for key, value in vars(strategy).items() if isinstance(value, plain)}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _seconds(value: float) -> str:
+    return "never" if math.isinf(value) else f"{value:.2g}"

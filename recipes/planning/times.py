@@ -1,0 +1,140 @@
+"""How fast a strategy's steps are on a number of workers: the simulator's answer, for times only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from lightning_gossip.analysis import Atoms, Law, histogram
+from lightning_gossip.simulation import Cluster, Epochs, Links, Strategy, simulate
+
+_STEPS = 64  # of a worker; of few asynchronous workers more, for the law of their staleness
+_UPDATES = 1_000
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Workers and links of any number, from those that are known.
+
+    Args:
+        cluster: as it is now.
+        links: between any workers.
+        model_bytes: of a model on its way.
+        batch_size: samples of a worker's step.
+        seed: of random times.
+    """
+
+    cluster: Cluster
+    links: Links
+    model_bytes: int
+    batch_size: int
+    seed: int = 0
+
+    @property
+    def laws(self) -> Sequence[Law]:
+        """Of the known workers' step times."""
+        assert not isinstance(self.cluster.compute, Law)
+        return self.cluster.compute
+
+    def workers(self, n: int) -> Cluster:
+        """So many: the first of the known ones, or all of them over and over; a slow rank stays the only one of its kind."""
+        laws = [self.laws[rank % len(self.laws)] for rank in range(n)]
+        slowdown = {rank: factor for rank, factor in self.cluster.slowdown.items() if rank < n}
+        return Cluster(n, laws, slowdown=slowdown, backward_share=self.cluster.backward_share)
+
+    def links_of(self, n: int) -> Links:
+        """Without those to workers that are not there."""
+        return replace(self.links, slow={key: factor for key, factor in self.links.slow.items() if _last(key) < n})
+
+    @property
+    def take_time(self) -> bool:
+        """Whether what is sent takes any."""
+        return self.links.latency_s > 0.0 or self.links.bandwidth < math.inf or self.links.shared is not None
+
+    def ideal(self) -> Machines:
+        """The same with links that take no time."""
+        return replace(self, links=Links())
+
+
+def _last(key: int | tuple[int, int]) -> int:
+    return max(key) if isinstance(key, tuple) else key
+
+
+@dataclass(frozen=True)
+class Times:
+    """What the simulator says of a strategy, without a loss.
+
+    Args:
+        workers: n.
+        steps_per_s: of every worker, in the mean: all workers' steps a second over n.
+        samples_per_s: of all workers.
+        staleness: how many steps had each; empty where the algorithm has no such thing.
+        dropped: share of the steps whose update was thrown away.
+        exchanges_per_step: averagings, or pushes, of a worker per step of its own.
+        waiting: share of the workers' time in which they wait.
+    """
+
+    workers: int
+    steps_per_s: float
+    samples_per_s: float
+    staleness: Mapping[int, int]
+    dropped: float
+    exchanges_per_step: float
+    waiting: float
+
+    @property
+    def updates_per_s(self) -> float:
+        """Applied by a server, of all workers."""
+        return self.steps_per_s * self.workers * self.exchanges_per_step * (1.0 - self.dropped)
+
+    @property
+    def law(self) -> Atoms:
+        """Of the staleness."""
+        return histogram(self.staleness)
+
+    def quantile(self, share: float) -> int | None:
+        """Of the staleness: the smallest one that so large a share of the steps does not exceed; None without staleness."""
+        seen, total = 0, sum(self.staleness.values())
+        for value, count in sorted(self.staleness.items()):
+            seen += count
+            if seen >= share * total:
+                return value
+        return None
+
+
+def timed(
+    strategy: Strategy, machines: Machines, n: int, *, on_progress: Callable[[float], None] | None = None, steps: int = _STEPS
+) -> Times:
+    """One simulated epoch of some steps of every worker.
+
+    Args:
+        strategy: the simulator's description.
+        machines: that it runs on.
+        n: how many workers.
+        on_progress: told which share is done.
+        steps: of a worker in the mean.
+    """
+    steps = max(steps, _UPDATES // n) if strategy.shares_work else steps
+    work = Epochs(number=1, batches=steps * n, batch_size=machines.batch_size)
+    result = simulate(
+        strategy,
+        machines.workers(n),
+        work=work,
+        links=machines.links_of(n),
+        model_bytes=machines.model_bytes,
+        seed=machines.seed,
+        on_progress=on_progress,
+    )
+    busy_s = sum(worker.busy_s for worker in result.workers)
+    total_s = n * result.time_s
+    pushes = sum(worker.exchanges for worker in result.workers)
+    return Times(
+        workers=n,
+        steps_per_s=result.steps / total_s,
+        samples_per_s=result.steps * machines.batch_size / result.time_s,
+        staleness=result.staleness.counts(),
+        dropped=sum(worker.dropped for worker in result.workers) / pushes if pushes else 0.0,
+        exchanges_per_step=result.exchanges_per_step or 0.0,
+        waiting=max(0.0, 1.0 - busy_s / total_s),
+    )
