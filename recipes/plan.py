@@ -18,7 +18,7 @@ from rich.console import Console
 from lightning_gossip.simulation import Strategy
 from recipes.commands import one_sentence
 from recipes.job import be_quiet, plain_errors
-from recipes.planning import curvature, known, outputs
+from recipes.planning import curvature, curves, known, outputs
 from recipes.planning.choice import Candidate, Planner, refined, soonest
 from recipes.planning.choices import Choices, choices_of, choices_of_run
 from recipes.planning.choices import save as save_choices
@@ -54,10 +54,12 @@ def run(cfg: DictConfig, strategies: dict[str, Strategy], present: Choices, cons
         now = planner.candidate(start.strategy, start.workers, on_progress=step("the present setting"))
         candidates = planner.all(strategies, cfg.workers, step)
         best = refined(planner, soonest(candidates, now), step)
+        along = curves.curves_of(planner, candidates, best, step)
     left = Path(cfg.run_dir)
     left.mkdir(parents=True, exist_ok=True)
     text = outputs.words(best, now, start)
-    outputs.save(outputs.as_json(candidates, best, now, start, {}), left)
+    outputs.save(outputs.as_json(candidates, best, now, start, along), left)
+    curves.draw(along, best, now, left / curves.FIGURE)
     save_choices(outputs.choices_for(best, start, present), left, CONF, f"Written by recipes.plan. {text}")
     said = outputs.measured(start, now)
     outputs.show(text if said is None else f"{said}\n{text}", outputs.table(candidates, start, now), console)

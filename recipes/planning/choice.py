@@ -124,7 +124,14 @@ class Planner:
         if isinstance(strategy, ADPSGD) and n > 1:
             topology = make_topology(strategy.topology, n)
             exchanges = times.exchanges_per_step
-            return gossip(problem, times.steps_per_s, topology, exchanges_per_step=exchanges, momentum=momentum)
+            return gossip(
+                problem,
+                times.steps_per_s,
+                topology,
+                exchanges_per_step=exchanges,
+                momentum=momentum,
+                variation=self.known.variation,
+            )
         smallest = 1.0
         if isinstance(strategy, DPSGD) and n > 1:
             matrix = mixing_matrix(make_topology(strategy.topology, n), weights=strategy.weights)

@@ -23,6 +23,7 @@ from lightning_gossip.algorithm.checks import check_choice, check_integer, check
 from lightning_gossip.analysis.stability import spectrum
 from lightning_gossip.callbacks.curvature import measure_curvature
 from recipes.record import METRICS
+from recipes.tracking import environment_kept
 
 _LOGGED = "analysis/curvature_max"
 _FILLED = 3  # eigenvalues below those that are known: directions that a leading eigenvalue does not tell of
@@ -117,6 +118,7 @@ def _logged(run: Path) -> float | None:
     return None
 
 
+@environment_kept()
 def _measured(cfg: DictConfig, workers: int) -> Sequence[float]:
     options = cfg.curvature
     seed_everything(cfg.seed, workers=True, verbose=False)

@@ -199,6 +199,7 @@ def gossip(
     *,
     exchanges_per_step: float = 1.0,
     momentum: float = 0.0,
+    variation: float = 1.0,
 ) -> Dynamics:
     """AD-PSGD.
 
@@ -208,12 +209,16 @@ def gossip(
         topology: who averages with whom.
         exchanges_per_step: averagings that a worker takes part in per own step.
         momentum: β.
+        variation: standard deviation over mean of the step times.
     """
     if topology.n == 1:
         return synchronous(problem, steps_per_s, momentum=momentum)
 
+    random = min(1.0, variation**2)
+
     def decay(g: float) -> float:
-        return gossip_rms_decay(g, topology, exchanges_per_step=exchanges_per_step, momentum=momentum)
+        memoryless = gossip_rms_decay(g, topology, exchanges_per_step=exchanges_per_step, momentum=momentum)
+        return min(memoryless, (1.0 - random) * _round(g, momentum, 1.0).decay + random * memoryless)
 
     def first_order(g: float) -> Falling | None:
         return _round(g, momentum, 1.0) if g < min(2.0 * _SMALL, 0.5 * (1.0 - math.sqrt(momentum)) ** 2) else None

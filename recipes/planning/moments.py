@@ -52,8 +52,7 @@ def gossip_rms_decay(g: float, topology: Topology, *, exchanges_per_step: float 
         moments = (0.5 * (square + square.T)).reshape(3, n, 3, n)  # what, whose, what, whose
         moments = _steps(moments, turn, 1.0 / events, n)
         after: FloatArray = _exchanged(moments, laplacian, ends, share) if exchanges else moments
-        flat: FloatArray = after.ravel()
-        return flat
+        return after.ravel()
 
     size, start = (3 * n) ** 2, np.eye(3 * n).ravel()
     operator = LinearOperator((size, size), matvec=event, dtype=np.float64)
@@ -64,7 +63,7 @@ def gossip_rms_decay(g: float, topology: Topology, *, exchanges_per_step: float 
 def _steps(moments: FloatArray, turn: FloatArray, share: float, n: int) -> FloatArray:
     """One worker of n, drawn with this probability each, ends a step."""
     turned = np.einsum("ab,bicj->aicj", turn, moments)
-    after = (1.0 - 2.0 * share) * moments + share * (turned + turned.transpose(2, 3, 0, 1))
+    after: FloatArray = (1.0 - 2.0 * share) * moments + share * (turned + turned.transpose(2, 3, 0, 1))
     own = np.arange(n)
     mine = moments[:, own, :, own]  # (worker, what, what)
     after[:, own, :, own] = (1.0 - share) * mine + share * (turn @ mine @ turn.T)

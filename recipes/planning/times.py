@@ -10,7 +10,7 @@ from lightning_gossip.analysis import Atoms, Law, histogram
 from lightning_gossip.simulation import Cluster, Epochs, Links, Strategy, simulate
 
 _STEPS = 64  # of a worker; of few asynchronous workers more, for the law of their staleness
-_UPDATES = 1_000
+_UPDATES = 600
 
 
 @dataclass(frozen=True)

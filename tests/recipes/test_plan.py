@@ -1,26 +1,54 @@
-"""The planner: dynamics against closed forms and the simulator, the command, plan.yaml."""
+"""The planner: dynamics against closed forms and the simulator, bad input, what a plan leaves, and the command."""
 
 from __future__ import annotations
 
 import io
 import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.console import Console
 
-from lightning_gossip.analysis import rms_decay_rate
+from lightning_gossip import ConfigurationError
+from lightning_gossip.algorithm import ring
+from lightning_gossip.analysis import (
+    Atoms,
+    Erlang,
+    Exponential,
+    Law,
+    Problem,
+    Sum,
+    constant,
+    constant_staleness_limit,
+    decay_rate,
+    free_arrivals,
+    mean_square_limit,
+    rms_decay_rate,
+)
+from lightning_gossip.simulation import ADPSGD, APSGD, SGD, Cluster, Quadratic, Recording, Steps, Strategy, simulate
 from recipes.job import plain_errors
 from recipes.plan import as_measured, run
-from recipes.planning import known
-from recipes.planning.choice import Candidate
-from recipes.planning.choices import choices_of
-from recipes.planning.moments import server_rms_decay
+from recipes.planning import curvature, known
+from recipes.planning.choice import Candidate, counts, graphs
+from recipes.planning.choices import Choices, choices_of, save
+from recipes.planning.dynamics import gossip, server, synchronous
+from recipes.planning.moments import gossip_rms_decay, server_rms_decay
+from recipes.planning.momentum import Repeated
 from recipes.simulate import compose_strategies
 from recipes.train import CONF
+from tests.recipes.test_train import command
 
+ROOT = Path(__file__).resolve().parents[2]
 GROUPS = {
     "topology": "ring",
     "schedule": "constant",
@@ -29,16 +57,26 @@ GROUPS = {
     "recipe": "digits_mlp",
     "trainer": "cpu",
 }
+ONE = Problem(eigenvalues=[1.0])
 
 
-def composed(*overrides: str, folder: Path | None = None) -> DictConfig:
-    return compose("planning", [f"run_dir={folder or 'unused'}", *overrides])
+@pytest.fixture(autouse=True)
+def _hydra() -> Iterator[None]:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        yield
+
+
+def to_train(folder: Path) -> DictConfig:
+    """What ``recipes.train --config-dir FOLDER --config-name plan`` trains."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(folder), version_base="1.3"):
+        return compose("plan", [f"hydra.searchpath=[pkg://lightning_gossip.conf,{CONF}]", "run_dir=unused"])
 
 
 def planned(folder: Path, *overrides: str) -> tuple[Candidate, str]:
     text = io.StringIO()
-    with initialize_config_dir(str(CONF), version_base="1.3"), plain_errors():
-        cfg = composed(*overrides, folder=folder)
+    with plain_errors():
+        cfg = compose("planning", [f"run_dir={folder}", *overrides])
         known.check(cfg)
         cfg, together = as_measured(cfg, [f"run_dir={folder}", *overrides])
         chosen = GROUPS | dict(override.split("=", 1) for override in together if "." not in override)
@@ -47,21 +85,219 @@ def planned(folder: Path, *overrides: str) -> tuple[Candidate, str]:
     return best, text.getvalue()
 
 
-QUICK = ("curvature.eigenvalues=[3.0,0.1]", "workers=[1,4]")
+# -- dynamics --------------------------------------------------------------------------------------------------------
 
 
-def test_a_plan_says_what_to_train_and_leaves_a_configuration_of_it(tmp_path: Path) -> None:
-    _, said = planned(tmp_path, *QUICK, "strategies=[ddp,adpsgd,apsgd]", "cluster=random")
-    plan = json.loads((tmp_path / "plan.json").read_text())
-    assert [(row["strategy"], row["workers"]) for row in plan["candidates"]] == [
-        ("ddp", 1),
-        *((name, 4) for name in ("ddp", "adpsgd", "apsgd")),
-    ]
-    assert "Train with" in said
-    assert "…" not in said
-    assert plan["recommended"]["best_time_s"] <= plan["now"]["time_s"]
+def rms_rate(strategy: Strategy, law: Law, g: float, *, momentum: float = 0.0, workers: int = 4, steps: int = 100) -> float:
+    """Of the mean model in simulated runs, per step of every worker: the slope of the logarithm."""
+    losses = []
+    for seed in range(12):
+        result = simulate(
+            strategy,
+            Cluster(workers, law),
+            work=Steps(number=steps),
+            objective=Quadratic([1.0]),
+            optimizer=SGD(lr=g, momentum=momentum),
+            seed=seed,
+            recording=Recording(evaluate_every=workers),
+        )
+        losses.append([point.loss for point in result.points][:steps])
+    mean = np.mean([own[: min(map(len, losses))] for own in losses], axis=0)
+    first = 20 if momentum else 3
+    return float(-0.5 * np.polyfit(np.arange(first, len(mean)), np.log(mean[first:]), 1)[0])
+
+
+@pytest.mark.parametrize(("g", "momentum", "within"), [(0.3, 0.0, 0.06), (0.1, 0.9, 0.06)])
+def test_gossips_mean_model_decays_as_its_second_moments_say(g: float, momentum: float, within: float) -> None:
+    measured = rms_rate(ADPSGD(), Exponential(1.0), g, momentum=momentum, steps=40 if momentum == 0.0 else 100)
+    assert gossip_rms_decay(g, ring(4), momentum=momentum) == pytest.approx(measured, rel=within)
+
+
+def test_gossip_does_not_decay_as_a_server_of_the_same_staleness_would() -> None:
+    """A worker reads its own update at full weight: a look-ahead, which a server's workers lack."""
+    as_a_server = 4 * decay_rate(0.3 / 4, free_arrivals(4, Exponential(1.0)).delay)
+    measured = rms_rate(ADPSGD(), Exponential(1.0), 0.3, steps=40)
+    assert as_a_server > 1.5 * measured
+    assert measured == pytest.approx(0.3, rel=0.06)
+
+
+@pytest.mark.parametrize(("law", "g", "within"), [(Erlang(1.0, 4), 0.1, 0.08), (Exponential(1.0), 0.1, 0.08)])
+def test_momentum_on_a_server_is_a_delay_of_own_steps(law: Law, g: float, within: float) -> None:
+    seen = free_arrivals(4, law)
+    variation = math.sqrt(seen.law.variance) / seen.law.mean
+    dynamics = server(ONE, 4.0, seen.law, workers=4, scale=0.25, momentum=0.9, variation=1.0 if variation > 0.8 else 0.5)
+    assert dynamics.decay(g) == pytest.approx(rms_rate(APSGD(), law, g, momentum=0.9), rel=within)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("momentum", "below", "above"), [(0.0, 1.35, 1.75), (0.9, 1.9, 2.5)])
+def test_gossip_diverges_where_its_second_moments_grow(momentum: float, below: float, above: float) -> None:
+    limit = gossip(ONE, 1.0, ring(4), momentum=momentum).limit
+    assert below < limit < above
+    assert rms_rate(ADPSGD(), Exponential(1.0), below, momentum=momentum, steps=200) > 0.0
+    assert rms_rate(ADPSGD(), Exponential(1.0), above, momentum=momentum, steps=200) < 0.0
 
 
 def test_without_momentum_the_servers_second_moments_are_those_of_the_analysis() -> None:
     for workers, g in ((1, 0.3), (4, 0.4), (16, 1.0)):
         assert server_rms_decay(g, workers, scale=1 / workers) == pytest.approx(rms_decay_rate(g / workers, workers))
+    assert server(ONE, 1.0, Atoms([3]), workers=4, scale=0.25).limit == pytest.approx(4 * constant_staleness_limit(3), rel=0.01)
+    limit = server(ONE, 1.0, free_arrivals(4, Exponential(1.0)).law, workers=4, scale=0.25, variation=1.0).limit
+    assert limit == pytest.approx(4 * mean_square_limit(4), rel=0.01)
+
+
+def test_synchronous_strategies_converge_below_their_limit() -> None:
+    assert synchronous(ONE, 1.0).limit == 2.0
+    assert synchronous(ONE, 1.0, momentum=0.9).limit == pytest.approx(3.8)
+    assert synchronous(ONE, 10.0).decay(0.3) == pytest.approx(-10 * math.log(0.7))
+    ring_of_four = synchronous(ONE, 1.0, smallest_weight=-1 / 3)  # metropolis weights
+    assert ring_of_four.limit == pytest.approx(2 / 3)
+    assert ring_of_four.decay(0.66) > 0.0 > ring_of_four.decay(0.68)
+
+
+def test_time_to_a_share_of_the_loss_is_that_of_the_decay() -> None:
+    dynamics = synchronous(Problem(eigenvalues=[0.5]), 20.0)
+    rounds = math.log(0.01) / (2 * math.log(0.9))
+    assert dynamics.time_s(0.2, 0.01) == pytest.approx(rounds / 20, rel=0.01)
+    assert dynamics.time_s(4.1, 0.01) == math.inf
+    assert dynamics.margin(2.0) == 2.0
+
+
+@pytest.mark.parametrize("step", [constant(2.0), Sum(constant(0.5), constant(0.7)), Atoms([1, 2, 5], [0.5, 0.3, 0.2])])
+def test_repeated_steps_have_their_transform_and_its_slope(step: Any) -> None:
+    delay = Repeated(step, 0.6)
+    assert delay.transform(0.0) == pytest.approx(1.0)
+    assert float(delay.slope(0.0).real) == pytest.approx(-delay.mean)
+    assert 0.6 * float(step.transform(delay.left).real) == pytest.approx(1.0)
+    s, h = -0.1 + 0.3j, 1e-6
+    assert delay.slope(s) == pytest.approx((delay.transform(s + h) - delay.transform(s - h)) / (2 * h), rel=1e-6)
+
+
+# -- what a plan starts from -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (["strategies=[ddp,adpsgdd]"], "'adpsgdd'.*adpsgd"),
+        (["strategies=ddp"], "strategies"),
+        (["workers=[4,8.5]"], "workers.*8.5"),
+        (["workers=[0]"], "workers.*0"),
+        (["recipe.model.lr=0"], "recipe.model.lr=0"),
+        (["recipe.model.lr=-0.1"], "recipe.model.lr=-0.1"),
+        (["curvature.eigenvalues=[0.0,-1.0]"], "no positive eigenvalue"),
+        (["curvature.eigenvalues=[]"], "no positive eigenvalue"),
+        (["curvature.largest=-2"], "curvature.largest=-2"),
+        (["curvature.ckpt_path=/nowhere.ckpt"], "curvature.ckpt_path=/nowhere.ckpt"),
+        (["curvature.condition=0.5"], "curvature.condition=0.5"),
+        (["target=1.5"], "target=1.5"),
+        (["margin=0.5"], "margin=0.5"),
+        (["measured=/nowhere"], "measured=/nowhere has no summary.json"),
+        (["compute.mean_s=-1", "curvature.largest=1"], "mean_s=-1"),
+    ],
+)
+def test_wrong_values_are_refused_by_name_before_any_work(overrides: list[str], named: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        planned(tmp_path / "run", *overrides)
+    assert not (tmp_path / "run").exists()
+
+
+def write_run(folder: Path, *, strategy: str, staleness: float | None) -> None:
+    """Four workers: steps of 30 ms, of which 10 are spent waiting for the server, on all but its own rank."""
+    folder.mkdir()
+    spans = [["compute", 0.03 * step, 0.03 * (step + 1), None] for step in range(40)]
+    waits = [["wait", 0.03 * step + 0.001, 0.03 * step + 0.011, 0] for step in range(40)]
+    workers = [{"rank": rank, "spans": sorted(spans + (waits if rank else []), key=lambda span: span[1])} for rank in range(4)]
+    (folder / "record.json").write_text(json.dumps({"workers": workers}))
+    summary = [{"rank": rank, "steps": 40, "staleness_mean": staleness} for rank in range(4)]
+    (folder / "summary.json").write_text(json.dumps({"strategy": strategy, "samples_per_s": 1000.0, "workers": summary}))
+
+
+def test_a_measured_runs_step_times_are_without_its_waits(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", strategy="apsgd", staleness=3.0)
+    measured = known.measured_run(tmp_path / "run")
+    assert measured.staleness == 3.0
+    assert measured.link_s == pytest.approx(0.005)
+    laws = measured.cluster.compute
+    assert [float(np.mean(law.times_s)) for law in laws] == pytest.approx([0.03, 0.02, 0.02, 0.02])  # type: ignore[union-attr]
+
+
+def test_a_run_without_staleness_and_one_without_a_record_are_refused(tmp_path: Path) -> None:
+    write_run(tmp_path / "ddp", strategy="ddp", staleness=None)
+    with pytest.raises(ConfigurationError, match=r"no staleness.*strategy=apsgd"):
+        planned(tmp_path / "plan", f"measured={tmp_path / 'ddp'}")
+    write_run(tmp_path / "half", strategy="apsgd", staleness=3.0)
+    (tmp_path / "half" / "record.json").unlink()
+    with pytest.raises(ConfigurationError, match=r"has no record\.json"):
+        planned(tmp_path / "plan", f"measured={tmp_path / 'half'}")
+
+
+def test_the_curvature_is_given_or_logged_or_measured(tmp_path: Path) -> None:
+    cfg = compose("planning", ["recipe.epochs=2", "curvature.epochs=1", "curvature.leading=2", "curvature.batches=2"])
+    (tmp_path / "metrics.csv").write_text("epoch,analysis/curvature_max\n0,\n1,12.5\n")
+    logged = curvature.curvature_of(cfg, workers=4, run=tmp_path)
+    assert logged.eigenvalues == pytest.approx([12.5, 12.5 / 100 ** (1 / 3), 12.5 / 100 ** (2 / 3), 0.125])
+    measured = curvature.curvature_of(cfg, workers=4, run=None)
+    assert measured.largest > measured.eigenvalues[1] > 0.0
+    assert measured.eigenvalues[-1] == pytest.approx(measured.largest / 100)
+    cfg.curvature.eigenvalues = [1.0, 4.0]
+    assert curvature.curvature_of(cfg, workers=4, run=tmp_path).eigenvalues == [4.0, 1.0]
+
+
+def test_knobs_that_are_tried() -> None:
+    assert counts(1) == [1]
+    assert counts(8) == [1, 2, 3, 4, 6, 8]
+    assert graphs(4)[0] == "star"
+    assert "hypercube" not in graphs(6)
+
+
+# -- what a plan leaves ----------------------------------------------------------------------------------------------
+
+
+def test_a_plan_of_a_configuration(tmp_path: Path) -> None:
+    overrides = ("curvature.eigenvalues=[3.0,0.1]", "workers=[1,4]", "strategies=[ddp,adpsgd,apsgd]")
+    best, said = planned(tmp_path, *overrides, "cluster=random", "links=uniform")
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    rows = [(row["strategy"], row["workers"]) for row in plan["candidates"]]
+    assert rows == [("ddp", 1), ("ddp", 4), ("adpsgd", 4), ("apsgd", 4)]
+    assert plan["recommended"]["best_time_s"] <= plan["now"]["time_s"]
+    assert len(plan["curves"]) == 4
+    assert (tmp_path / "plan.png").exists()
+    assert "Train with" in said
+    assert "…" not in said
+    cfg = to_train(tmp_path)
+    assert instantiate(cfg.strategy).name == best.name
+    assert (cfg.trainer.devices, cfg.cluster.period_s, cfg.recipe.model._target_) == (4, 0.03, "recipes.digits.DigitsMLP")
+    assert cfg.recipe.model.lr == pytest.approx(best.best_lr, rel=1e-3)
+
+
+def test_a_plan_keeps_what_the_configuration_chose(tmp_path: Path) -> None:
+    chosen = Choices(
+        {**GROUPS, "topology": "star"}, {"strategy.active_workers": 3, "recipe.model.lr": 0.05, "trainer.devices": 4}
+    )
+    path = save(chosen, tmp_path, CONF, "one\ntwo")
+    assert path.read_text().startswith("# one\n# two\n")
+    cfg = to_train(tmp_path)
+    assert (cfg.topology.name, cfg.strategy.active_workers, cfg.recipe.model.lr, cfg.trainer.devices) == ("star", 3, 0.05, 4)
+    assert cfg.recipe.model.hidden == 64
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_measured_run_is_planned_and_the_plan_is_trained_by_the_command(tmp_path: Path) -> None:
+    common = ("recipe=digits_mlp", "recipe.epochs=3", "recipe.model.hidden=32", "logger=none")
+    measured = command(*common, "strategy=apsgd", f"hydra.run.dir={tmp_path / 'measured'}")
+    assert measured.returncode == 0, measured.stderr
+    call = [sys.executable, "-m", "recipes.plan", f"measured={tmp_path / 'measured'}", "workers=[2]", "strategies=[apsgd]"]
+    done = subprocess.run(
+        [*call, f"hydra.run.dir={tmp_path / 'plan'}"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Measured:" in done.stdout
+    assert "hidden: 32" in (tmp_path / "plan" / "plan.yaml").read_text()
+    trained = command("--config-dir", str(tmp_path / "plan"), "--config-name", "plan", f"hydra.run.dir={tmp_path / 'run'}")
+    assert trained.returncode == 0, trained.stderr
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["strategy"] == "apsgd"
+    wrong = subprocess.run([*call, "recipe.model.lr=0"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert wrong.returncode == 2
+    assert "ConfigurationError: recipe.model.lr=0" in wrong.stderr
