@@ -28,7 +28,7 @@ from lightning_gossip.algorithm.laws import Law
 from lightning_gossip.algorithm.server import OnStale, ParameterServer
 from lightning_gossip.analysis.conversion import delay_of
 from lightning_gossip.analysis.delays import Atoms, Delay, histogram
-from lightning_gossip.analysis.play import Link, Play
+from lightning_gossip.analysis.play import Link, Play, Steps, Tally
 from lightning_gossip.analysis.stability import of_staleness
 from lightning_gossip.errors import ConfigurationError
 
@@ -76,14 +76,12 @@ class Arrivals:
         rate: λ, applied updates a second.
         staleness: how many applied updates had each staleness.
         dropped: share of the updates that came too stale and were thrown away.
-        steps_per_update: local steps in an update.
         computing: share of the workers' time in which they compute.
     """
 
     rate: float
     staleness: Mapping[int, int]
     dropped: float = 0.0
-    steps_per_update: float = 1.0
     computing: float = 1.0
 
     @property
@@ -157,13 +155,17 @@ def arrivals(
     server = ParameterServer(
         torch.zeros(1), workers=workers, active_workers=active_workers, max_staleness=max_staleness, on_stale=on_stale
     )
-    play = Play(server, workers, compute, link or Link(), steps_per_update, seed)
+    play = Play(server, Steps(steps_per_update, seed), workers, compute, link or Link(), seed)
     before = play.until(_SETTLING * workers)
     seen = play.until(_SETTLING * workers + updates).since(before)
+    return arrivals_of(seen, workers)
+
+
+def arrivals_of(seen: Tally, workers: int) -> Arrivals:
+    """What a tally says of so many workers."""
     return Arrivals(
         rate=seen.applied / seen.time_s,
         staleness=seen.staleness,
         dropped=1.0 - seen.applied / seen.pushed,
-        steps_per_update=steps_per_update,
         computing=min(1.0, seen.computed_s / (seen.time_s * workers)),
     )

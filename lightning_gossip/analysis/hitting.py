@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import integrate, optimize
 
-from lightning_gossip.algorithm.checks import check_not_negative, check_positive
+from lightning_gossip.algorithm.checks import check_integer, check_not_negative, check_positive
 from lightning_gossip.algorithm.laws import Law
 from lightning_gossip.analysis.conversion import delay_of
 from lightning_gossip.analysis.delays import Atoms, Delay
@@ -137,6 +137,42 @@ class Problem:
                 f"start has {len(self.start)} coordinates and there are {len(self.eigenvalues)} eigenvalues."
             )
         check_not_negative("noise", self.noise)
+
+    @classmethod
+    def grouped(
+        cls,
+        eigenvalues: Sequence[float] | FloatArray,
+        start: Sequence[float] | FloatArray,
+        *,
+        groups: int = 16,
+        noise: float = 0.0,
+    ) -> Problem:
+        """Many directions as a few of about the same eigenvalue and together the same loss; the largest eigenvalue stays.
+
+        Args:
+            eigenvalues: of the Hessian, any number; those below a millionth of the largest are left out.
+            start: x_i(0) along their eigenvectors.
+            groups: at most so many, of equal width on a logarithmic scale.
+            noise: as above.
+        """
+        h, x = np.asarray(eigenvalues, dtype=np.float64), np.asarray(start, dtype=np.float64)
+        check_integer("groups", groups, example=16)
+        if h.shape != x.shape or not h.size or not h.max() > 0.0:
+            raise ConfigurationError(
+                f"eigenvalues of shape {h.shape} and start of shape {x.shape}: as many of both are needed, and a positive one."
+            )
+        kept = h > 1e-6 * h.max()
+        h, losses = h[kept], 0.5 * h[kept] * x[kept] ** 2
+        edges = np.geomspace(h.min(), h.max(), groups + 1)[1:-1]
+        group = np.digitize(h, edges)
+        values, distances = [], []
+        for number in np.unique(group):
+            own, loss = h[group == number], losses[group == number]
+            top = number == group.max()
+            value = float(own.max() if top or not loss.sum() > 0.0 else own @ loss / loss.sum())
+            values.append(value)
+            distances.append(math.sqrt(2.0 * float(loss.sum()) / value))
+        return cls(eigenvalues=values, start=distances, noise=noise)
 
     @property
     def distances(self) -> FloatArray:

@@ -5,6 +5,15 @@ characteristic roots tell of. The second moments close (second_moments.py), and 
 update is the factor of the mean square: it converges iff ρ < 1. For memoryless workers g = ηh must be below 0.843 for N = 4 and
 0.386 for 16; round-robin workers (constant step times) have no randomness, and their limit is that of a constant staleness of
 N − 1: 0.445 and 0.101.
+
+For any other law of the staleness, such as a measured or a bounded one, :func:`random_staleness_limit` takes it as drawn anew
+for each update. Then x_{k+1} = x_k − g Σ_j p_j x_{k−j} − g ξ_k, where ξ_k is uncorrelated with all before and has the variance
+Σ_j p_j x_{k−j}² − (Σ_j p_j x_{k−j})². With H(ω) = 1/(e^{iω} − 1 + g P(ω)), P the law's transform, the mean square is stable iff
+the mean is and
+
+    (g²/2π) ∫ |H|² (1 − |P|²) dω < 1                                                                          [derived here]
+
+That is 5 to 14 % below the exact limit of memoryless workers, whose pulls are not independent: the safe side.
 """
 
 from __future__ import annotations
@@ -16,13 +25,17 @@ from scipy import optimize
 from scipy.sparse.linalg import LinearOperator, eigs
 
 from lightning_gossip.algorithm.checks import check_integer, check_not_negative, check_positive
+from lightning_gossip.algorithm.laws import Constant, Erlang, Exponential, Law
 from lightning_gossip.analysis import second_moments
+from lightning_gossip.analysis.delays import Atoms
 from lightning_gossip.analysis.discrete import constant_staleness_limit
 from lightning_gossip.analysis.second_moments import FloatArray
+from lightning_gossip.analysis.stability import of_staleness, stability_limit
 from lightning_gossip.errors import ConfigurationError
 
 _LARGEST = 60_000  # moments: about a second
 _DENSE = 64  # moments of one class up to which a dense matrix is quicker
+_FREQUENCIES = 1 << 14  # of the integral: midpoints on (0, π)
 _CONSTANT = 0.02  # coefficient of variation below which step times count as constant
 
 
@@ -58,6 +71,55 @@ def mean_square_limit(workers: int, *, shape: int | None = 1) -> float:
         return constant_staleness_limit(workers - 1)
     _check(workers, shape)
     return float(optimize.brentq(lambda g: _radius(g, workers, shape) - 1.0, 1e-3 / workers, 2.5, xtol=1e-12))
+
+
+def exact_limit(workers: int, compute: Law) -> float | None:
+    """:func:`mean_square_limit` of workers that never wait, where it is known.
+
+    Args:
+        workers: N, at least 1.
+        compute: law of their step times.
+
+    Returns:
+        None for laws other than the constant, the exponential and Erlang's, and for Erlang's with too many moments; then
+        :func:`random_staleness_limit` of the staleness is on the safe side. (A wider law with as many workers is not: its limit
+        is higher.)
+    """
+    shape = _shape_of(compute)
+    if shape is None and not isinstance(compute, Constant):
+        return None
+    if shape is not None and second_moments.count(workers, shape) > _LARGEST:
+        return None
+    return mean_square_limit(workers, shape=shape)
+
+
+def _shape_of(compute: Law) -> int | None:
+    if isinstance(compute, Erlang):
+        return compute.shape
+    return 1 if isinstance(compute, Exponential) and compute.spread == 1.0 else None
+
+
+def random_staleness_limit(staleness: Atoms) -> float:
+    """The mean square of the error converges below this ηh, if each update's staleness is drawn anew from a law.
+
+    Args:
+        staleness: its law, on whole steps.
+    """
+    if staleness.constant is not None:
+        return constant_staleness_limit(round(staleness.constant))
+    top = min(2.0, 1.02 * stability_limit(of_staleness(staleness)))
+    frequencies = (np.arange(_FREQUENCIES) + 0.5) * math.pi / _FREQUENCIES
+    turned, along = np.exp(1j * frequencies), staleness.transform(1j * frequencies)
+    spread = 1.0 - np.abs(along) ** 2
+
+    def gain(step: float) -> float:
+        return float(step**2 * np.mean(spread / np.abs(turned - 1.0 + step * along) ** 2))
+
+    steps = np.geomspace(1e-3 * top, top, 60)
+    beyond = next((number for number, step in enumerate(steps) if gain(float(step)) > 1.0), None)
+    if beyond is None:
+        return top
+    return float(optimize.brentq(lambda step: gain(step) - 1.0, steps[max(0, beyond - 1)], steps[beyond]))
 
 
 def stationary_variance(step: float, workers: int) -> float:

@@ -1,7 +1,8 @@
 """A parameter server's traffic, event by event: who computes, who is on the link, who waits for its turn.
 
-Who may pull and push when is decided by the package's own :class:`~lightning_gossip.algorithm.ParameterServer`. The order of
-events and the laws are all there is: no model, no gradient, so a thousand updates take a few milliseconds.
+Who may pull and push when is decided by the package's own :class:`~lightning_gossip.algorithm.ParameterServer`. What a worker
+does between a pull and a push is a :class:`Work`: it counts steps (:class:`Steps`), or descends on a quadratic (descent.py). A
+thousand updates take some milliseconds.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import heapq
 import itertools
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lightning_gossip.algorithm.checks import check_not_negative
 from lightning_gossip.algorithm.laws import Law
@@ -103,22 +106,59 @@ class _Port:
         self._since_s = now_s
 
 
-class Play:
-    """The workers' cycles: pull, down the link, compute, up the link, push.
+class Work(Protocol):
+    """What the workers do between a pull and a push."""
+
+    def pulled(self, rank: int, model: Tensor) -> None:
+        """A worker takes the server's model, shape (d,), which must be left as it is."""
+
+    def stepped(self, rank: int) -> Tensor | None:
+        """A worker has made a step: the update that it pushes now, shape (d,), or None to go on."""
+
+
+class Steps:
+    """So many steps, in the mean, and no model.
 
     Args:
-        server: its rules; of a model of one element.
-        workers: n.
-        compute: law of the step times.
-        link: of the server.
-        steps_per_update: m, in the mean.
-        seed: of the draws, a stream for each worker.
+        mean: m, at least 1.
+        seed: of the draws that make a whole number of it.
     """
 
-    def __init__(
-        self, server: ParameterServer, workers: int, compute: Law, link: Link, steps_per_update: float, seed: int
-    ) -> None:
-        self._server, self._workers, self._compute, self._link, self._steps = server, workers, compute, link, steps_per_update
+    def __init__(self, mean: float, seed: int) -> None:
+        self._whole, self._more = int(mean), mean - int(mean)
+        self._generator = np.random.default_rng([seed, 1])
+        self._left: dict[int, int] = {}
+        self._update = torch.zeros(1)
+
+    def pulled(self, rank: int, model: Tensor) -> None:
+        """See :class:`Work`."""
+        self._left[rank] = self._whole + bool(self._more and self._generator.random() < self._more)
+
+    def stepped(self, rank: int) -> Tensor | None:
+        """See :class:`Work`."""
+        self._left[rank] -= 1
+        return None if self._left[rank] else self._update
+
+
+class Play:
+    """The workers' cycles: pull, down the link, compute step by step, up the link, push.
+
+    Args:
+        server: its rules and its model.
+        work: between a pull and a push.
+        workers: n; the first one is the server's own and uses no link.
+        compute: law of the step times.
+        link: of the server.
+        seed: of the step times, a stream for each worker.
+
+    Attributes:
+        now_s: the time.
+        pushes: updates so far, applied or dropped.
+    """
+
+    def __init__(self, server: ParameterServer, work: Work, workers: int, compute: Law, link: Link, seed: int) -> None:
+        self.now_s, self.pushes = 0.0, 0
+        self._server, self._work, self._compute, self._link = server, work, compute, link
         self._generators = np.random.default_rng(seed).spawn(workers)
         self._blocks: list[list[float]] = [[] for _ in range(workers)]
         self._events: list[_Event] = []
@@ -126,9 +166,7 @@ class Play:
         self._ports = {"down": _Port(link.transfer_s), "up": _Port(link.transfer_s)}
         self._waiting: list[int] = []  # whose update waits for its turn
         self._queue: list[int] = []  # who waits for a model
-        self._update = torch.zeros(1)
-        self._now_s = 0.0
-        self._pushes = 0
+        self._updates: dict[int, Tensor] = {}  # on their way
         self._computed_s = 0.0
         self._counts: dict[int, int] = {}
         for rank in range(workers):
@@ -136,26 +174,39 @@ class Play:
 
     def until(self, pushes: int) -> Tally:
         """Go on until so many updates have been pushed; what has been seen from the beginning."""
-        while self._pushes < pushes:
-            event = heapq.heappop(self._events)
-            if event.kind in self._ports:
-                self._end_of_transfer(event)
-                continue
-            self._now_s = event.time_s
-            if event.kind == "arrived down":
-                self._later(self._cycle_s(event.rank), "computed", event.rank)
-            elif event.kind == "computed":
-                self._send("up", event.rank)
+        while self.pushes < pushes:
+            self.advance()
+        return self.tally()
+
+    def tally(self) -> Tally:
+        """What has been seen from the beginning."""
+        return Tally(self.now_s, self.pushes, self._server.version, self._computed_s, dict(sorted(self._counts.items())))
+
+    def advance(self) -> None:
+        """The next event."""
+        event = heapq.heappop(self._events)
+        if event.kind in self._ports:
+            self._end_of_transfer(event)
+            return
+        self.now_s = event.time_s
+        if event.kind == "arrived down":
+            self._begin_step(event.rank)
+        elif event.kind == "computed":
+            update = self._work.stepped(event.rank)
+            if update is None:
+                self._begin_step(event.rank)
             else:
-                self._waiting.append(event.rank)
-                self._serve()
-        return Tally(self._now_s, self._pushes, self._server.version, self._computed_s, dict(sorted(self._counts.items())))
+                self._updates[event.rank] = update
+                self._send("up", event.rank)
+        else:
+            self._waiting.append(event.rank)
+            self._serve()
 
     def _end_of_transfer(self, event: _Event) -> None:
         port = self._ports[event.kind]
         if event.number == port.ticket:  # otherwise the link has been shared anew since
-            self._now_s = event.time_s
-            rank = port.end(self._now_s)
+            self.now_s = event.time_s
+            rank = port.end(self.now_s)
             self._announce(event.kind)
             self._later(self._link.latency_s, f"arrived {event.kind}", rank)
 
@@ -168,6 +219,7 @@ class Play:
         while self._queue and self._server.may_pull(self._queue[0]):
             rank = self._queue.pop(0)
             self._server.pull(rank)
+            self._work.pulled(rank, self._server.model)
             self._send("down", rank)
 
     def _serve(self) -> None:
@@ -175,8 +227,8 @@ class Play:
         while ready := [rank for rank in self._waiting if self._server.may_push(rank)]:
             rank = ready[0]
             self._waiting.remove(rank)
-            staleness = self._server.push(rank, self._update)
-            self._pushes += 1
+            staleness = self._server.push(rank, self._updates.pop(rank))
+            self.pushes += 1
             if staleness is not None:
                 self._counts[staleness] = self._counts.get(staleness, 0) + 1
             self._ask(rank)
@@ -185,7 +237,7 @@ class Play:
         if rank == 0 or self._link.transfer_s == 0.0:
             self._later(0.0 if rank == 0 else self._link.latency_s, f"arrived {way}", rank)
             return
-        self._ports[way].begin(self._now_s, rank)
+        self._ports[way].begin(self.now_s, rank)
         self._announce(way)
 
     def _announce(self, way: str) -> None:
@@ -196,15 +248,12 @@ class Play:
             heapq.heappush(self._events, _Event(end_s, port.ticket, way, -1))
 
     def _later(self, seconds: float, kind: str, rank: int) -> None:
-        heapq.heappush(self._events, _Event(self._now_s + seconds, next(self._numbers), kind, rank))
+        heapq.heappush(self._events, _Event(self.now_s + seconds, next(self._numbers), kind, rank))
 
-    def _cycle_s(self, rank: int) -> float:
-        """Seconds of the steps up to the next push: a whole number, m in the mean."""
-        whole = int(self._steps)
-        more = self._steps > whole and self._generators[rank].random() < self._steps - whole
-        seconds = sum(self._step_s(rank) for _ in range(whole + more))
+    def _begin_step(self, rank: int) -> None:
+        seconds = self._step_s(rank)
         self._computed_s += seconds
-        return seconds
+        self._later(seconds, "computed", rank)
 
     def _step_s(self, rank: int) -> float:
         block = self._blocks[rank]

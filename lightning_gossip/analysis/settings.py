@@ -10,6 +10,8 @@ from lightning_gossip.algorithm.checks import check_integer, check_not_negative,
 from lightning_gossip.algorithm.server import OnStale
 from lightning_gossip.errors import ConfigurationError
 
+_NEARLY = 1.02  # times the soonest: predictions are no sharper
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
@@ -41,7 +43,8 @@ class Prediction:
 
     Args:
         setting: the setting.
-        time_s: seconds until the loss stays below the target; infinite if it never does.
+        time_s: seconds until the loss stays below the target (with an event trigger: until it first is); infinite if it never
+            does.
         decay: of the slowest direction at the beginning, in 1/s; negative if it diverges.
         margin: largest stable learning rate over this one; below 1 it diverges.
         rate: applied updates a second, at the beginning.
@@ -79,15 +82,16 @@ class Curve:
 
     @property
     def best(self) -> Prediction:
-        """The soonest; of equals the first.
+        """The soonest; of those that are nearly as soon the one with the largest margin, and of equals the first.
 
         Raises:
             ConfigurationError: if none ever reaches the target.
         """
-        best = min(self.predictions, key=lambda prediction: prediction.time_s)
-        if math.isinf(best.time_s):
+        soonest = min(prediction.time_s for prediction in self.predictions)
+        if math.isinf(soonest):
             raise ConfigurationError(
                 f"no {self.knob} of {self.values} reaches the target loss: all diverge, or send too seldom. Lower the learning"
                 " rate or the event threshold."
             )
-        return best
+        nearly = [prediction for prediction in self.predictions if prediction.time_s <= _NEARLY * soonest]
+        return max(nearly, key=lambda prediction: prediction.margin)
