@@ -45,7 +45,8 @@ def run(cfg: DictConfig, strategies: dict[str, Strategy], present: Choices, cons
     """
     console = console or Console()
     known.check(cfg)
-    measured = None if cfg.measured is None else known.measured_run(Path(cfg.measured))
+    padded = cfg.cluster.get("period_s") is not None
+    measured = None if cfg.measured is None else known.measured_run(Path(cfg.measured), padded=padded)
     with plain_errors(), progress(console) as step:
         folder = None if measured is None else measured.folder
         spectrum = curvature.curvature_of(cfg, workers=cfg.trainer.devices, run=folder, on_progress=step)
@@ -53,11 +54,12 @@ def run(cfg: DictConfig, strategies: dict[str, Strategy], present: Choices, cons
         planner = Planner(start, cfg.target, cfg.margin)
         now = planner.candidate(start.strategy, start.workers, on_progress=step("the present setting"))
         candidates = planner.all(strategies, cfg.workers, step)
-        best = refined(planner, soonest(candidates, now), step)
+        most = start.workers if cfg.most_workers is None else cfg.most_workers
+        best = refined(planner, soonest([one for one in candidates if one.workers <= most], now), step)
         along = curves.curves_of(planner, candidates, best, step)
     left = Path(cfg.run_dir)
     left.mkdir(parents=True, exist_ok=True)
-    text = outputs.words(best, now, start)
+    text = outputs.words(best, now, start) + outputs.more_workers(candidates, best)
     outputs.save(outputs.as_json(candidates, best, now, start, along), left)
     curves.draw(along, best, now, left / curves.FIGURE)
     save_choices(outputs.choices_for(best, start, present), left, CONF, f"Written by recipes.plan. {text}")

@@ -17,8 +17,6 @@ from recipes.planning.dynamics import WORTH, Dynamics, gossip, server, synchrono
 from recipes.planning.known import Known
 from recipes.planning.times import Machines, Times, timed
 
-_MOST = 2.0  # by how much a learning rate is raised at most: noise, which the quadratic lacks, grows with it
-
 News = Callable[[float], None]
 
 
@@ -62,9 +60,11 @@ class Candidate:
 
     @cached_property
     def best_lr(self) -> float:
-        """The learning rate that reaches the target soonest, with the margin, and not much above the present one."""
-        highest = min(self.bound, _MOST * self.lr)
-        return self.dynamics.fastest_lr(self.target, highest=highest, near=self.lr)
+        """The learning rate that reaches the target soonest, with the margin, and not above the present one.
+
+        Noise grows with the learning rate, and the quadratic has none: a higher one would always look faster.
+        """
+        return self.dynamics.fastest_lr(self.target, highest=min(self.bound, self.lr), near=self.lr)
 
     @property
     def bound(self) -> float:

@@ -111,8 +111,6 @@ class Dynamics:
             near: of those that are as fast within some percent, the one next to this is taken.
         """
         rates = [float(lr) for lr in highest * np.geomspace(1e-2, 1.0, 17)]
-        if near < highest:
-            rates.append(near)
         times = {lr: self.time_s(lr, share) for lr in rates}
         good = [lr for lr in rates if times[lr] <= WORTH * min(times.values())]
         return min(good, key=lambda lr: abs(math.log(lr / near)))
@@ -169,7 +167,9 @@ def server(
     if momentum:
         delay = Sum(delay, Repeated(Sum(constant(1.0), _few(staleness)), momentum))
     per_g = scale / (1.0 - momentum)
-    memoryless = variation > _MEMORYLESS and not bounded and workers > 1
+    memoryless = variation > _MEMORYLESS
+    if bounded:
+        workers = max(1, round(staleness.mean) + 1)  # with these the mean staleness is what the bound leaves
 
     def exact(g: float) -> Falling:
         if memoryless:

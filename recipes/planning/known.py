@@ -98,8 +98,9 @@ class Known:
 
     @property
     def problem(self) -> Problem:
-        """The quadratic with this spectrum, at the distance 1 from the minimum in every direction."""
-        return Problem(eigenvalues=self.curvature.eigenvalues)
+        """The quadratic with this spectrum; at the beginning every direction has the same part of the loss."""
+        eigenvalues = self.curvature.eigenvalues
+        return Problem(eigenvalues=eigenvalues, start=[h**-0.5 for h in eigenvalues])
 
     @property
     def variation(self) -> float:
@@ -128,6 +129,8 @@ def check(cfg: DictConfig) -> None:
             raise ConfigurationError(f"strategies names {name!r}; the known ones are {', '.join(known)}.")
     for number in cfg.workers:
         check_integer("workers: one of them", number, example=4)
+    if cfg.most_workers is not None:
+        check_integer("most_workers", cfg.most_workers, example=16, otherwise=", or null for as many as now")
     if not is_finite(cfg.target) or not 0.0 < cfg.target < 1.0:
         raise ConfigurationError(f"target={cfg.target!r} is not a share of the loss between 0 and 1. Write for example 0.01.")
     if not is_finite(cfg.margin) or cfg.margin < 1.0:
@@ -174,8 +177,12 @@ def known_from(cfg: DictConfig, run: Run | None, spectrum: curvature.Curvature) 
     return Known(machines, strategy, cluster.workers, learning_rate(cfg), momentum, spectrum, run)
 
 
-def measured_run(folder: Path) -> Run:
+def measured_run(folder: Path, *, padded: bool = False) -> Run:
     """A training run's folder.
+
+    Args:
+        folder: of it.
+        padded: whether an emulated cluster filled every batch up to a period: then waits are part of it, and not beside it.
 
     Raises:
         ConfigurationError: if there is none, or one whose workers waited for each other inside a step.
@@ -191,10 +198,10 @@ def measured_run(folder: Path) -> Run:
             f"measured={folder} is a run of {strategy}: its summary has no staleness, and its step times hold the waiting for"
             " others. Measure a run with strategy=apsgd or strategy=adpsgd; an epoch or two are enough."
         )
-    cluster = Cluster.measured(_without_waits(record))
+    cluster = Cluster.measured(record if padded else _without_waits(record))
     assert isinstance(cluster.compute, tuple)
     compute = [_shortened(law) for law in cluster.compute]
-    return Run(folder, summary, Cluster(cluster.workers, compute), _link_s(record, strategy))
+    return Run(folder, summary, Cluster(cluster.workers, compute), None if padded else _link_s(record, strategy))
 
 
 def _read(folder: Path, name: str) -> Any:

@@ -49,7 +49,7 @@ def table(candidates: Sequence[Candidate], known: Known, now: Candidate) -> Tabl
         f"with the present lr ({now.lr:.3g} of {now.workers} workers, in proportion for others):\n"
         "  margin: largest stable lr over it; decay: of the slowest direction, 1/s;\n"
         f"  time: seconds until the excess of the loss has fallen to {now.target:g} of itself\n"
-        f"lr ≤: for a margin of {now.least_margin:g}; best: the soonest lr of these, not above twice the present\n"
+        f"lr ≤: for a margin of {now.least_margin:g}; best: the soonest lr of these, not above the present one\n"
         "bold: the present setting"
     )
     made.caption_justify = "left"
@@ -111,6 +111,15 @@ def words(best: Candidate, now: Candidate, known: Known) -> str:
             f" {now.margin:.2f}; {best.times.samples_per_s:.0f} samples/s in place of {now.times.samples_per_s:.0f}."
         )
     return "".join(parts)
+
+
+def more_workers(candidates: Sequence[Candidate], best: Candidate) -> str:
+    """What more workers than are recommended would gain; empty if nothing."""
+    more = [one for one in candidates if one.workers > best.workers and one.best_time_s < best.best_time_s]
+    if not more:
+        return ""
+    soonest = min(more, key=lambda one: one.best_time_s)
+    return f" More workers: {soonest.name} on {soonest.workers} is predicted to take {_seconds(soonest.best_time_s)} s."
 
 
 def setting_now(now: Candidate, known: Known) -> dict[str, Any]:
