@@ -13,7 +13,9 @@ the mean is and
 
     (g²/2π) ∫ |H|² (1 − |P|²) dω < 1                                                                          [derived here]
 
-That is 5 to 14 % below the exact limit of memoryless workers, whose pulls are not independent: the safe side.
+That is 5 to 14 % below the exact limit of memoryless workers, whose pulls are not independent: the safe side. Momentum β of the
+workers' optimizers applies a gradient again at the worker's next updates, N = 1 + mean staleness steps apart: M(ω) = 1/(1 − β
+e^{−iωN}) beside each g.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from scipy.sparse.linalg import LinearOperator, eigs
 from lightning_gossip.algorithm.checks import check_integer, check_not_negative, check_positive
 from lightning_gossip.algorithm.laws import Constant, Erlang, Exponential, Law
 from lightning_gossip.analysis import second_moments
+from lightning_gossip.analysis.combined import Geometric, Sum
 from lightning_gossip.analysis.delays import Atoms
 from lightning_gossip.analysis.discrete import constant_staleness_limit
 from lightning_gossip.analysis.second_moments import FloatArray
@@ -99,21 +102,26 @@ def _shape_of(compute: Law) -> int | None:
     return 1 if isinstance(compute, Exponential) and compute.spread == 1.0 else None
 
 
-def random_staleness_limit(staleness: Atoms) -> float:
+def random_staleness_limit(staleness: Atoms, *, momentum: float = 0.0) -> float:
     """The mean square of the error converges below this ηh, if each update's staleness is drawn anew from a law.
 
     Args:
         staleness: its law, on whole steps.
+        momentum: β in [0, 1) of the workers' optimizers; η is then the step of a gradient's first application.
     """
-    if staleness.constant is not None:
+    if staleness.constant is not None and not momentum:
         return constant_staleness_limit(round(staleness.constant))
-    top = min(2.0, 1.02 * stability_limit(of_staleness(staleness)))
+    delay, apart = of_staleness(staleness), 1.0 + staleness.mean
+    if momentum:
+        delay = Sum(delay, Geometric(apart, momentum))
+    top = min(2.0 * (1.0 + momentum), 1.02 * (1.0 - momentum) * stability_limit(delay))
     frequencies = (np.arange(_FREQUENCIES) + 0.5) * math.pi / _FREQUENCIES
     turned, along = np.exp(1j * frequencies), staleness.transform(1j * frequencies)
-    spread = 1.0 - np.abs(along) ** 2
+    again = 1.0 / (1.0 - momentum * np.exp(-1j * apart * frequencies))
+    spread = (1.0 - np.abs(along) ** 2) * np.abs(again) ** 2
 
     def gain(step: float) -> float:
-        return float(step**2 * np.mean(spread / np.abs(turned - 1.0 + step * along) ** 2))
+        return float(step**2 * np.mean(spread / np.abs(turned - 1.0 + step * again * along) ** 2))
 
     steps = np.geomspace(1e-3 * top, top, 60)
     beyond = next((number for number, step in enumerate(steps) if gain(float(step)) > 1.0), None)

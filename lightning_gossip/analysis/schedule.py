@@ -32,7 +32,7 @@ from lightning_gossip.analysis.settings import Curve, Prediction, Setting
 from lightning_gossip.errors import ConfigurationError
 
 _LATEST = 10.0  # times what it takes without a trigger: a run with one that takes longer is given up
-_RUNS = 3  # with an event trigger; their median
+_RUNS = 5  # with an event trigger; their median
 
 
 class Server:

@@ -7,16 +7,20 @@ import warnings
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.fabric.utilities import rank_zero_warn
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from lightning_gossip.algorithm.staleness import StalenessHistogram
+from lightning_gossip.callbacks.curvature import CurvatureProbe
 from lightning_gossip.callbacks.histograms import log_histogram
+from lightning_gossip.callbacks.stability import NEAR, only_sgd, probe_before, stability_margin
 from lightning_gossip.strategies.reports import FitReport
 
 WALL = "time/wall_s"
+MARGIN = "analysis/stability_margin"
 
 
 class GossipMonitor(Callback):
@@ -38,9 +42,21 @@ class GossipMonitor(Callback):
     | ``averaging/count`` | averagings so far; those of the rendezvous too, where they are adopted |
     | ``worker/<rank>/steps`` | optimizer steps so far |
     | ``time/wall_s`` | seconds of training so far, those before a resume included |
+    | ``analysis/stability_margin`` | with ``stability``: largest stable learning rate over the present one |
+
+    Args:
+        stability: log how far the run is from diverging, by the measured staleness and the curvature that a
+            :class:`CurvatureProbe` before this callback measured last, and warn once when that is near; see
+            ``callbacks/stability.py``. For SGD only.
+
+    Raises:
+        ConfigurationError: when fit begins, for ``stability`` without a probe.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, stability: bool = False) -> None:
+        self._stability = stability
+        self._has_warned = False
+        self._probe: CurvatureProbe | None = None
         self._before_s = 0.0  # seconds of training in the runs that this one resumes
         self._started_s: float | None = None
 
@@ -53,10 +69,14 @@ class GossipMonitor(Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         # it is rank 0's on purpose
         warnings.filterwarnings("ignore", f".*self.log\\('{WALL}', ..., sync_dist=True\\)")
+        if self._stability and stage == "fit":
+            self._probe = probe_before(trainer, self)
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._started_s = time.monotonic()
+        if self._stability and not only_sgd(trainer):
+            rank_zero_warn(f"GossipMonitor(stability=True) logs no {MARGIN}: it is known for torch.optim.SGD only.")
         if trainer.is_global_zero:
             for logger in trainer.loggers:
                 if isinstance(logger, WandbLogger):
@@ -75,9 +95,27 @@ class GossipMonitor(Callback):
         for logger in trainer.loggers:  # rank 0's write, the others' do nothing
             logger.log_metrics({**position, **metrics(trainer)}, step=step)
         histogram = staleness(trainer)
+        margin = self._margin(trainer, histogram)
+        if margin is not None:
+            for logger in trainer.loggers:
+                logger.log_metrics({MARGIN: margin, **position}, step=step)
         if histogram.count and trainer.is_global_zero:
             for logger in trainer.loggers:
                 log_histogram(logger, "gossip/staleness", histogram.counts(), step=step, beside=position)
+
+    def _margin(self, trainer: pl.Trainer, histogram: StalenessHistogram) -> float | None:
+        """Where the probe has measured: on rank 0."""
+        if self._probe is None or self._probe.last is None:
+            return None
+        margin = stability_margin(trainer, self._probe.last.largest, histogram)
+        if margin is not None and margin < NEAR and not self._has_warned:
+            self._has_warned = True
+            rank_zero_warn(
+                f"The learning rate is near the largest stable one: {MARGIN}={margin:.2f}, at a curvature of"
+                f" {self._probe.last.largest:.3g}; below 1 the loss grows where the model is. Lower the learning rate, or the"
+                " staleness (active_workers, max_staleness)."
+            )
+        return margin
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -5,10 +5,19 @@ import math
 import numpy as np
 import pytest
 
-from lightning_gossip.algorithm.laws import Erlang, Exponential
+from lightning_gossip.algorithm.laws import Constant, Erlang, Exponential, Uniform
 from lightning_gossip.analysis import second_moments
 from lightning_gossip.analysis.arrivals import free_arrivals
-from lightning_gossip.analysis.mean_square import largest_shape, mean_square_limit, rms_decay_rate, stationary_variance
+from lightning_gossip.analysis.delays import Atoms, constant, histogram
+from lightning_gossip.analysis.discrete import constant_staleness_limit
+from lightning_gossip.analysis.mean_square import (
+    exact_limit,
+    largest_shape,
+    mean_square_limit,
+    random_staleness_limit,
+    rms_decay_rate,
+    stationary_variance,
+)
 from lightning_gossip.analysis.stability import decay_rate
 from lightning_gossip.errors import ConfigurationError
 from tests.analysis.delayed import FloatArray, prony, workers
@@ -133,3 +142,61 @@ def expected_squares(step: float, number: int, shape: int, updates: int) -> Floa
             moments = event @ moments
         squares.append(float(first @ moments))
     return np.array(squares)
+
+
+@pytest.mark.parametrize(("number", "shape"), [(4, 1), (16, 1), (8, 4)])
+def test_the_limit_of_independent_staleness_is_a_little_below_that_of_workers(number: int, shape: int) -> None:
+    law = Exponential(1.0) if shape == 1 else Erlang(1.0, shape)
+    independent = random_staleness_limit(free_arrivals(number, law, updates=200_000).law)
+    assert 0.86 < independent / mean_square_limit(number, shape=shape) < 1.0
+
+
+def test_the_limit_of_a_constant_staleness_needs_no_integral() -> None:
+    assert random_staleness_limit(constant(3.0)) == constant_staleness_limit(3)
+    assert random_staleness_limit(constant(0.0), momentum=0.9) == pytest.approx(2.0 * 1.9, rel=0.25), "heavy ball"
+
+
+@pytest.mark.parametrize("staleness", [{0: 1, 4: 1}, {1: 3, 2: 1, 9: 2}])
+def test_independent_staleness_is_stable_below_its_limit_and_not_above(staleness: dict[int, int]) -> None:
+    """Its own recursion, in the mean square: the covariances of the last models, one step at a time."""
+    law = histogram(staleness)
+    limit = random_staleness_limit(law)
+    assert mean_square_growth(0.97 * limit, law) < 1.0 < mean_square_growth(1.03 * limit, law)
+
+
+@pytest.mark.parametrize("momentum", [0.5, 0.9])
+def test_momentum_lowers_the_limit_and_workers_are_stable_below_it(momentum: float) -> None:
+    number, runs, rng = 6, 2_000, np.random.default_rng(4)
+    law = free_arrivals(number, Exponential(1.0), updates=100_000).law
+    limit = random_staleness_limit(law, momentum=momentum)
+    assert limit < random_staleness_limit(law) * (1.0 - momentum) * 1.5
+    rows, z, v, u = np.arange(runs), np.ones(runs), np.ones((runs, number)), np.zeros((runs, number))
+    for _ in range(150 * number):
+        i = rng.integers(number, size=runs)
+        u[rows, i] = momentum * u[rows, i] + v[rows, i]
+        z = z - 0.95 * limit * u[rows, i]
+        v[rows, i] = z
+    assert (z * z).mean() < 0.1
+
+
+def test_the_exact_limit_is_known_for_some_laws() -> None:
+    assert exact_limit(4, Exponential(1.0)) == mean_square_limit(4)
+    assert exact_limit(4, Constant(1.0)) == mean_square_limit(4, shape=None)
+    assert exact_limit(4, Erlang(1.0, 2)) == mean_square_limit(4, shape=2)
+    assert exact_limit(64, Erlang(1.0, 9)) is None
+    assert exact_limit(4, Uniform(1.0, 0.5)) is None
+    assert exact_limit(4, Exponential(1.0, spread=0.5)) is None
+
+
+def mean_square_growth(step: float, law: Atoms) -> float:
+    """The factor of E[x²] in a step, after many, of x_{k+1} = x_k − g x_{k−τ_k} with independent τ_k."""
+    p = np.zeros(int(law.times[-1]) + 2)
+    p[law.times.astype(int)] = law.weights
+    c, factor = np.ones((len(p), len(p))), 1.0
+    for _ in range(4_000):
+        square = c[0, 0] - 2.0 * step * p @ c[0] + step**2 * p @ np.diag(c)
+        across = c[0, :-1] - step * p @ c[:, :-1]
+        c = np.block([[np.array([[square]]), across[None]], [across[:, None], c[:-1, :-1]]])
+        factor = float(np.abs(c).max())
+        c /= factor
+    return factor

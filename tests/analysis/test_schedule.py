@@ -100,7 +100,7 @@ def test_time_against_workers_is_u_shaped_and_ends_in_divergence(law: Law, numbe
     assert predicted[0] > 2.5 * curve.best.time_s
     assert predicted[-1] == times[-1] == math.inf
     assert curve.predictions[-1].margin < 1.0
-    stable = [number for number, prediction in enumerate(curve.predictions) if prediction.margin > 1.3]
+    stable = [number for number, prediction in enumerate(curve.predictions) if prediction.margin > 1.6]
     assert [times[number] for number in stable] == pytest.approx([predicted[number] for number in stable], rel=0.1, abs=0.5)
     assert_best_is_nearly_the_simulated_best(curve, times)
 
@@ -140,7 +140,7 @@ def test_time_against_the_staleness_bound_has_a_best_bound(bounds: list[int | No
         for bound, time in zip(bounds, predicted, strict=True)
     ]
     assert predicted[-1] == times[-1] == math.inf
-    assert predicted[:2] == pytest.approx(times[:2], rel=0.1)
+    assert predicted[:2] == pytest.approx(times[:2], rel=0.15)
     assert 8 <= (curve.best.setting.max_staleness or 0) <= 16
     assert_best_is_nearly_the_simulated_best(curve, times)
 
@@ -149,8 +149,8 @@ def test_time_against_the_staleness_bound_has_a_best_bound(bounds: list[int | No
     ("thresholds", "transfer_s", "seeds"),
     [
         ([None, 0.008, 0.016, 0.064], 0.1, (1,)),
-        slow([None, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064], 0.1, (1, 2, 3)),
-        slow([None, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064], 0.3, (1, 2, 3)),
+        slow([None, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064], 0.1, range(9)),
+        slow([None, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064], 0.3, range(9)),
     ],
     ids=["few", "all", "narrower link, all"],
 )

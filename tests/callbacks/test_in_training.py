@@ -9,7 +9,9 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers.logger import Logger
 from typing_extensions import override
 
-from lightning_gossip.callbacks import ClusterEmulator, CollectiveCounter, EpochProgressBar, GossipMonitor
+from lightning_gossip.analysis.delays import constant
+from lightning_gossip.analysis.mean_square import random_staleness_limit
+from lightning_gossip.callbacks import ClusterEmulator, CollectiveCounter, CurvatureProbe, EpochProgressBar, GossipMonitor
 from tests.strategies.launch import launch
 from tests.strategies.models import Net, loader
 
@@ -56,7 +58,7 @@ def train(strategy: str, slowdown: dict[int, float]) -> dict[str, Any]:
         devices=WORKERS,
         max_epochs=EPOCHS,
         logger=logger,
-        callbacks=[counter, GossipMonitor(), ClusterEmulator(slowdown, period_s=0.02), bar],
+        callbacks=[counter, CurvatureProbe(), GossipMonitor(stability=True), ClusterEmulator(slowdown, period_s=0.02), bar],
         enable_checkpointing=False,
         enable_model_summary=False,
     )
@@ -122,6 +124,19 @@ def test_under_ddp_the_monitor_logs_steps_and_time(ddp: list[dict[str, Any]]) ->
     rows = [row for row in ddp[0]["rows"] if "worker/1/steps" in row]
     assert [row["worker/1/steps"] for row in rows] == [16, 32]
     assert not any(name.startswith("gossip/") for row in rows for name in row)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("strategy", "limit"), [("gossip", None), ("ddp", 2.0 * 1.9)])
+def test_the_stability_margin_is_logged(strategy: str, limit: float | None, request: pytest.FixtureRequest) -> None:
+    ranks = request.getfixturevalue(strategy)
+    curvatures = [row["analysis/curvature_max"] for row in ranks[0]["rows"] if "analysis/curvature_max" in row]
+    margins = [row["analysis/stability_margin"] for row in ranks[0]["rows"] if "analysis/stability_margin" in row]
+    assert len(curvatures) == len(margins) == EPOCHS
+    if limit is None:  # two workers, one of them a step behind
+        limit = 2.0 * random_staleness_limit(constant(1.0), momentum=0.9)
+    assert margins == pytest.approx([limit / (0.1 * curvature) for curvature in curvatures])
+    assert not any("analysis/stability_margin" in row for row in ranks[1]["rows"])
 
 
 @pytest.mark.processes
