@@ -22,6 +22,7 @@ from recipes.planning import curvature, curves, known, outputs
 from recipes.planning.choice import Candidate, Planner, refined, soonest
 from recipes.planning.choices import Choices, choices_of, choices_of_run
 from recipes.planning.choices import save as save_choices
+from recipes.planning.events import trigger
 from recipes.simulate import compose_strategies, progress
 from recipes.train import CONF
 
@@ -57,14 +58,16 @@ def run(cfg: DictConfig, strategies: dict[str, Strategy], present: Choices, cons
         most = start.workers if cfg.most_workers is None else cfg.most_workers
         best = refined(planner, soonest([one for one in candidates if one.workers <= most], now), step)
         along = curves.curves_of(planner, candidates, best, step)
+        step("event trigger")
+        event = trigger(start, best)
     left = Path(cfg.run_dir)
     left.mkdir(parents=True, exist_ok=True)
-    text = outputs.words(best, now, start) + outputs.more_workers(candidates, best)
+    text = outputs.words(best, now, start) + outputs.more_workers(candidates, best) + ("" if event is None else event.words)
     outputs.save(outputs.as_json(candidates, best, now, start, along), left)
     curves.draw(along, best, now, left / curves.FIGURE)
     save_choices(outputs.choices_for(best, start, present), left, CONF, f"Written by recipes.plan. {text}")
     said = outputs.measured(start, now)
-    outputs.show(text if said is None else f"{said}\n{text}", outputs.table(candidates, start, now), console)
+    outputs.show(text if said is None else f"{said}\n{text}", outputs.table(candidates, start, now), outputs.note(now), console)
     console.print(f"Everything else is in [bold]{left}[/bold]; to train it:", soft_wrap=True)
     console.print(f"  python -m recipes.train --config-dir {left} --config-name plan", soft_wrap=True, markup=False)
     return best

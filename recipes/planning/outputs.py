@@ -44,16 +44,19 @@ def table(candidates: Sequence[Candidate], known: Known, now: Candidate) -> Tabl
             _seconds(one.best_time_s),
             style="bold" if (one.name, one.workers) == (now.name, now.workers) else None,
         )
-    made.caption = (
-        "/s: samples a second; exch: exchanges of a worker per step; stale: mean staleness and 95 %\n"
+    return made
+
+
+def note(now: Candidate) -> str:
+    """What the table's columns are."""
+    return (
+        "/s: samples a second; exch: exchanges of a worker per step; stale: mean staleness, 95 %\n"
         f"with the present lr ({now.lr:.3g} of {now.workers} workers, in proportion for others):\n"
         "  margin: largest stable lr over it; decay: of the slowest direction, 1/s;\n"
         f"  time: seconds until the excess of the loss has fallen to {now.target:g} of itself\n"
-        f"lr ≤: for a margin of {now.least_margin:g}; best: the soonest lr of these, not above the present one\n"
-        "bold: the present setting"
+        f"lr ≤: for a margin of {now.least_margin:g}; best: the soonest of these, not above the present one\n"
+        "bold: the present setting\n"
     )
-    made.caption_justify = "left"
-    return made
 
 
 def setting(best: Candidate, known: Known) -> dict[str, Any]:
@@ -162,10 +165,10 @@ def save(plan: Any, folder: Path) -> None:
     (folder / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
 
 
-def show(text: str, made: Table, console: Console | None = None) -> None:
-    """Print the table, and the sentences below."""
-    console = console or Console()
+def show(text: str, made: Table, below: str, console: Console) -> None:
+    """Print the table, what its columns are, and the recommendation."""
     console.print(made)
+    console.print(below, soft_wrap=True, highlight=False)
     console.print(text, soft_wrap=True)
 
 

@@ -39,9 +39,10 @@ from lightning_gossip.simulation import ADPSGD, APSGD, SGD, Cluster, Quadratic, 
 from recipes.job import plain_errors
 from recipes.plan import as_measured, run
 from recipes.planning import curvature, known
-from recipes.planning.choice import Candidate, counts, graphs
+from recipes.planning.choice import Candidate, Planner, counts, graphs
 from recipes.planning.choices import Choices, choices_of, save
 from recipes.planning.dynamics import gossip, server, synchronous
+from recipes.planning.events import trigger
 from recipes.planning.moments import gossip_rms_decay, server_rms_decay
 from recipes.planning.momentum import Repeated
 from recipes.simulate import compose_strategies
@@ -249,6 +250,15 @@ def test_knobs_that_are_tried() -> None:
     assert counts(8) == [1, 2, 3, 4, 6, 8]
     assert graphs(4)[0] == "star"
     assert "hypercube" not in graphs(6)
+
+
+def test_sending_seldom_pays_on_a_slow_link_only(tmp_path: Path) -> None:
+    overrides = ("recipe.model.momentum=0", "curvature.eigenvalues=[3.0,0.3]", "compute.law=erlang", "links=uniform")
+    for bandwidth, pays in ((2e5, True), (1e9, False)):
+        cfg = compose("planning", [*overrides, f"links.bandwidth={bandwidth}", "run_dir=unused"])
+        start = known.known_from(cfg, None, curvature.curvature_of(cfg, workers=4, run=None))
+        found = trigger(start, Planner(start, 0.01, 2.0).candidate(start.strategy, 4))
+        assert (found is not None and found.gain > 1.2) == pays
 
 
 # -- what a plan leaves ----------------------------------------------------------------------------------------------
