@@ -28,7 +28,7 @@ from lightning_gossip.simulation import (
 )
 from lightning_gossip.simulation.run import Strategy
 from lightning_gossip.transport import MemoryNetwork
-from tests.runtime.test_parameter_server import Service
+from tests.runtime.service import Service
 from tests.simulation.replay import PATIENCE_S, PLAYED, replay
 
 SPECTRUM = [0.1, 0.5, 1.0, 2.0, 3.0]
