@@ -8,18 +8,20 @@ result is in the folder of the job.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment, find_free_network_port
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.lsf import LSFEnvironment
 from lightning.fabric.plugins.environments.mpi import MPIEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
@@ -52,23 +54,28 @@ def run_workers(job: Callable[[DictConfig], Any], cfg: DictConfig, workers: int)
         ProcessExitedException: if that one was killed.
     """
     resolved: Any = OmegaConf.to_container(cfg, resolve=True)  # Hydra's own resolvers know this process only
-    environment = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(find_free_network_port()),
-        "WORLD_SIZE": str(workers),
-        "NODE_RANK": "0",
-    }
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(_PRELOAD))
-    arguments = (job, resolved, environment, logging.getLogger().getEffectiveLevel())
-    context: ProcessContext = start_processes(  # type: ignore[no-untyped-call]
-        _worker, arguments, workers, join=False, start_method="forkserver"
-    )
-    try:
-        with cleaning_up_on_sigterm():
-            while not context.join(grace_period=_GRACE_S):
-                pass
-    finally:
-        _end(context.processes)
+    with _reserved_port() as port:
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(workers), "NODE_RANK": "0"}
+        arguments = (job, resolved, environment, logging.getLogger().getEffectiveLevel())
+        context: ProcessContext = start_processes(  # type: ignore[no-untyped-call]
+            _worker, arguments, workers, join=False, start_method="forkserver"
+        )
+        try:
+            with cleaning_up_on_sigterm():
+                while not context.join(grace_period=_GRACE_S):
+                    pass
+        finally:
+            _end(context.processes)
+
+
+@contextlib.contextmanager
+def _reserved_port() -> Iterator[int]:
+    """A port that the kernel gives to nobody else in the seconds until rank 0 listens on it: torch's store reuses addresses."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("", 0))
+        yield int(holder.getsockname()[1])
 
 
 def _end(processes: Sequence[Any]) -> None:
