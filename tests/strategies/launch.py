@@ -6,12 +6,13 @@ fraction of a second and inherits no thread. Each gets the environment that torc
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing as mp
 import os
 import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -19,10 +20,13 @@ _context = mp.get_context("forkserver")
 _context.set_forkserver_preload(["lightning.pytorch", "torchmetrics", "lightning_gossip", "tests.strategies.models"])
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port that the kernel gives to nobody else meanwhile; torch's store reuses addresses, so it can listen there."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("", 0))
+        yield int(holder.getsockname()[1])
 
 
 def launch(scenario: Callable[..., Any], *args: Any, workers: int = 2, timeout_s: float = 90.0, **kwargs: Any) -> list[Any]:
@@ -37,7 +41,13 @@ def outcomes(
     scenario: Callable[..., Any], *args: Any, workers: int = 2, timeout_s: float = 90.0, **kwargs: Any
 ) -> list[tuple[bool, Any]]:
     """Per rank: (True, returned value) or (False, traceback)."""
-    port = free_port()
+    with reserved_port() as port:
+        return _outcomes(port, scenario, args, kwargs, workers, timeout_s)
+
+
+def _outcomes(
+    port: int, scenario: Callable[..., Any], args: Any, kwargs: Any, workers: int, timeout_s: float
+) -> list[tuple[bool, Any]]:
     pipes: list[Connection] = []
     processes = []
     for rank in range(workers):

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from tests.strategies.launch import free_port
+from tests.strategies.launch import reserved_port
 from tests.strategies.models import Net, loader, trainer
 
 pytestmark = pytest.mark.processes
@@ -76,8 +76,9 @@ def test_the_same_script_runs_under_every_start_method(strategy: str, tmp_path: 
 
 
 def test_the_same_script_runs_under_torchrun(tmp_path: Path) -> None:
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=4", f"--master-port={free_port()}"]
-    code, output, left = finish(start([*launcher, SCRIPT, str(tmp_path), "adpsgd", "fit", "4"]))
+    with reserved_port() as port:
+        launcher = ["-m", "torch.distributed.run", "--nproc-per-node=4", f"--master-port={port}"]
+        code, output, left = finish(start([*launcher, SCRIPT, str(tmp_path), "adpsgd", "fit", "4"]))
     assert code == 0, output
     assert left == []
     check(tmp_path, 4)
@@ -108,10 +109,12 @@ def test_sigterm_to_one_rank_ends_the_job_and_the_checkpoint_loads(strategy: str
 def test_two_jobs_and_two_trainers_at_once_do_not_meet(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in "ab"]
     jobs = []
-    for folder in folders:
-        folder.mkdir()
-        jobs.append(start([SCRIPT, str(folder), "adpsgd_fork"], MASTER_PORT=str(free_port())))
-    results = [finish(job) for job in jobs]
+    with contextlib.ExitStack() as ports:
+        for folder in folders:
+            folder.mkdir()
+            port = ports.enter_context(reserved_port())
+            jobs.append(start([SCRIPT, str(folder), "adpsgd_fork"], MASTER_PORT=str(port)))
+        results = [finish(job) for job in jobs]
     for folder, (code, output, _) in zip(folders, results, strict=True):
         assert code == 0, output
         check(folder, 2)
