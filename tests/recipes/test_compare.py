@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ from rich.console import Console
 
 from lightning_gossip import ConfigurationError
 from recipes.compare import Job, compare, show
-from tests.recipes.test_train import ROOT
 
 
 def job(schedule: str, seed: int, loss: float, lr: str = "0.2") -> Job:
@@ -63,17 +60,3 @@ def test_the_table_fits_a_terminal_of_80_columns() -> None:
     assert "lr=0.2" in text.getvalue()
     assert "200 → 100" in text.getvalue()
     assert "…" not in text.getvalue()
-
-
-@pytest.mark.processes
-def test_the_command_compares_the_jobs_of_a_sweep(sweep: Path) -> None:
-    compared = subprocess.run(
-        [sys.executable, "-m", "recipes.compare", str(sweep), "--of", "strategy.exchanges_per_step"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    assert "0 ÷ 1" in compared.stdout
-    assert (sweep / "comparison.png").stat().st_size > 10_000

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -23,46 +22,6 @@ from recipes import sweep
 from recipes.processes import run_workers, started_from_outside
 from recipes.tracking import name_of_sweep
 from tests.recipes.test_train import ROOT, command
-from tests.recipes.wandb_files import records
-
-
-@pytest.mark.processes
-def test_a_job_that_fails_leaves_the_others_and_the_sweep_says_so_at_its_end(swept: tuple[Path, Any]) -> None:
-    folder, done = swept
-    assert sorted(path.parent.name for path in folder.glob("*/summary.json")) == ["0", "1"]
-    assert done.returncode == 1
-    end = done.stdout[done.stdout.index("2 of 3 jobs finished") :]
-    assert "job 2 failed: ConfigurationError: exchanges_per_step=-1" in end
-    note = (folder / "2" / sweep.FAILED).read_text()
-    assert note.startswith("ConfigurationError: exchanges_per_step=-1")
-    assert "Traceback" in note
-
-
-@pytest.mark.processes
-def test_each_job_is_one_finished_offline_wandb_run_and_all_are_one_group(swept: tuple[Path, Any]) -> None:
-    folder, _ = swept
-    for job, exchanges in (("0", 1), ("1", 0)):
-        found = records(folder / job)
-        run = next(record.run for record in found if record.WhichOneof("record_type") == "run")
-        assert (run.run_group, run.job_type) == (folder.name, "train")
-        assert f"strategy.exchanges_per_step={exchanges}" in run.display_name
-        assert "logger" not in run.display_name
-        assert [record.exit.exit_code for record in found if record.WhichOneof("record_type") == "exit"] == [0]
-
-
-@pytest.mark.processes
-def test_wandb_gets_the_configuration_the_histogram_the_pictures_and_the_summary(swept: tuple[Path, Any]) -> None:
-    found = records(swept[0] / "0")
-    config = {item.key: json.loads(item.value_json) for record in found for item in record.config.update}
-    assert config["recipe"]["data"]["batch_size"] == 16
-    assert config["trainer"]["max_epochs"] == 20  # resolved
-    rows = [{tuple(item.nested_key): item.value_json for item in record.history.item} for record in found]
-    logged = {key[0] for row in rows for key in row}
-    assert {"run/learning", "run/timeline", "run/workers", "gossip/consensus_distance", "train_loss", "test_acc"} <= logged
-    assert any(row.get(("gossip/staleness", "_type")) == '"histogram"' for row in rows)
-    assert all(("time/wall_s",) in row for row in rows if ("val_acc",) in row)
-    assert {"strategy", "train_s", "test_acc"} <= {item.key for record in found for item in record.summary.update}
-    assert "run" in {record.artifact.type for record in found}
 
 
 def _fails(cfg: DictConfig) -> None:

@@ -1,0 +1,120 @@
+"""One sweep of three jobs, and what all of them leave: results, a message, W&B's files, a comparison."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recipes.digits import DigitsClassifier, DigitsData
+from recipes.sweep import FAILED
+from tests.recipes.test_train import ROOT, command, summary_of
+from tests.recipes.wandb_files import records
+
+pytestmark = pytest.mark.processes
+
+EPOCHS = 20  # the recipe's own: models trained apart for less may still have a useful mean
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Three jobs of AD-PSGD, each going on from its own models: gossiping, not, and one that fails."""
+    folder = tmp_path_factory.mktemp("swept")
+    done = command(
+        *("--multirun", "strategy.at_rendezvous=evaluate", "strategy.exchanges_per_step=1,0,-1", "logger=wandb"),
+        f"hydra.sweep.dir={folder}",
+        devices=4,  # two models trained apart may have a useful mean
+    )
+    return folder, done
+
+
+@pytest.fixture(scope="module")
+def sweep(swept: tuple[Path, subprocess.CompletedProcess[str]]) -> Path:
+    """The folder of its jobs."""
+    return swept[0]
+
+
+def test_a_run_leaves_everything_behind(sweep: Path) -> None:
+    names = {path.name for path in (sweep / "0").iterdir()}
+    assert {"summary.json", "metrics.csv", "record.json", "model.ckpt", "learning.png", "timeline.png"} <= names
+    with (sweep / "0" / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epoch"] for row in rows] == [str(epoch) for epoch in range(EPOCHS)]
+    assert {"time/wall_s", "train_loss", "val_loss", "val_acc", "gossip/consensus_distance"} <= rows[0].keys()
+    assert all(row["train_loss"] and row["val_acc"] for row in rows)
+
+
+def test_training_makes_no_collective_and_takes_every_sample_once_an_epoch(sweep: Path) -> None:
+    result = summary_of(sweep / "0")
+    assert result["collectives_in_training"] == 0
+    assert sum(worker["samples"] for worker in result["workers"]) == EPOCHS * len(DigitsData().train)
+
+
+def test_without_exchanges_the_mean_model_is_worse(sweep: Path) -> None:
+    gossip, apart = (summary_of(sweep / job) for job in "01")
+    assert gossip["test_acc"] >= 0.96
+    assert apart["test_acc"] <= gossip["test_acc"] - 0.05
+    assert apart["consensus_distance"] > 100 * gossip["consensus_distance"]
+
+
+def test_plain_lightning_loads_the_checkpoint_and_gets_the_reported_accuracy(sweep: Path) -> None:
+    model = DigitsClassifier.load_from_checkpoint(sweep / "0" / "model.ckpt").eval()
+    images, digits = DigitsData().test.tensors
+    with torch.no_grad():
+        accuracy = (model(images).argmax(1) == digits).float().mean().item()
+    assert accuracy == pytest.approx(summary_of(sweep / "0")["test_acc"], abs=1e-6)
+
+
+def test_a_job_that_fails_leaves_the_others_and_the_sweep_says_so_at_its_end(swept: tuple[Path, Any]) -> None:
+    folder, done = swept
+    assert sorted(path.parent.name for path in folder.glob("*/summary.json")) == ["0", "1"]
+    assert done.returncode == 1
+    end = done.stdout[done.stdout.index("2 of 3 jobs finished") :]
+    assert "job 2 failed: ConfigurationError: exchanges_per_step=-1" in end
+    note = (folder / "2" / FAILED).read_text()
+    assert note.startswith("ConfigurationError: exchanges_per_step=-1")
+    assert "Traceback" in note
+
+
+def test_each_job_is_one_finished_offline_wandb_run_and_all_are_one_group(swept: tuple[Path, Any]) -> None:
+    folder, _ = swept
+    for job, exchanges in (("0", 1), ("1", 0)):
+        found = records(folder / job)
+        run = next(record.run for record in found if record.WhichOneof("record_type") == "run")
+        assert (run.run_group, run.job_type) == (folder.name, "train")
+        assert f"strategy.exchanges_per_step={exchanges}" in run.display_name
+        assert "logger" not in run.display_name
+        assert [record.exit.exit_code for record in found if record.WhichOneof("record_type") == "exit"] == [0]
+
+
+def test_wandb_gets_the_configuration_the_histogram_the_pictures_and_the_summary(swept: tuple[Path, Any]) -> None:
+    found = records(swept[0] / "0")
+    config = {item.key: json.loads(item.value_json) for record in found for item in record.config.update}
+    assert config["recipe"]["data"]["batch_size"] == 16
+    assert config["trainer"]["max_epochs"] == 20  # resolved
+    rows = [{tuple(item.nested_key): item.value_json for item in record.history.item} for record in found]
+    logged = {key[0] for row in rows for key in row}
+    assert {"run/learning", "run/timeline", "run/workers", "gossip/consensus_distance", "train_loss", "test_acc"} <= logged
+    assert any(row.get(("gossip/staleness", "_type")) == '"histogram"' for row in rows)
+    assert all(("time/wall_s",) in row for row in rows if ("val_acc",) in row)
+    assert {"strategy", "train_s", "test_acc"} <= {item.key for record in found for item in record.summary.update}
+    assert "run" in {record.artifact.type for record in found}
+
+
+def test_the_command_compares_the_jobs_of_a_sweep(sweep: Path) -> None:
+    compared = subprocess.run(
+        [sys.executable, "-m", "recipes.compare", str(sweep), "--of", "strategy.exchanges_per_step"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert "0 ÷ 1" in compared.stdout
+    assert (sweep / "comparison.png").stat().st_size > 10_000
