@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Two at once, in the order of tests/turns.py. One after the other: make test BESIDE=
+BESIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-slow lint bench reproduce clean
 
@@ -10,7 +12,7 @@ demo: $(STAMP)
 	$(BIN)/python -m recipes.train
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(BESIDE)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -14,6 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, settings
+
+from tests.turns import Turns
 
 settings.register_profile(
     "gossip", deadline=None, print_blob=True, derandomize=False, suppress_health_check=[HealthCheck.too_slow]
@@ -24,6 +27,11 @@ _GRACE_S = 5.0  # for what is already ending when the test returns
 
 # What libraries set once, on first use, for the whole process.
 _LIBRARY_VARIABLES = {"KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR_CACHE_DIR", "PYTEST_CURRENT_TEST"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):  # in a worker of pytest-xdist
+        config.pluginmanager.register(Turns(Path(__file__), Path(__file__).with_name("turns.py")))
 
 
 @pytest.fixture(autouse=True)

@@ -31,6 +31,7 @@ def run_batches(
     return ends
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("backward", [True, False])
 def test_a_batch_lasts_the_period_times_the_factor_and_errors_do_not_add_up(backward: bool) -> None:
     emulator = ClusterEmulator({3: 2.0}, period_s=0.02)
@@ -38,11 +39,13 @@ def test_a_batch_lasts_the_period_times_the_factor_and_errors_do_not_add_up(back
     assert (ends[-1] - ends[0]) / 20 == pytest.approx(0.04, rel=0.15)
 
 
+@pytest.mark.alone
 def test_other_workers_keep_the_period() -> None:
     ends = run_batches(ClusterEmulator({3: 10.0}, period_s=0.02), 20, rank=1)
     assert (ends[-1] - ends[0]) / 20 == pytest.approx(0.02, rel=0.25)
 
 
+@pytest.mark.alone
 def test_without_a_period_the_own_work_is_stretched() -> None:
     ends = run_batches(ClusterEmulator({0: 4.0}), 20, work_s=0.01)
     per_batch_s = (ends[-1] - ends[5]) / 15
@@ -50,6 +53,7 @@ def test_without_a_period_the_own_work_is_stretched() -> None:
     assert per_batch_s / ((plain[-1] - plain[5]) / 15) == pytest.approx(4.0, rel=0.3)
 
 
+@pytest.mark.alone
 def test_time_lost_by_waiting_for_others_is_not_made_up_for() -> None:
     emulator = ClusterEmulator(period_s=0.02)
     run_batches(emulator, 3)
@@ -64,6 +68,7 @@ def test_time_lost_by_waiting_for_others_is_not_made_up_for() -> None:
     assert time.monotonic() - started_s > 0.015
 
 
+@pytest.mark.alone
 def test_a_rendezvous_is_not_part_of_a_batch() -> None:
     emulator = ClusterEmulator(period_s=0.02)
     run_batches(emulator, 3)

@@ -189,6 +189,7 @@ def decay_per_exchange(latency_s: float, step_s: float, runs: int) -> float:
     return statistics.mean(rates)
 
 
+@pytest.mark.alone
 def test_a_latency_of_two_steps_hardly_slows_the_decay_of_an_exchange() -> None:
     """Partners drawn among the free ones only would freeze the pairing: then the decay is 10 to 100 times smaller."""
     without = decay_per_exchange(0.0, 0.003, runs=60)
@@ -199,6 +200,7 @@ def test_a_latency_of_two_steps_hardly_slows_the_decay_of_an_exchange() -> None:
 # -- the pace --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("slow", [0, 1])
 @pytest.mark.parametrize("topology", [pytest.param(exponential(8), id="exponential"), pytest.param(ring(5), id="odd")])
 def test_a_slow_worker_exchanges_nearly_as_often_as_the_others(topology: Topology, slow: int) -> None:
@@ -215,6 +217,7 @@ def test_a_slow_worker_exchanges_nearly_as_often_as_the_others(topology: Topolog
     assert seen[slow] >= 0.5 * statistics.median(seen), seen
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("rate", "step_s"), [(1.0, 0.02), (2.0, 0.04), (0.5, 0.01)])
 def test_exchanges_start_at_the_pace_of_the_steps(rate: float, step_s: float) -> None:
     """The median of the intervals, since another job may hold up a few."""
@@ -231,6 +234,7 @@ def test_exchanges_start_at_the_pace_of_the_steps(rate: float, step_s: float) ->
             assert pace_s == pytest.approx(step_s / rate, rel=0.2)
 
 
+@pytest.mark.alone
 def test_symmetric_workers_share_the_starts() -> None:
     """Each starts one every other step and is called as often."""
     cluster = Cluster(complete(5))

@@ -37,6 +37,7 @@ def test_the_mean_staleness_is_that_of_the_other_workers_whatever_the_law(name: 
     assert sum(told) / len(told) == pytest.approx(N - 1, rel=0.05)
 
 
+@pytest.mark.alone
 def test_a_slow_workers_updates_are_the_stale_ones_and_the_mean_stays() -> None:
     service = Service()
     with service.running():
@@ -134,6 +135,7 @@ def test_waiting_for_one_worker_20_times_slower_never_ends_in_a_deadlock(limit: 
 # -- slow workers ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("slow", [0, 2], ids=["the server's", "another"])
 def test_a_worker_10_times_slower_does_not_slow_the_others(slow: int) -> None:
     """Stretches without it and with it in turn; the best of each, since another job can only hold them up."""

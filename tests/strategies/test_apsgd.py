@@ -95,6 +95,7 @@ def test_staleness_is_what_the_identity_says_and_the_bounds_hold(case: str) -> N
         assert total / count == pytest.approx(N - 1, rel=0.05)
 
 
+@pytest.mark.alone
 def test_one_worker_slowed_tenfold_does_not_slow_the_others() -> None:
     results = {slow: launch(_run, {}, [0.02, 0.02, 0.02, slow], 4 * 160, workers=N) for slow in (0.02, 0.2)}
     rates = {}

@@ -94,6 +94,7 @@ def _one_slow_worker() -> Any:
     return t.strategy.report.workers, distances
 
 
+@pytest.mark.alone
 def test_a_slow_worker_exchanges_as_often_as_the_others_and_stays_as_near_to_the_mean() -> None:
     workers, distances = launch(_one_slow_worker, workers=4)[0]
     slow, others = workers[1], [workers[0], *workers[2:]]

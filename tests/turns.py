@@ -1,0 +1,57 @@
+"""What pytest-xdist's workers run beside each other: `make test` has two, since many tests wait for processes.
+
+The tests of a file stay on one worker, so that what its fixtures make is made once. Files with tests marked ``processes`` come
+first, so that the quick ones at the end keep both workers busy. Beside a test marked ``alone`` the others do nothing: it
+measures seconds, and another test's work would be in them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+
+class Turns:
+    """A pytest plugin, one in each worker.
+
+    A worker holds the lock of the floor while it runs a test: shared, or exclusive for one that is alone, and then until the
+    last of those in a row. It asks for it while it holds the door's; else a test that is alone would wait until the others had
+    none left. The kernel frees the locks of a worker that dies.
+
+    Args:
+        door: a file that is there; it is locked, not written.
+        floor: another one.
+    """
+
+    def __init__(self, door: Path, floor: Path) -> None:
+        self._door, self._floor = (os.open(path, os.O_RDONLY) for path in (door, floor))
+        self._keeps_floor = False
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: (not _has(item, "alone"), not _has(item, "processes")))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest-timeout, which counts the seconds of the test
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+        alone = _has(item, "alone")
+        if not self._keeps_floor:
+            fcntl.flock(self._door, fcntl.LOCK_EX)
+            fcntl.flock(self._floor, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+            fcntl.flock(self._door, fcntl.LOCK_UN)
+        try:
+            return (yield)
+        finally:
+            self._keeps_floor = alone and nextitem is not None and _has(nextitem, "alone")
+            if not self._keeps_floor:
+                fcntl.flock(self._floor, fcntl.LOCK_UN)
+
+    def pytest_unconfigure(self) -> None:
+        os.close(self._door)
+        os.close(self._floor)
+
+
+def _has(item: pytest.Item, mark: str) -> bool:
+    return item.get_closest_marker(mark) is not None
