@@ -14,7 +14,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from lightning_gossip import ConfigurationError
-from lightning_gossip.algorithm.checks import check_integer, check_positive, is_finite
+from lightning_gossip.algorithm.checks import check_integer, check_positive, is_finite, is_integer
 from lightning_gossip.analysis import Problem, delay_of
 from lightning_gossip.simulation import Cluster, Links, Samples, Strategy
 from lightning_gossip.strategies import STRATEGIES
@@ -128,7 +128,8 @@ def check(cfg: DictConfig) -> None:
         if name not in known:
             raise ConfigurationError(f"strategies names {name!r}; the known ones are {', '.join(known)}.")
     for number in cfg.workers:
-        check_integer("workers: one of them", number, example=4)
+        if not is_integer(number, 1):
+            raise ConfigurationError(f"workers holds {number!r}, which is no integer of at least 1. Write workers=[4,8,16].")
     if cfg.most_workers is not None:
         check_integer("most_workers", cfg.most_workers, example=16, otherwise=", or null for as many as now")
     if not is_finite(cfg.target) or not 0.0 < cfg.target < 1.0:
