@@ -23,6 +23,7 @@ HEADLINES = {
     "convergence": "convergence per sample, AD-PSGD against all-reduce",
     "adaptive": "adaptive against constant period",
     "staleness": "staleness of A-PSGD",
+    "schedule": "workers, staleness bound and event threshold of A-PSGD, predicted and simulated",
 }
 """Name of the module → what it shows. A new headline is one new file and one row here."""
 

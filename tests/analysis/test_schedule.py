@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
+from benchmarks.reproduction.schedule import softmax_on_digits
 from lightning_gossip.algorithm.laws import Constant, Erlang, Exponential, Law, Uniform
 from lightning_gossip.analysis.hitting import Problem
 from lightning_gossip.analysis.play import Link
@@ -25,10 +24,8 @@ from lightning_gossip.simulation import (
     Quadratic,
     Recording,
     Steps,
-    digits,
     make_strategy,
     simulate,
-    softmax_regression,
 )
 
 SPECTRUM, TARGET = [1.0, 0.3, 0.1], 7e-4  # a thousandth of the loss at the beginning
@@ -48,7 +45,7 @@ def simulated(
     first: bool = False,
     **options: Any,
 ) -> float:
-    """Seconds until the loss stays below the target (or first is), in the simulator; the median over seeds."""
+    """Seconds until the loss stays below the target (or first is), in the simulator; the mean over seeds."""
     times = []
     for seed in seeds:
         result = simulate(
@@ -68,7 +65,7 @@ def simulated(
         above = np.flatnonzero(~(losses <= target))
         last = int(above[-1]) + 1 if above.size else 0
         times.append(result.points[last].time_s if last < len(losses) else math.inf)
-    return float(np.median(times))
+    return float(np.mean(times))
 
 
 def patience_s(predicted_s: float) -> float:
@@ -149,8 +146,8 @@ def test_time_against_the_staleness_bound_has_a_best_bound(bounds: list[int | No
     ("thresholds", "transfer_s", "seeds"),
     [
         ([None, 0.008, 0.016, 0.064], 0.1, (1,)),
-        slow([None, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064], 0.1, range(9)),
-        slow([None, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064], 0.3, range(9)),
+        slow([None, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064], 0.1, range(16)),
+        slow([None, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064], 0.3, range(16)),
     ],
     ids=["few", "all", "narrower link, all"],
 )
@@ -177,31 +174,6 @@ def test_an_event_threshold_pays_little_where_sending_is_free() -> None:
     curve = server.over_thresholds(Setting(lr=0.03, active_workers=24), [None, 0.002, 0.008])
     first, *others = (prediction.time_s for prediction in curve.predictions)
     assert all(time > 0.9 * first for time in others)
-
-
-@cache
-def softmax_on_digits() -> tuple[Objective, Problem, float, float]:
-    """Softmax regression, its quadratic model around a point below the target, the target, and the model's."""
-    data = digits()
-    x, y = torch.cat([data.x.double(), torch.ones(len(data.y), 1, dtype=torch.float64)], dim=1), data.y
-    objective = softmax_regression(data, dtype=torch.float64)
-    start = objective.start(torch.Generator().manual_seed(0)).view(65, 10)  # the last row is the bias
-
-    def probabilities(w: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(x @ w, dim=1)
-
-    path, hot = [start], torch.nn.functional.one_hot(y, 10).double()
-    while objective.loss(path[-1].flatten()) > 0.26:
-        path.append(path[-1] - 0.5 * x.T @ (probabilities(path[-1]) - hot) / len(x))
-    target = 0.5
-    at = next(w for w in path if objective.loss(w.flatten()) < target)
-    p = probabilities(at)
-    spread = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
-    hessian = torch.einsum("ni,nab,nj->iajb", x, spread, x).reshape(650, 650) / len(x)
-    eigenvalues, vectors = torch.linalg.eigh(hessian)
-    distances = vectors.T @ (start - path[-1]).flatten()
-    problem = Problem.grouped(eigenvalues.numpy(), distances.numpy())
-    return objective, problem, target, target - objective.loss(path[-1].flatten())
 
 
 @pytest.mark.parametrize(
