@@ -11,7 +11,14 @@ from lightning_gossip.analysis.conversion import delay_of
 from lightning_gossip.analysis.delays import Atoms, Delay, Flat, Gamma, constant, histogram
 from lightning_gossip.analysis.discrete import constant_staleness_fastest, constant_staleness_limit, spectral_radius
 from lightning_gossip.analysis.hitting import LossCurve, Problem, hitting_time, loss_curve, noise_floor
-from lightning_gossip.analysis.mean_square import largest_shape, mean_square_limit, rms_decay_rate, stationary_variance
+from lightning_gossip.analysis.mean_square import (
+    exact_limit,
+    largest_shape,
+    mean_square_limit,
+    random_staleness_limit,
+    rms_decay_rate,
+    stationary_variance,
+)
 from lightning_gossip.analysis.play import Link
 from lightning_gossip.analysis.schedule import Server
 from lightning_gossip.analysis.settings import Curve, Prediction, Setting
@@ -61,6 +68,7 @@ __all__ = [
     "decay_rate",
     "delay_of",
     "dominant_root",
+    "exact_limit",
     "fastest",
     "free_arrivals",
     "histogram",
@@ -71,6 +79,7 @@ __all__ = [
     "mean_square_limit",
     "noise_floor",
     "of_staleness",
+    "random_staleness_limit",
     "rms_decay_rate",
     "run_time",
     "spectral_radius",
