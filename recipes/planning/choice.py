@@ -133,7 +133,7 @@ class Planner:
                 variation=self.known.variation,
             )
         smallest = 1.0
-        if isinstance(strategy, DPSGD) and n > 1:
+        if isinstance(strategy, DPSGD) and n > 1 and strategy.overlap:
             matrix = mixing_matrix(make_topology(strategy.topology, n), weights=strategy.weights)
             smallest = float(np.linalg.eigvalsh(matrix)[0])
         return synchronous(problem, times.steps_per_s, momentum=momentum, smallest_weight=smallest)

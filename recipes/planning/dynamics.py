@@ -5,15 +5,16 @@ F(x) = ½ Σ h x² with the spectrum h, learning rate γ of each worker, momentu
 | strategy | unit of time | recursion | converges iff |
 |---|---|---|---|
 | ddp, qsgd, averaging | a round | z² − (1 + β − g) z + β = 0 | g < 2 (1 + β) |
-| dpsgd | a round | as well, and for every eigenvalue w of W: z² − (w + β − g) z + βw = 0 | g < (1 + w_min)(1 + β) |
+| dpsgd, overlapped | a round | as well, and for every eigenvalue w of W: z² − (w + β − g) z + βw = 0 | g < (1 + w_min)(1 + β) |
 | apsgd | an update | s + ηh E[e^{−sτ}] = 0 with η = γc/(1 − β), c the server's scale | Re s < 0 |
 | adpsgd | a step of every worker | second moments of memoryless workers and exchanges: moments.py | they shrink |
 
 There τ = staleness + ½, and with momentum as many own steps more as :class:`~recipes.planning.momentum.Repeated` says.
 
 Synchronous strategies have no delay. Local steps between two averagings leave the mean's recursion as it is, since gradients of
-a quadratic are linear. Under ``apsgd`` with memoryless step times (coefficient of variation above 0.8) and no staleness bound
-the root mean square decides where it decays more slowly than the mean: moments.py too.
+a quadratic are linear. Under ``apsgd`` with memoryless step times (coefficient of variation above 0.8) the root mean square
+decides, which decays more slowly than the mean: moments.py too. Under ``adpsgd`` narrower step times get the part 1 − cv² of
+the rate of synchronous ones where that is lower: with momentum.
 
 Idealised: one quadratic and the same on all workers, no noise of gradients (so no floor of the loss), no error of quantization,
 workers of equal speed as far as dynamics go (their times are each worker's own), plain heavy-ball SGD, a constant learning
