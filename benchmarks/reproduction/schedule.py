@@ -122,7 +122,8 @@ def show(report: Report) -> dict[str, Any]:
             caption="Times of the best in seconds, a step takes 1 on the average. Off by: median and largest, of settings with"
             " a margin of at least 1.3.",
         )
-    report.figure(_figure(workers, staleness, events))
+    report.figure(_figure([("quadratic", workers[:3]), ("softmax regression", workers[3:])]))
+    report.figure(_figure([("quadratic, 24 workers", staleness), ("quadratic, 24 workers, Erlang-4", events)]), "_bounds")
     return {"spectrum": SPECTRUM, "target": TARGET, "lr": LR, "seeds": len(SEEDS), "batch": BATCH}
 
 
@@ -189,18 +190,19 @@ def _text(value: float | None) -> str:
     return "none" if value is None else f"{value:g}"
 
 
-def _figure(*groups: Sequence[Scene]) -> Any:
-    panels = [groups[0][:3], groups[0][3:], groups[1], groups[2]]
-    labels = ("active workers, quadratic", "active workers, softmax on digits", "staleness bound", "event threshold")
-    figure, axes = axes_of(4, width=4.6)
-    for panel, scenes, label in zip(axes, panels, labels, strict=True):
+def _figure(panels: Sequence[tuple[str, Sequence[Scene]]]) -> Any:
+    figure, axes = axes_of(len(panels), width=6.0, height=4.2)
+    for panel, (label, scenes) in zip(axes, panels, strict=True):
         for scene, colour in zip(scenes, COLOURS, strict=False):
             place = list(range(len(scene.curve.values)))
             predicted = [prediction.time_s for prediction in scene.curve.predictions]
-            name = scene.name.split(", ")[-1] if "workers" in label else scene.name
-            panel.plot(place, predicted, color=colour, label=name)
+            panel.plot(place, predicted, color=colour, label=scene.name.removeprefix(f"{label}, "))
             panel.plot(place, scene.times, "o", color=colour, ms=4)
-            panel.set_xticks(place, [_text(value) for value in scene.curve.values], fontsize=7)
-        panel.set(xlabel=f"{label}\n(lines: predicted; dots: simulated)", ylabel="seconds to the loss", yscale="log")
-        panel.legend(frameon=False, fontsize=7)
+            panel.set_xticks(place, [_text(value) for value in scene.curve.values])
+        knob = scenes[0].curve.knob.replace("_", " ")
+        panel.set(
+            title=label, xlabel=f"{knob}  (lines: predicted; dots: simulated)", ylabel="seconds to the loss", yscale="log"
+        )
+        panel.set_ylim(top=3.0 * panel.get_ylim()[1])  # room for the legend
+        panel.legend(frameon=False, loc="upper center", ncols=2)
     return figure

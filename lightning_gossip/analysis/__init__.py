@@ -6,19 +6,20 @@ paper's own text. Pure: numpy and scipy, and torch for curvature. The laws of st
 
 from lightning_gossip.algorithm.laws import LAWS, Constant, Erlang, Exponential, Law, LogNormal, Samples, Uniform, make_law
 from lightning_gossip.analysis.arrivals import Arrivals, RunTime, arrival_rate, arrivals, free_arrivals, run_time
-from lightning_gossip.analysis.combined import Geometric, Sum
+from lightning_gossip.analysis.combined import Repeated, Sum
 from lightning_gossip.analysis.conversion import delay_of
 from lightning_gossip.analysis.delays import Atoms, Delay, Flat, Gamma, constant, histogram
 from lightning_gossip.analysis.discrete import constant_staleness_fastest, constant_staleness_limit, spectral_radius
+from lightning_gossip.analysis.gossip import gossip_limit, gossip_rms_decay
 from lightning_gossip.analysis.hitting import LossCurve, Problem, hitting_time, loss_curve, noise_floor
 from lightning_gossip.analysis.mean_square import (
     exact_limit,
-    largest_shape,
     mean_square_limit,
     random_staleness_limit,
     rms_decay_rate,
     stationary_variance,
 )
+from lightning_gossip.analysis.memoryless import server_rms_decay
 from lightning_gossip.analysis.play import Link
 from lightning_gossip.analysis.schedule import Server
 from lightning_gossip.analysis.settings import Curve, Prediction, Setting
@@ -45,13 +46,13 @@ __all__ = [
     "Fastest",
     "Flat",
     "Gamma",
-    "Geometric",
     "Law",
     "Link",
     "LogNormal",
     "LossCurve",
     "Prediction",
     "Problem",
+    "Repeated",
     "RunTime",
     "Samples",
     "Server",
@@ -71,9 +72,10 @@ __all__ = [
     "exact_limit",
     "fastest",
     "free_arrivals",
+    "gossip_limit",
+    "gossip_rms_decay",
     "histogram",
     "hitting_time",
-    "largest_shape",
     "loss_curve",
     "make_law",
     "mean_square_limit",
@@ -82,6 +84,7 @@ __all__ = [
     "random_staleness_limit",
     "rms_decay_rate",
     "run_time",
+    "server_rms_decay",
     "spectral_radius",
     "stability_limit",
     "stationary_variance",

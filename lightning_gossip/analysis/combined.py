@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+from scipy import optimize
 
-from lightning_gossip.algorithm.checks import check_not_negative, check_positive
+from lightning_gossip.algorithm.checks import check_not_negative
 from lightning_gossip.analysis.delays import ComplexArray, Delay
 from lightning_gossip.errors import ConfigurationError
 
@@ -50,22 +52,23 @@ class Sum(Delay):
 
 
 @dataclass(frozen=True)
-class Geometric(Delay):
-    """j · step with probability (1 − share) share^j: what momentum does to a gradient.
+class Repeated(Delay):
+    """The sum of j independent steps, with probability (1 − share) share^j: what momentum does to a gradient.
 
-    Heavy-ball momentum β applies a gradient again after j own steps, β^j of it: as much as a learning rate of η/(1 − β) and
-    this delay, with share = β [D].
+    Heavy-ball momentum β applies a gradient again at each further own step, β^j of it after j of them: altogether as much as a
+    learning rate of γ/(1 − β) and this delay, with share = β. With L the transform of a step,
+
+        E[e^{−sτ}] = (1 − β)/(1 − β L(s))                                                                       [derived here]
 
     Args:
-        step: time of one own step, above 0.
+        step: law of one own step; its mean above 0.
         share: β in [0, 1).
     """
 
-    step: float
+    step: Delay
     share: float
 
     def __post_init__(self) -> None:
-        check_positive("step", self.step)
         check_not_negative("share", self.share)
         if self.share >= 1.0:
             raise ConfigurationError(f"share={self.share!r} is not in [0, 1).")
@@ -73,27 +76,33 @@ class Geometric(Delay):
     @property
     def mean(self) -> float:
         """See :class:`Delay`."""
-        return self.step * self.share / (1.0 - self.share)
+        return self.step.mean * self.share / (1.0 - self.share)
 
     @property
     def variance(self) -> float:
         """See :class:`Delay`."""
-        return self.step**2 * self.share / (1.0 - self.share) ** 2
+        share = self.share
+        return self.step.variance * share / (1.0 - share) + self.step.mean**2 * share / (1.0 - share) ** 2
 
-    @property
+    @cached_property
     def left(self) -> float:
-        """See :class:`Delay`."""
-        return math.log(self.share) / self.step if self.share else -math.inf
+        """Where β L(s) = 1."""
+        if self.share == 0.0:
+            return -math.inf
+
+        def beyond(s: float) -> float:
+            return self.share * float(self.step.transform(s).real) - 1.0
+
+        low = max(-1.0 / self.step.mean, end := self.step.left * (1.0 - 1e-12))
+        while beyond(low) < 0.0 and low > end:
+            low = max(2.0 * low, end)
+        return float(optimize.brentq(beyond, low, 0.0))
 
     def transform(self, s: Any) -> ComplexArray:
         """See :class:`Delay`."""
-        return (1.0 - self.share) / (1.0 - self._turned(s))
+        return (1.0 - self.share) / (1.0 - self.share * self.step.transform(s))
 
     def slope(self, s: Any) -> ComplexArray:
         """See :class:`Delay`."""
-        turned = self._turned(s)
-        return -(1.0 - self.share) * self.step * turned / (1.0 - turned) ** 2
-
-    def _turned(self, s: Any) -> ComplexArray:
-        turned: ComplexArray = np.exp(-np.asarray(s, dtype=np.complex128) * self.step)
-        return turned * complex(self.share)
+        turned = 1.0 - self.share * self.step.transform(s)
+        return (1.0 - self.share) * self.share * self.step.slope(s) / np.square(turned)

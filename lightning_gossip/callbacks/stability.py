@@ -3,11 +3,11 @@
 | strategy | largest stable learning rate, with h the largest curvature (weight decay included) and β the momentum |
 |---|---|
 | ``apsgd`` | limit(measured staleness, β)/(c h), with c the server's scale |
-| ``adpsgd`` | limit(N − 1, β) N/h: where all workers step at one rate, the mean of N models moves as a server's with c = 1/N |
+| ``adpsgd`` | :func:`~lightning_gossip.analysis.gossip_limit` of the topology, exchanges per step and β, over h |
 | synchronous ones | 2 (1 + β)/h; with Nesterov's momentum 2 (1 + β)/((1 + 2β) h) |
 
-limit() is :func:`~lightning_gossip.analysis.random_staleness_limit`: of a quadratic, in the mean square. A network's curvature
-changes with its weights, so a margin below 1 means that it grows where it is, not that it will end in NaN.
+limit() is :func:`~lightning_gossip.analysis.random_staleness_limit`. Both are of a quadratic, in the mean square. A network's
+curvature changes with its weights, so a margin below 1 means that it grows where it is, not that it will end in NaN.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import math
 import lightning.pytorch as pl
 from torch.optim import SGD
 
+from lightning_gossip.algorithm.graphs import make_topology
 from lightning_gossip.algorithm.staleness import StalenessHistogram
-from lightning_gossip.analysis.delays import constant, histogram
+from lightning_gossip.analysis.delays import histogram
+from lightning_gossip.analysis.gossip import gossip_limit
 from lightning_gossip.analysis.mean_square import random_staleness_limit
 from lightning_gossip.callbacks.curvature import CurvatureProbe
 from lightning_gossip.errors import ConfigurationError
@@ -80,5 +82,6 @@ def _limit(trainer: pl.Trainer, staleness: StalenessHistogram, momentum: float, 
         scale = strategy.server_options.scale or 1.0 / workers
         return random_staleness_limit(histogram(staleness.counts()), momentum=momentum) / scale
     if workers > 1 and isinstance(strategy, ADPSGDStrategy):
-        return random_staleness_limit(constant(workers - 1.0), momentum=momentum) * workers
+        topology = make_topology(strategy.topology, workers)
+        return gossip_limit(topology, exchanges_per_step=strategy.exchanges_per_step, momentum=momentum)
     return 2.0 * (1.0 + momentum) / (1.0 + 2.0 * momentum if nesterov else 1.0)

@@ -7,14 +7,14 @@ F(x) = ½ Σ h x² with the spectrum h, learning rate γ of each worker, momentu
 | ddp, qsgd, averaging | a round | z² − (1 + β − g) z + β = 0 | g < 2 (1 + β) |
 | dpsgd, overlapped | a round | as well, and for every eigenvalue w of W: z² − (w + β − g) z + βw = 0 | g < (1 + w_min)(1 + β) |
 | apsgd | an update | s + ηh E[e^{−sτ}] = 0 with η = γc/(1 − β), c the server's scale | Re s < 0 |
-| adpsgd | a step of every worker | second moments of memoryless workers and exchanges: moments.py | they shrink |
+| adpsgd | a step of every worker | second moments of memoryless workers and exchanges: analysis/gossip.py | they shrink |
 
-There τ = staleness + ½, and with momentum as many own steps more as :class:`~recipes.planning.momentum.Repeated` says.
+There τ = staleness + ½, and with momentum as many own steps more as :class:`~lightning_gossip.analysis.Repeated` says.
 
 Synchronous strategies have no delay. Local steps between two averagings leave the mean's recursion as it is, since gradients of
 a quadratic are linear. Under ``apsgd`` with memoryless step times (coefficient of variation above 0.8) the root mean square
-decides, which decays more slowly than the mean: moments.py too. Under ``adpsgd`` narrower step times get the part 1 − cv² of
-the rate of synchronous ones where that is lower: with momentum.
+decides, which decays more slowly than the mean: analysis/memoryless.py. Under ``adpsgd`` narrower step times get the part
+1 − cv² of the rate of synchronous ones where that is lower: with momentum.
 
 Idealised: one quadratic and the same on all workers, no noise of gradients (so no floor of the loss), no error of quantization,
 workers of equal speed as far as dynamics go (their times are each worker's own), plain heavy-ball SGD, a constant learning
@@ -37,16 +37,16 @@ from lightning_gossip.analysis import (
     Atoms,
     LossCurve,
     Problem,
+    Repeated,
     Sum,
     constant,
-    largest_shape,
-    mean_square_limit,
+    gossip_rms_decay,
     of_staleness,
+    random_staleness_limit,
+    server_rms_decay,
     stability_limit,
 )
 from lightning_gossip.analysis.hitting import Mode, modes
-from recipes.planning.moments import gossip_rms_decay, server_rms_decay
-from recipes.planning.momentum import Repeated
 
 _GRID = 1.25  # ratio of the dampings at which a slow function is asked; between them its logarithm is interpolated
 WORTH = 1.05  # what is predicted to be faster by less is no reason to change anything
@@ -188,8 +188,7 @@ def server(
         limit = _zero(lambda g: server_rms_decay(g, workers, scale=scale, momentum=momentum), limit)
     else:
         limit = min(limit, stability_limit(delay) / per_g)
-    if not memoryless and not momentum and not bounded:
-        limit = min(limit, mean_square_limit(workers, shape=largest_shape(workers, variation)) / scale)
+        limit = min(limit, random_staleness_limit(staleness, momentum=momentum) / scale)
     return Dynamics(problem, updates_per_s, limit / max(problem.eigenvalues), _tabulated(exact, first_order))
 
 

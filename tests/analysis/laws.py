@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from lightning_gossip.algorithm.laws import Constant, Erlang, Exponential, LogNormal, Samples, Uniform
-from lightning_gossip.analysis.combined import Geometric, Sum
+from lightning_gossip.analysis.combined import Repeated, Sum
 from lightning_gossip.analysis.conversion import delay_of
 from lightning_gossip.analysis.delays import Atoms, Delay, Gamma, constant
 
@@ -23,7 +23,7 @@ DELAYS: dict[str, Delay] = {
     **{name: delay_of(law) for name, law in LAWS.items()},
     "gamma": Gamma(0.2, 2.7),
     "two kinds": Atoms([0.01, 0.9], [0.8, 0.2]),
-    "with momentum": Sum(constant(0.1), Geometric(0.1, 0.5)),
+    "with momentum": Sum(constant(0.1), Repeated(constant(0.1), 0.5)),
 }
 
 _times = st.floats(0.0, 5.0)
@@ -31,7 +31,12 @@ delays = st.one_of(
     st.floats(0.05, 5.0).map(constant),
     st.builds(Gamma, st.floats(0.05, 5.0), st.floats(0.5, 12.0)),
     st.builds(Sum, st.floats(0.05, 2.0).map(constant), st.builds(Gamma, st.floats(0.05, 5.0), st.floats(0.5, 12.0))),
-    st.builds(Sum, st.floats(0.05, 2.0).map(constant), st.builds(Geometric, st.floats(0.05, 2.0), st.floats(0.05, 0.9))),
+    st.builds(
+        lambda time, step, share: Sum(constant(time), Repeated(constant(step), share)),
+        st.floats(0.05, 2.0),
+        st.floats(0.05, 2.0),
+        st.floats(0.05, 0.9),
+    ),
     st.builds(lambda mean, spread: delay_of(Uniform(mean, spread)), st.floats(0.05, 5.0), st.floats(0.05, 1.0)),
     st.builds(lambda mean, sigma: delay_of(LogNormal(mean, sigma)), st.floats(0.05, 5.0), st.floats(0.05, 0.8)),
     st.lists(_times, min_size=1, max_size=6).filter(lambda times: max(times) > 0.05).map(Atoms),

@@ -7,7 +7,7 @@ import pytest
 from scipy import integrate, stats
 
 from lightning_gossip.algorithm.laws import LogNormal
-from lightning_gossip.analysis.combined import Geometric, Sum
+from lightning_gossip.analysis.combined import Repeated, Sum
 from lightning_gossip.analysis.conversion import delay_of
 from lightning_gossip.analysis.delays import Atoms, Delay, Flat, Gamma, constant, histogram
 from lightning_gossip.errors import ConfigurationError
@@ -77,7 +77,7 @@ def test_nearly_no_spread_of_a_uniform_law_is_a_constant_delay() -> None:
 def test_geometric_delays_are_the_sum_of_their_atoms() -> None:
     share, step = 0.6, 0.3
     atoms = Atoms(step * np.arange(200), (1 - share) * share ** np.arange(200))
-    delay = Geometric(step, share)
+    delay = Repeated(constant(step), share)
     assert delay.mean == pytest.approx(atoms.mean)
     assert delay.variance == pytest.approx(atoms.variance)
     for s in (0.5, -0.4 + 1j, 2j):
@@ -107,7 +107,7 @@ def test_equal_samples_become_one_atom() -> None:
         (lambda: Gamma(0.0), "mean_time=0.0"),
         (lambda: Gamma(1.0, -1.0), "shape=-1.0"),
         (lambda: Flat(1.0, 2.0), "negative delays"),
-        (lambda: Geometric(1.0, 1.0), "share=1.0"),
+        (lambda: Repeated(constant(1.0), 1.0), "share=1.0"),
         (lambda: delay_of("constant"), "no law of times"),  # type: ignore[arg-type]
     ],
 )
@@ -119,3 +119,13 @@ def test_what_is_no_law_is_refused_by_name(make, words: str) -> None:  # type: i
 def test_a_delay_is_a_delay_of_itself() -> None:
     delay: Delay = Sum(constant(1.0), Gamma(1.0))
     assert delay_of(delay) is delay
+
+
+@pytest.mark.parametrize("step", [constant(2.0), Sum(constant(0.5), constant(0.7)), Atoms([1, 2, 5], [0.5, 0.3, 0.2])])
+def test_repeated_steps_have_their_transform_and_its_slope(step: Delay) -> None:
+    delay = Repeated(step, 0.6)
+    assert delay.transform(0.0) == pytest.approx(1.0)
+    assert float(delay.slope(0.0).real) == pytest.approx(-delay.mean)
+    assert 0.6 * float(step.transform(delay.left).real) == pytest.approx(1.0)
+    s, h = -0.1 + 0.3j, 1e-6
+    assert delay.slope(s) == pytest.approx((delay.transform(s + h) - delay.transform(s - h)) / (2 * h), rel=1e-6)

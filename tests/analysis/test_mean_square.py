@@ -12,7 +12,6 @@ from lightning_gossip.analysis.delays import Atoms, constant, histogram
 from lightning_gossip.analysis.discrete import constant_staleness_limit
 from lightning_gossip.analysis.mean_square import (
     exact_limit,
-    largest_shape,
     mean_square_limit,
     random_staleness_limit,
     rms_decay_rate,
@@ -99,16 +98,6 @@ def test_noise_leaves_the_variance_that_is_predicted() -> None:
     assert z.var() == pytest.approx(stationary_variance(step, number), rel=0.03)
 
 
-def test_a_shape_that_cannot_be_computed_is_replaced_by_a_wider_law() -> None:
-    assert largest_shape(16, 1.0) == 1
-    assert largest_shape(16, 0.5) == 4
-    assert largest_shape(16, 0.01) is None
-    wide = largest_shape(64, 0.2)
-    assert wide is not None
-    assert wide < 25
-    rms_decay_rate(0.001, 64, shape=wide)
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -116,7 +105,6 @@ def test_a_shape_that_cannot_be_computed_is_replaced_by_a_wider_law() -> None:
         (lambda: rms_decay_rate(0.0, 4), "step=0.0"),
         (lambda: rms_decay_rate(0.1, 0), "workers=0"),
         (lambda: stationary_variance(0.9, 4), "must be below 0.843"),
-        (lambda: largest_shape(4, -0.1), "variation=-0.1"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(make, words: str) -> None:  # type: ignore[no-untyped-def]

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from lightning_gossip.algorithm.laws import Constant, Uniform
-from lightning_gossip.analysis.combined import Geometric, Sum
+from lightning_gossip.analysis.combined import Repeated, Sum
 from lightning_gossip.analysis.delays import Atoms, Delay, Gamma, constant
 from lightning_gossip.analysis.discrete import constant_staleness_fastest, constant_staleness_limit, spectral_radius
 from lightning_gossip.analysis.stability import (
@@ -146,7 +146,7 @@ def test_momentum_is_a_geometric_delay_and_a_larger_step() -> None:
     import numpy as np
 
     fitted = prony(np.array(x), lag=10, burn=300)
-    delay = Sum(of_staleness(constant(float(staleness))), Geometric(1.0, share))
+    delay = Sum(of_staleness(constant(float(staleness))), Repeated(constant(1.0), share))
     assert -fitted.real == pytest.approx(decay_rate(step / (1.0 - share), delay), rel=0.01)
 
 

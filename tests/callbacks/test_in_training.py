@@ -9,8 +9,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers.logger import Logger
 from typing_extensions import override
 
-from lightning_gossip.analysis.delays import constant
-from lightning_gossip.analysis.mean_square import random_staleness_limit
+from lightning_gossip.algorithm import ring
+from lightning_gossip.analysis import gossip_limit
 from lightning_gossip.callbacks import ClusterEmulator, CollectiveCounter, CurvatureProbe, EpochProgressBar, GossipMonitor
 from tests.strategies.launch import launch
 from tests.strategies.models import Net, loader
@@ -133,8 +133,8 @@ def test_the_stability_margin_is_logged(strategy: str, limit: float | None, requ
     curvatures = [row["analysis/curvature_max"] for row in ranks[0]["rows"] if "analysis/curvature_max" in row]
     margins = [row["analysis/stability_margin"] for row in ranks[0]["rows"] if "analysis/stability_margin" in row]
     assert len(curvatures) == len(margins) == EPOCHS
-    if limit is None:  # two workers, one of them a step behind
-        limit = 2.0 * random_staleness_limit(constant(1.0), momentum=0.9)
+    if limit is None:
+        limit = gossip_limit(ring(2), momentum=0.9)
     assert margins == pytest.approx([limit / (0.1 * curvature) for curvature in curvatures])
     assert not any("analysis/stability_margin" in row for row in ranks[1]["rows"])
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,33 +19,27 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from lightning_gossip import ConfigurationError
-from lightning_gossip.algorithm import ring
 from lightning_gossip.analysis import (
     Atoms,
     Erlang,
     Exponential,
     Law,
     Problem,
-    Sum,
-    constant,
     constant_staleness_limit,
-    decay_rate,
     free_arrivals,
     mean_square_limit,
-    rms_decay_rate,
 )
-from lightning_gossip.simulation import ADPSGD, APSGD, SGD, Cluster, Quadratic, Recording, Steps, Strategy, simulate
+from lightning_gossip.simulation import APSGD
 from recipes.job import plain_errors
 from recipes.plan import as_measured, run
 from recipes.planning import curvature, known
 from recipes.planning.choice import Candidate, Planner, counts, graphs
 from recipes.planning.choices import Choices, choices_of, save
-from recipes.planning.dynamics import gossip, server, synchronous
+from recipes.planning.dynamics import server, synchronous
 from recipes.planning.events import trigger
-from recipes.planning.moments import gossip_rms_decay, server_rms_decay
-from recipes.planning.momentum import Repeated
 from recipes.simulate import compose_strategies
 from recipes.train import CONF
+from tests.analysis.simulated import rms_rate
 from tests.recipes.test_train import command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,39 +82,6 @@ def planned(folder: Path, *overrides: str) -> tuple[Candidate, str]:
 # -- dynamics --------------------------------------------------------------------------------------------------------
 
 
-def rms_rate(strategy: Strategy, law: Law, g: float, *, momentum: float = 0.0, workers: int = 4, steps: int = 100) -> float:
-    """Of the mean model in simulated runs, per step of every worker: the slope of the logarithm."""
-    losses = []
-    for seed in range(12):
-        result = simulate(
-            strategy,
-            Cluster(workers, law),
-            work=Steps(number=steps),
-            objective=Quadratic([1.0]),
-            optimizer=SGD(lr=g, momentum=momentum),
-            seed=seed,
-            recording=Recording(evaluate_every=workers),
-        )
-        losses.append([point.loss for point in result.points][:steps])
-    mean = np.mean([own[: min(map(len, losses))] for own in losses], axis=0)
-    first = 20 if momentum else 3
-    return float(-0.5 * np.polyfit(np.arange(first, len(mean)), np.log(mean[first:]), 1)[0])
-
-
-@pytest.mark.parametrize(("g", "momentum", "within"), [(0.3, 0.0, 0.06), (0.1, 0.9, 0.06)])
-def test_gossips_mean_model_decays_as_its_second_moments_say(g: float, momentum: float, within: float) -> None:
-    measured = rms_rate(ADPSGD(), Exponential(1.0), g, momentum=momentum, steps=40 if momentum == 0.0 else 100)
-    assert gossip_rms_decay(g, ring(4), momentum=momentum) == pytest.approx(measured, rel=within)
-
-
-def test_gossip_does_not_decay_as_a_server_of_the_same_staleness_would() -> None:
-    """A worker reads its own update at full weight: a look-ahead, which a server's workers lack."""
-    as_a_server = 4 * decay_rate(0.3 / 4, free_arrivals(4, Exponential(1.0)).delay)
-    measured = rms_rate(ADPSGD(), Exponential(1.0), 0.3, steps=40)
-    assert as_a_server > 1.5 * measured
-    assert measured == pytest.approx(0.3, rel=0.06)
-
-
 @pytest.mark.parametrize(("law", "g", "within"), [(Erlang(1.0, 4), 0.1, 0.08), (Exponential(1.0), 0.1, 0.08)])
 def test_momentum_on_a_server_is_a_delay_of_own_steps(law: Law, g: float, within: float) -> None:
     seen = free_arrivals(4, law)
@@ -130,18 +90,7 @@ def test_momentum_on_a_server_is_a_delay_of_own_steps(law: Law, g: float, within
     assert dynamics.decay(g) == pytest.approx(rms_rate(APSGD(), law, g, momentum=0.9), rel=within)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("momentum", "below", "above"), [(0.0, 1.35, 1.75), (0.9, 1.9, 2.5)])
-def test_gossip_diverges_where_its_second_moments_grow(momentum: float, below: float, above: float) -> None:
-    limit = gossip(ONE, 1.0, ring(4), momentum=momentum).limit
-    assert below < limit < above
-    assert rms_rate(ADPSGD(), Exponential(1.0), below, momentum=momentum, steps=200) > 0.0
-    assert rms_rate(ADPSGD(), Exponential(1.0), above, momentum=momentum, steps=200) < 0.0
-
-
-def test_without_momentum_the_servers_second_moments_are_those_of_the_analysis() -> None:
-    for workers, g in ((1, 0.3), (4, 0.4), (16, 1.0)):
-        assert server_rms_decay(g, workers, scale=1 / workers) == pytest.approx(rms_decay_rate(g / workers, workers))
+def test_without_momentum_the_servers_limits_are_those_of_the_analysis() -> None:
     assert server(ONE, 1.0, Atoms([3]), workers=4, scale=0.25).limit == pytest.approx(4 * constant_staleness_limit(3), rel=0.01)
     limit = server(ONE, 1.0, free_arrivals(4, Exponential(1.0)).law, workers=4, scale=0.25, variation=1.0).limit
     assert limit == pytest.approx(4 * mean_square_limit(4), rel=0.01)
@@ -162,16 +111,6 @@ def test_time_to_a_share_of_the_loss_is_that_of_the_decay() -> None:
     assert dynamics.time_s(0.2, 0.01) == pytest.approx(rounds / 20, rel=0.01)
     assert dynamics.time_s(4.1, 0.01) == math.inf
     assert dynamics.margin(2.0) == 2.0
-
-
-@pytest.mark.parametrize("step", [constant(2.0), Sum(constant(0.5), constant(0.7)), Atoms([1, 2, 5], [0.5, 0.3, 0.2])])
-def test_repeated_steps_have_their_transform_and_its_slope(step: Any) -> None:
-    delay = Repeated(step, 0.6)
-    assert delay.transform(0.0) == pytest.approx(1.0)
-    assert float(delay.slope(0.0).real) == pytest.approx(-delay.mean)
-    assert 0.6 * float(step.transform(delay.left).real) == pytest.approx(1.0)
-    s, h = -0.1 + 0.3j, 1e-6
-    assert delay.slope(s) == pytest.approx((delay.transform(s + h) - delay.transform(s - h)) / (2 * h), rel=1e-6)
 
 
 # -- what a plan starts from -----------------------------------------------------------------------------------------

@@ -1,28 +1,28 @@
-"""The root mean square of asynchronous SGD with heavy-ball momentum, exactly, for memoryless workers; also under gossip.
+"""The root mean square of AD-PSGD's models, exactly, for memoryless workers and exchanges.
 
-On a quadratic of eigenvalue h, with g = γh, γ the learning rate and β the momentum, worker i read the model v_i and holds the
-velocity m_i. When it finishes:
+On a quadratic of eigenvalue h, with g = γh, γ each worker's learning rate and β its momentum, worker i read the model v_i and
+holds the velocity m_i. When it finishes a step, and reads its model again,
 
-    m_i ← β m_i + v_i ;   the model moves by −g m_i ;   v_i ← the model that it then reads
+    m_i ← β m_i + v_i ;   x_i ← x_i − g m_i ;   v_i ← x_i
 
-- **AD-PSGD**: each worker's own model x_i moves and is what it reads: *with its own update at full weight*, while the mean
-  model has taken over 1/n of it. This look-ahead makes up for most of the delay: the mean decays as without delay, by γh a
-  step, and not as a server's would with a staleness of n − 1. (x_i, v_i, m_i) of all workers are a linear system under
-  random steps and random exchanges x_i, x_j ← (x_i + x_j)/2.
-- **A server**: z ← z − c·g m_i with scale c; every worker reads z.
+and an exchange makes x_i, x_j ← (x_i + x_j)/2. A worker reads *its own update at full weight*, of which the mean model has
+1/n so far. This look-ahead makes up for most of the delay: the mean decays by about γh a step, as without delay, and not as a
+server's model with a staleness of n − 1.
 
-Steps of memoryless workers, and exchanges between them, form Poisson processes, so the second moments obey a linear recursion,
-whose largest eigenvalue ρ (of a step of every worker) is the factor of the mean square. Narrower laws of step times decay
-faster (measured: up to a tenth at γh = 0.3, a third at 0.6), so these rates are on the safe side. [Derived here; checked
-against the simulator.]
+Steps and exchanges of memoryless workers form Poisson processes, so the second moments of (x_i, v_i, m_i) obey a linear
+recursion, whose largest eigenvalue ρ (of a step of every worker) is the factor of the mean square. Narrower laws of step times
+decay faster (measured: up to a tenth at γh = 0.3, a third at 0.6). The limit is some percent, on a ring of 8 a tenth, above
+where simulated workers diverge. [Derived here; checked against the simulator.]
 """
 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
+from scipy import optimize
 from scipy.sparse.linalg import LinearOperator, eigs
 
 from lightning_gossip.algorithm.topology import Topology
@@ -60,6 +60,28 @@ def gossip_rms_decay(g: float, topology: Topology, *, exchanges_per_step: float 
     return -0.5 * events * math.log(float(np.abs(largest[0])))
 
 
+@lru_cache(maxsize=64)
+def gossip_limit(topology: Topology, *, exchanges_per_step: float = 1.0, momentum: float = 0.0) -> float:
+    """The mean square of AD-PSGD's models converges below this γh.
+
+    Args:
+        topology: who averages with whom; at least two workers.
+        exchanges_per_step: as for :func:`gossip_rms_decay`.
+        momentum: β in [0, 1).
+    """
+
+    def decay(g: float) -> float:
+        return gossip_rms_decay(g, topology, exchanges_per_step=exchanges_per_step, momentum=momentum)
+
+    high = 2.0 * (1.0 + momentum)  # of a worker by itself
+    if decay(high) > 0.0:
+        return high
+    low = 0.7 * high
+    while decay(low) <= 0.0:
+        low *= 0.7
+    return float(optimize.brentq(decay, low, low / 0.7, rtol=1e-3))
+
+
 def _steps(moments: FloatArray, turn: FloatArray, share: float, n: int) -> FloatArray:
     """One worker of n, drawn with this probability each, ends a step."""
     turned = np.einsum("ab,bicj->aicj", turn, moments)
@@ -91,37 +113,3 @@ def _laplacian(n: int, ends: npt.NDArray[np.int64], weights: FloatArray) -> Floa
     np.add.at(matrix, (i, i), weights)
     np.add.at(matrix, (j, j), weights)
     return matrix
-
-
-def server_rms_decay(g: float, workers: int, *, scale: float, momentum: float = 0.0) -> float:
-    """Decay of the root mean square of a server's model, per applied update; negative if it diverges.
-
-    Without momentum it is :func:`lightning_gossip.analysis.rms_decay_rate` at g·scale.
-
-    Args:
-        g: γh, above 0.
-        workers: N in flight.
-        scale: c of an update at the server.
-        momentum: β in [0, 1), of each worker's own optimizer.
-    """
-    n, moved = workers, scale * g
-    # (z, v, m) of the worker that ends its step
-    turn = np.array([[1.0, -moved, -moved * momentum], [1.0, -moved, -moved * momentum], [0.0, 1.0, momentum]])
-
-    def update(packed: FloatArray) -> FloatArray:
-        zz, zw = packed[0], packed[1:3]
-        same, other = packed[3:7].reshape(2, 2), packed[7:11].reshape(2, 2)
-        mine = np.block([[np.full((1, 1), zz), zw[None]], [zw[:, None], same]])
-        mine, theirs = turn @ mine @ turn.T, turn @ np.vstack([zw, other])
-        return np.concatenate(
-            [
-                mine[:1, 0],
-                (mine[0, 1:] + (n - 1) * theirs[0]) / n,
-                ((mine[1:, 1:] + (n - 1) * same) / n).ravel(),
-                ((theirs[1:] + theirs[1:].T + (n - 2) * other) / n if n > 1 else 0.0 * other).ravel(),
-            ]
-        )
-
-    matrix = np.stack([update(column) for column in np.eye(11)], axis=1)
-    radius = float(np.abs(np.linalg.eigvals(matrix)).max())
-    return -0.5 * math.log(radius) if radius > 0.0 else math.inf

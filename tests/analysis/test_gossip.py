@@ -1,0 +1,55 @@
+"""Second moments of AD-PSGD, and of a server with momentum, against the simulator."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightning_gossip.algorithm import ring
+from lightning_gossip.algorithm.laws import Exponential
+from lightning_gossip.analysis.arrivals import free_arrivals
+from lightning_gossip.analysis.gossip import gossip_limit, gossip_rms_decay
+from lightning_gossip.analysis.mean_square import rms_decay_rate
+from lightning_gossip.analysis.memoryless import server_rms_decay
+from lightning_gossip.analysis.stability import decay_rate
+from lightning_gossip.simulation import ADPSGD, APSGD
+from tests.analysis.simulated import rms_rate
+
+
+@pytest.mark.parametrize(("g", "momentum", "within"), [(0.3, 0.0, 0.06), (0.1, 0.9, 0.06)])
+def test_gossips_mean_model_decays_as_its_second_moments_say(g: float, momentum: float, within: float) -> None:
+    measured = rms_rate(ADPSGD(), Exponential(1.0), g, momentum=momentum, steps=40 if momentum == 0.0 else 100)
+    assert gossip_rms_decay(g, ring(4), momentum=momentum) == pytest.approx(measured, rel=within)
+
+
+def test_gossip_does_not_decay_as_a_server_of_the_same_staleness_would() -> None:
+    """A worker reads its own update at full weight: a look-ahead, which a server's workers lack."""
+    as_a_server = 4 * decay_rate(0.3 / 4, free_arrivals(4, Exponential(1.0)).delay)
+    measured = rms_rate(ADPSGD(), Exponential(1.0), 0.3, steps=40)
+    assert as_a_server > 1.5 * measured
+    assert measured == pytest.approx(0.3, rel=0.06)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("momentum", "below", "above"), [(0.0, 1.35, 1.75), (0.9, 1.9, 2.5)])
+def test_gossip_diverges_where_its_second_moments_grow(momentum: float, below: float, above: float) -> None:
+    limit = gossip_limit(ring(4), momentum=momentum)
+    assert below < limit < above
+    assert rms_rate(ADPSGD(), Exponential(1.0), below, momentum=momentum, steps=200) > 0.0
+    assert rms_rate(ADPSGD(), Exponential(1.0), above, momentum=momentum, steps=200) < 0.0
+
+
+def test_without_momentum_the_servers_second_moments_are_the_four_of_memoryless_workers() -> None:
+    for workers, g in ((1, 0.3), (4, 0.4), (16, 1.0)):
+        assert server_rms_decay(g, workers, scale=1 / workers) == pytest.approx(rms_decay_rate(g / workers, workers))
+
+
+def test_with_momentum_a_servers_model_decays_as_its_second_moments_say() -> None:
+    measured = rms_rate(APSGD(), Exponential(1.0), 0.1, momentum=0.9)
+    assert 4 * server_rms_decay(0.1, 4, scale=0.25, momentum=0.9) == pytest.approx(measured, rel=0.08)
+
+
+def test_at_the_limit_of_gossip_the_second_moments_stand_still() -> None:
+    for momentum in (0.0, 0.9):
+        limit = gossip_limit(ring(4), momentum=momentum)
+        assert gossip_rms_decay(1.02 * limit, ring(4), momentum=momentum) < 0.0
+        assert gossip_rms_decay(0.98 * limit, ring(4), momentum=momentum) > 0.0
