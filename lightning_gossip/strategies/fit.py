@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline, now_s
+from lightning_gossip.runtime.membership import Membership
 from lightning_gossip.runtime.rendezvous import Agreement, Purpose, Rendezvous, gather
 from lightning_gossip.strategies import checkpoints, resume
 from lightning_gossip.strategies.account import Account
@@ -54,7 +55,9 @@ class Fit:
         self.in_session = False
         self.stop_requested = False
         self.failed = False
+        self.at_epoch_end: Callable[[], None] | None = None  # a schedule by epoch that waits for the epoch's end
         self._stopped_together = False
+        self._members_changed = False  # since the last hand-out of batches
         self._make_algorithm = make_algorithm
         self._algorithm: Algorithm | None = None
         self._options = options
@@ -141,7 +144,12 @@ class Fit:
         self.account.close_session()
         self.trainer.should_stop = self.trainer.should_stop or agreement.should_stop
         set_global_step(self.trainer, round(sum(agreement.optimizer_steps) / len(agreement.optimizer_steps)))
+        if self._inherit() and not agreement.stop and self._go_on():
+            return
         pending = agreement.stop and self._prepare_stop()
+        if self.at_epoch_end is not None and not pending:
+            self.at_epoch_end()
+        self.at_epoch_end = None
         if not pending and (agreement.stop or purpose is Purpose.EPOCH_END):
             self.work.end_epoch()
         self.account.publish(self.work, self._algorithm)
@@ -175,6 +183,10 @@ class Fit:
             raise SIGTERMException
 
     # -- from outside the training loop ------------------------------------------------------------------------------
+
+    def members_changed(self) -> None:
+        """Ranks are others than before; what depends on them follows where nothing is under way."""
+        self._members_changed = True
 
     def request_stop(self) -> None:
         """This worker was told to stop (SIGTERM). Called by a signal handler: only sets a flag."""
@@ -216,6 +228,12 @@ class Fit:
             self._algorithm = None
 
     @property
+    def _members(self) -> Membership | None:
+        strategy: Any = self.trainer.strategy
+        members: Membership | None = strategy.members
+        return members
+
+    @property
     def collectives_made(self) -> int:
         """Collectives of the algorithm's own so far."""
         return 0 if self._algorithm is None else self._algorithm.collectives_made
@@ -231,6 +249,38 @@ class Fit:
         if replicas:
             with self._own_weights():
                 checkpoints.save_replica(path, self.trainer.global_rank, checkpoints.own_state(self.trainer))
+
+    # -- members that change -----------------------------------------------------------------------------------------
+
+    def begin_epoch(self) -> None:
+        """Nobody has taken a batch of the epoch yet."""
+        self._follow_members()
+
+    def _follow_members(self) -> None:
+        if self._members_changed:
+            self._members_changed = False
+            self.work.follow_members()
+            if self._algorithm is not None:
+                self._algorithm.follow_members()
+
+    def _inherit(self) -> bool:
+        """Whether workers have died since the batches were handed out; what they have not finished is then known."""
+        members = self._members
+        if members is None or members.generation == self.work.generation:
+            return False
+        self.work.inherit(members)
+        return True
+
+    def _go_on(self) -> bool:
+        """Add an appendix to an epoch that all have ended, of what the dead have left; False if there is nothing."""
+        # one whose loop ends before its last batch (early stopping) cannot go on, and then nobody does
+        if not all(gather(bool(self.trainer.is_last_batch))) or not self.work.go_on():
+            return False
+        self.at_epoch_end = None
+        self._members_changed = False
+        if self._algorithm is not None:
+            self._algorithm.follow_members()
+        return True
 
     # -- details -----------------------------------------------------------------------------------------------------
 

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher, _SubprocessScriptLauncher
+from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher, _SubprocessScriptLauncher, subprocess_script
 from lightning.pytorch.trainer.call import _interrupt
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from typing_extensions import override
 
+from lightning_gossip.runtime import membership
+from lightning_gossip.strategies.patches import Patches
+
+log = logging.getLogger(__name__)
+
 _STOPPED = "stopped by SIGTERM"
+_POLL_S = 1  # how soon a death is told to the others that the connections have not told already
 Preflight = Callable[[pl.Trainer, pl.LightningModule], None]
 
 
@@ -19,11 +31,60 @@ class CheckedSubprocessLauncher(_SubprocessScriptLauncher):
     """Runs the user's script once more for each further worker (``start_method="popen"``)."""
 
     preflight: Preflight
+    survives = False  # whether the others go on when one is killed
 
     @override
     def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:
         _check(self.preflight, function, args, trainer)
-        return super().launch(function, *args, trainer=trainer, **kwargs)
+        patches = Patches()
+        if self.survives:
+            patches.set(subprocess_script, "_launch_process_observer", self._observe)
+        try:
+            return super().launch(function, *args, trainer=trainer, **kwargs)
+        finally:
+            patches.restore()
+
+    def _observe(self, children: list[subprocess.Popen[bytes]]) -> None:
+        first = self.cluster_environment.node_rank() * self.num_processes + 1
+        PatientObserver(os.getpid(), children, first=first).start()
+
+
+class PatientObserver(_ChildProcessObserver):
+    """Watches the workers that this process has started. One that is killed by a signal is told to the others, which go on.
+
+    One that ends by itself with an error ends all, as with Lightning's own observer.
+
+    Args:
+        main_pid: of the process that has started them.
+        children: the workers.
+        first: rank that the first of them was started with.
+    """
+
+    def __init__(self, main_pid: int, children: list[subprocess.Popen[bytes]], *, first: int) -> None:
+        super().__init__(main_pid, children, sleep_period=_POLL_S)
+        self._first = first
+        self._told: set[int] = set()
+
+    @override
+    def _run(self) -> bool:
+        for number, child in enumerate(self._child_processes, start=self._first):
+            code = child.poll()
+            members = membership.current()
+            if code is not None and code < 0 and number not in self._told and members is not None:
+                self._told.add(number)
+                members.watch.ended(number)
+                log.warning(
+                    "Rank %d was killed by %s; the others go on. To bring it back: MASTER_ADDR=%s MASTER_PORT=%s WORLD_SIZE=%s"
+                    " NODE_RANK=%s LOCAL_RANK=%d %s",
+                    number,
+                    signal.Signals(-code).name,
+                    *(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK")),
+                    number - self._first + 1,
+                    " ".join([sys.executable, *sys.argv]),
+                )
+            if code is not None and code > 0:
+                return bool(super()._run())
+        return all(child.returncode is not None for child in self._child_processes)
 
 
 class CheckedMultiProcessingLauncher(_MultiProcessingLauncher):
@@ -34,6 +95,7 @@ class CheckedMultiProcessingLauncher(_MultiProcessingLauncher):
     """
 
     preflight: Preflight
+    survives = False
 
     @override
     def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:

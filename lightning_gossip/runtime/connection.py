@@ -1,0 +1,58 @@
+"""Connections to the store of the job: where it is, and a second one for a second thread."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from urllib.parse import urlparse
+
+from torch._C._distributed_c10d import Store, TCPStore
+
+from lightning_gossip.errors import ConfigurationError
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of ``tcp://host:port``.
+
+    Raises:
+        ConfigurationError: for anything else.
+
+    >>> parse_address("tcp://10.0.0.1:29400")
+    ('10.0.0.1', 29400)
+    """
+    try:
+        parsed = urlparse(address)
+        host, port = parsed.hostname, parsed.port
+    except (ValueError, AttributeError):
+        host, port = None, None
+    if not host or not port or parsed.scheme != "tcp":
+        raise ConfigurationError(f"store={address!r} is not an address. Write it as store='tcp://host:port'.")
+    return host, port
+
+
+def connect(address: str | None, *, rank: int, timeout_s: float) -> Store:
+    """A connection to the store that all workers of the job share.
+
+    It lives in torchrun's agent, or at the given address; otherwise in rank 0, which serves it from here on. Nobody waits
+    here for other workers.
+
+    Args:
+        address: of the option ``store``; None for the one of the environment (``MASTER_ADDR``, ``MASTER_PORT``).
+        rank: of this process when the job was started.
+        timeout_s: how long to try, in seconds.
+    """
+    if address is not None:
+        host, port, serves = *parse_address(address), False
+    else:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+    return TCPStore(
+        host, port, is_master=serves, wait_for_workers=False, multi_tenant=True, timeout=timedelta(seconds=timeout_s)
+    )
+
+
+def another(store: Store) -> Store:
+    """A second connection, since one serves one call at a time."""
+    if isinstance(store, TCPStore):
+        return TCPStore(store.host, store.port, is_master=False, wait_for_workers=False, timeout=store.timeout)  # type: ignore[attr-defined]
+    return store  # in memory or a file: calls are short

@@ -1,0 +1,371 @@
+"""Who is in the job, in which order, and the collectives that survive a death (decisions/005)."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from lightning_gossip.algorithm.liveness import Verdict
+from lightning_gossip.errors import GossipError, PeerError
+from lightning_gossip.runtime.board import Board, Worker
+from lightning_gossip.runtime.clock import now_s
+from lightning_gossip.runtime.watch import Watch, store_lost
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_REST_S = 5.0  # for the others to end their Trainer's work
+_GROUP_S = 20.0  # to make a group: milliseconds, if nobody dies meanwhile
+
+
+class Excluded(PeerError):
+    """The others have taken this worker for dead; it has no say any more until they admit it again."""
+
+
+class Membership:
+    """One worker's view, the same on all members after each round.
+
+    Every member calls the same methods in the same order from its training thread. A member that dies is left out of the round
+    under way and of all after it; the default process group is then made anew before the call returns.
+
+    Args:
+        store: the training thread's connection.
+        watch: of this worker; it has a connection of its own.
+        prefix: of the keys.
+        members: who is expected, in the order of their ranks, this worker among them.
+        make_group: makes the default process group: ``(store, rank, world_size)``.
+        min_workers: with fewer left the job ends.
+        timeout_s: how long a round waits for a worker that is alive.
+
+    Attributes:
+        members: at present; a worker's place among them is its rank.
+        generation: how often the members or their groups have changed.
+        changed: called after each change.
+        lost: workers that were left out, in that order.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        watch: Watch,
+        prefix: str,
+        members: Sequence[Worker],
+        *,
+        make_group: Callable[[Store, int, int], None],
+        min_workers: int,
+        timeout_s: float,
+    ) -> None:
+        self.store = store
+        self.watch = watch
+        self.members = tuple(members)
+        self.generation = 0
+        self.changed: list[Callable[[], None]] = []
+        self.lost: list[Worker] = []
+        self._prefix = prefix
+        self._board = Board(store, f"{prefix}/round")
+        self._make_group = make_group
+        self._min_workers = min_workers
+        self._timeout_s = timeout_s
+        self._number = self._first = 0
+        self.alone = False  # a worker that is not taken in yet: every collective is its own
+
+    @property
+    def me(self) -> Worker:
+        """This worker."""
+        return self.watch.me
+
+    @property
+    def rank(self) -> int:
+        """This worker's place among the members."""
+        return self.members.index(self.me)
+
+    def gone(self) -> frozenset[int]:
+        """Ranks that have died since the last round."""
+        dead = Verdict.DEAD
+        return frozenset(rank for rank, worker in enumerate(self.members) if self.watch.verdict(worker) is dead)
+
+    # -- rounds ------------------------------------------------------------------------------------------------------
+
+    def gather(self, mine: Any) -> list[Any]:
+        """The values of all members that take part, in the order of their ranks (after the call, if somebody has died).
+
+        Raises:
+            PeerError: if a worker does not come, has failed, or too few are left.
+            Excluded: if this worker was taken for dead.
+        """
+        if self.alone:
+            return [mine]
+        members, said = self._round(pickle.dumps(mine))
+        present = [worker for worker, value in zip(members, said, strict=True) if value is not None]
+        if len(present) < len(members):
+            self._lose([worker for worker in members if worker not in present])
+        return [pickle.loads(value) for value in said if value is not None]
+
+    def broadcast(self, value: T, source: int = 0) -> T:
+        """The value of one rank; that of the first survivor, if that one has died."""
+        sender = self.members[source]
+        while True:
+            values = self.gather(value if self.me == sender else None)
+            if sender in self.members:
+                return values[self.members.index(sender)]  # type: ignore[no-any-return]
+            sender = self.members[0]
+
+    def attempt(self, collective: Callable[[], T]) -> T:
+        """Run collectives on the default group until they have worked for everybody that is left.
+
+        Args:
+            collective: may be called again, and then with other members; must leave its inputs as they are.
+
+        Raises:
+            PeerError: as :meth:`gather`.
+        """
+        if self.alone:
+            return collective()
+        while True:
+            generation = self.generation
+            failure: RuntimeError | None = None
+            result: T | None = None
+            try:
+                result = collective()
+            except RuntimeError as error:
+                if isinstance(error, GossipError):
+                    raise
+                failure = error
+                log.info("%s: a collective failed: %s", self.me, _first_line(error))
+            worked = self.gather(failure is None)
+            if all(worked):
+                return result  # type: ignore[return-value]
+            if self.generation == generation:
+                self._make_groups()  # nobody has died: a connection broke
+
+    def hello(self) -> None:
+        """The first round: whoever has come by then is a member. Makes the default group, unless there is one."""
+        expected = self.members
+        self.gather(None)
+        if self.members == expected and not dist.is_initialized():
+            self._make_groups()
+
+    def rest(self) -> None:
+        """Watch and be watched no more, for now: the Trainer's work has ended. Waits a little for the others.
+
+        Rank 0, which may hold the store, so leaves it to the others until they have said so too.
+        """
+        self.watch.rest()
+        try:
+            key = f"{self._prefix}/resting/{self.generation}/{self._number}"
+            if self.store.add(key, 1) == len(self.members):
+                self.store.set(f"{key}/all", "1")
+            elif self.rank == 0 and not self.watch.has_failed:
+                self.store.wait([f"{key}/all"], timedelta(seconds=_REST_S))
+        except dist.DistError as error:
+            log.info("%s: the others did not say that they have ended: %s", self.me, _first_line(error))
+
+    def stay_alone(self) -> None:
+        """Be a group of one until :meth:`join`."""
+        self.alone = True
+        self.members = (self.me,)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._make_group(PrefixStore(f"{self._prefix}/alone/{self.me}", self.store), 0, 1)
+        for call in self.changed:
+            call()
+
+    def admit(self, joiners: Sequence[Worker], news: Any) -> None:
+        """Take in workers that wait, at the end of the ranks. All members call it with the same workers.
+
+        Args:
+            joiners: who.
+            news: told to them.
+        """
+        self.members = (*self.members, *joiners)
+        self.generation += 1
+        self.watch.look_at(self.members)
+        invitation = pickle.dumps((self._number, self.generation, self.members, news))
+        for worker in joiners:
+            self.store.set(f"{self._prefix}/invited/{worker}", invitation)  # type: ignore[arg-type]  # bytes are fine
+        self._make_groups()
+
+    def join(self, timeout_s: float) -> Any:
+        """Wait to be taken in, as a member at the end of the ranks; returns the news.
+
+        Raises:
+            PeerError: if nobody takes this worker in.
+        """
+        key = f"{self._prefix}/invited/{self.me}"
+        self.store.set(f"{self._prefix}/knock/{self.me.number}", str(self.me.life))
+        try:
+            self.store.wait([key], timedelta(seconds=timeout_s))
+        except dist.DistNetworkError as error:
+            raise store_lost() from error
+        except dist.DistStoreError as error:
+            raise PeerError(
+                f"Rank {self.me.number} came back and was not taken in within {timeout_s:.3g} s. Has the job ended?",
+                phase="join",
+                seconds=timeout_s,
+            ) from error
+        number, self.generation, self.members, news = pickle.loads(self.store.get(key))
+        self.store.delete_key(key)
+        self._number = self._first = number
+        self.alone = False
+        self.watch.look_at(self.members)
+        self._make_groups()
+        return news
+
+    def knocking(self, numbers: Sequence[int]) -> list[Worker]:
+        """Workers that wait to be taken in, as this member sees it."""
+        present = {worker.number: worker.life for worker in self.members}
+        waiting = []
+        for number in numbers:
+            key = f"{self._prefix}/knock/{number}"
+            if self.store.check([key]):
+                worker = Worker(number, int(self.store.get(key)))
+                if present.get(number, 0) < worker.life:
+                    waiting.append(worker)
+        return waiting
+
+    # -- details -----------------------------------------------------------------------------------------------------
+
+    def _round(self, value: bytes) -> tuple[tuple[Worker, ...], list[bytes | None]]:
+        number, members = self._number, self.members
+        self._number += 1
+        self.watch.raise_failure()
+        try:
+            if not self._board.say(number, self.me, value):
+                raise self._excluded()
+            if not self._board.fill(number, members):
+                self.watch.look_at(members, number)
+                self._board.wait(number, self._timeout_s)
+            self.watch.look_at(members)
+            if not self._board.is_full(number, members):
+                self.watch.raise_failure()
+                raise PeerError("Another rank has failed and all end; its own log says why.", phase="rendezvous")
+            said = self._board.read(number, members)
+            self._forget(number - 1)
+        except dist.DistError as error:
+            raise store_lost() from error
+        if said[members.index(self.me)] is None:
+            raise self._excluded()
+        return members, said
+
+    def _forget(self, number: int) -> None:
+        """Everybody has spoken in the round after it, so everybody has read it."""
+        if number >= self._first:
+            self._board.forget(number, self.me)
+            if self.rank == 0:
+                self._board.forget_round(number)
+
+    def _lose(self, absent: list[Worker]) -> None:
+        self.lost += absent
+        self.members = tuple(worker for worker in self.members if worker not in absent)
+        self.generation += 1
+        numbers = ", ".join(str(worker.number) for worker in absent)
+        self.watch.look_at(self.members)
+        log.warning("%s: rank %s is gone; %d workers go on", self.me, numbers, len(self.members))
+        if len(self.members) < self._min_workers:
+            raise PeerError(
+                f"Rank {numbers} is gone, {len(self.members)} workers are left, and min_workers={self._min_workers}: the job"
+                " ends. Resume it from its last checkpoint, or pass a smaller min_workers.",
+                rank=absent[0].number,
+                phase="membership",
+            )
+        self._make_groups()
+
+    def _make_groups(self) -> None:
+        """The default process group of the present members; those who die meanwhile are left out."""
+        while True:
+            began_s, generation = now_s(), self.generation
+            failure: RuntimeError | None = None
+            try:
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+                prefix = f"{self._prefix}/group/{generation}"
+                self._make_group(PrefixStore(prefix, self.store), self.rank, len(self.members))
+            except RuntimeError as error:
+                if isinstance(error, GossipError):
+                    raise
+                failure = error
+                log.warning("%s: the groups could not be made: %s", self.me, _first_line(error))
+            worked = self.gather(failure is None)
+            if self.generation != generation:
+                return  # somebody died in this round, and the groups have been made in there
+            if all(worked):
+                break
+            self.generation += 1
+        log.info("%s: groups of %d workers made in %.3f s", self.me, len(self.members), now_s() - began_s)
+        for call in self.changed:
+            call()
+
+    def _excluded(self) -> Excluded:
+        return Excluded(
+            f"Rank {self.me.number} was silent for so long that the others went on without it. Start it again with the same"
+            " command to have it taken in at the next epoch, or pass a longer peer_timeout_s.",
+            rank=self.me.number,
+            phase="membership",
+        )
+
+
+def make_default_group(
+    backend: str, timeout_s: float, *, device: torch.device | None = None
+) -> Callable[[Store, int, int], None]:
+    """What makes the default process group.
+
+    Args:
+        backend: of torch.distributed.
+        timeout_s: of its collectives, in seconds.
+        device: that the backend works on, if not the CPU.
+    """
+
+    def make(store: Store, rank: int, world_size: int) -> None:
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=min(_GROUP_S, timeout_s)),
+            device_id=device,
+        )
+        _set_timeout(timeout_s)
+
+    return make
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]
+
+
+class _Process:
+    """What belongs to this process, as its default group does."""
+
+    current: Membership | None = None
+    kept: Membership | None = None  # between two Trainers, whose strategies need not be the same
+
+
+def current() -> Membership | None:
+    """The membership behind this process's default group; None while no strategy survives deaths."""
+    return _Process.current
+
+
+def kept() -> Membership | None:
+    """The last one, if its group still is the default group."""
+    return _Process.kept if dist.is_initialized() else None
+
+
+def set_current(membership: Membership | None) -> None:
+    """Set it; None at the end of a Trainer's work."""
+    _Process.current = membership
+    _Process.kept = membership or _Process.kept
+
+
+def _set_timeout(timeout_s: float) -> None:
+    """Of the default group; the function has become public in torch 2.13 or so."""
+    if hasattr(dist, "set_timeout"):
+        dist.set_timeout(timedelta(seconds=timeout_s))
+    else:
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), None)
