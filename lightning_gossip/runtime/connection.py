@@ -10,6 +10,8 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from lightning_gossip.errors import ConfigurationError
 
+_NOTHING = "<nothing>"
+
 
 def parse_address(address: str) -> tuple[str, int]:
     """Host and port of ``tcp://host:port``.
@@ -51,8 +53,21 @@ def connect(address: str | None, *, rank: int, timeout_s: float) -> Store:
     )
 
 
-def another(store: Store) -> Store:
-    """A second connection, since one serves one call at a time."""
+def look_up(store: Store, key: str) -> bytes | None:
+    """The value of a key that somebody may be deleting, or None; never waits, as ``get`` would for a key that is not there."""
+    # a swap of something that nobody writes: it tells the value, or, if there is none, what was expected
+    found: bytes = store.compare_set(key, _NOTHING, _NOTHING)
+    return None if found == _NOTHING.encode() else found
+
+
+def another(store: Store, *, timeout_s: float | None = None) -> Store:
+    """A second connection, since one serves one call at a time.
+
+    Args:
+        store: the first one.
+        timeout_s: how long a call may wait, in seconds; as for the first one if None.
+    """
     if isinstance(store, TCPStore):
-        return TCPStore(store.host, store.port, is_master=False, wait_for_workers=False, timeout=store.timeout)  # type: ignore[attr-defined]
+        timeout = store.timeout if timeout_s is None else timedelta(seconds=timeout_s)  # type: ignore[attr-defined]
+        return TCPStore(store.host, store.port, is_master=False, wait_for_workers=False, timeout=timeout)
     return store  # in memory or a file: calls are short

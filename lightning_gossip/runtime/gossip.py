@@ -178,33 +178,33 @@ class Gossip:
         """Raise what ended a gossip thread, if anything did."""
         self._session.raise_failure()
 
-    def close(self, *, together: bool, successor: int | None = None, timeout_s: float = 10.0) -> None:
+    def close(self, *, together: bool, timeout_s: float = 10.0) -> None:
         """End the threads and free the transport. May be called twice.
 
         Args:
             together: all workers close now: each one's STOP message ends its successor's listener. Otherwise (after a
-                failure) the listener is left to the end of the process, since only a message from another worker wakes it.
-            successor: whose listener this worker ends; the next rank by default.
+                failure) the listener is left to the end of the process, since only a message from another worker wakes it;
+                except where a worker's message to itself does.
             timeout_s: deadline for the threads.
         """
         if not self._session.stop():
             return
-        if together:
-            if successor is None:
-                successor = (self._transport.rank + 1) % self._transport.world_size
+        transport = self._transport
+        ends_all = together or transport.wakes_itself
+        if ends_all:
             try:
-                self._transport.post(successor, Message(Kind.STOP))
+                transport.post((transport.rank + (not transport.wakes_itself)) % transport.world_size, Message(Kind.STOP))
             except PeerError as error:
-                log.warning("rank %d: %s", self._transport.rank, error)
+                log.warning("rank %d: %s", transport.rank, error)
         deadline = Deadline.after(timeout_s)
         for thread in self._threads:
-            if together or thread.name != "gossip-listener":
+            if ends_all or thread.name != "gossip-listener":
                 thread.join(deadline.left_s)
         alive = [thread.name for thread in self._threads if thread.is_alive()]
-        if together and alive:
-            log.warning("rank %d: %s did not end within %.3g s", self._transport.rank, ", ".join(alive), timeout_s)
+        if ends_all and alive:
+            log.warning("rank %d: %s did not end within %.3g s", transport.rank, ", ".join(alive), timeout_s)
         if not alive:
-            self._transport.close()
+            transport.close()
 
     # -- the gossip threads ------------------------------------------------------------------------------------------
 
@@ -250,9 +250,11 @@ class Gossip:
         refusals = 0
         while not self._session.has_ended:
             if not self._session.await_start(self._rate, self._partners.looks_again_s):
+                self._probe()
                 continue
             peer = self._partners.pick()
             if peer is None:
+                self._probe()
                 self._session.draw_again(now_s() + _NOBODY_S)
                 continue
             answer = self._request(peer)
@@ -268,6 +270,14 @@ class Gossip:
                 self._session.draw_again(now_s() + self._backoff.uniform(0.0, backoff_s(refusals)))
                 if answer.session == self._session.number and answer.layout != self._layout:
                     raise self._layout_error(peer)
+
+    def _probe(self) -> None:
+        """A worker that only answers would not notice that a caller of its has died."""
+        for peer in self._partners.silent():
+            try:
+                self._transport.probe(peer)
+            except PeerError as error:  # noqa: PERF203 - seldom more than one
+                self._partners.lost(peer, error)
 
     @property
     def _rate(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -25,10 +26,6 @@ _REST_S = 5.0  # for the others to end their Trainer's work
 _GROUP_S = 20.0  # to make a group: milliseconds, if nobody dies meanwhile
 
 
-class Excluded(PeerError):
-    """The others have taken this worker for dead; it has no say any more until they admit it again."""
-
-
 class Membership:
     """One worker's view, the same on all members after each round.
 
@@ -42,7 +39,7 @@ class Membership:
         members: who is expected, in the order of their ranks, this worker among them.
         make_group: makes the default process group: ``(store, rank, world_size)``.
         min_workers: with fewer left the job ends.
-        timeout_s: how long a round waits for a worker that is alive.
+        timeout_s: how long a round waits for a worker that is alive, in seconds.
 
     Attributes:
         members: at present; a worker's place among them is its rank.
@@ -72,7 +69,7 @@ class Membership:
         self._board = Board(store, f"{prefix}/round")
         self._make_group = make_group
         self._min_workers = min_workers
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._number = self._first = 0
         self.alone = False  # a worker that is not taken in yet: every collective is its own
 
@@ -91,6 +88,11 @@ class Membership:
         dead = Verdict.DEAD
         return frozenset(rank for rank, worker in enumerate(self.members) if self.watch.verdict(worker) is dead)
 
+    @property
+    def round(self) -> int:
+        """The number of the next round: the same on all members at the same point."""
+        return self._number
+
     # -- rounds ------------------------------------------------------------------------------------------------------
 
     def gather(self, mine: Any) -> list[Any]:
@@ -98,11 +100,13 @@ class Membership:
 
         Raises:
             PeerError: if a worker does not come, has failed, or too few are left.
-            Excluded: if this worker was taken for dead.
         """
         if self.alone:
             return [mine]
         members, said = self._round(pickle.dumps(mine))
+        if self.me not in members or said[members.index(self.me)] is None:
+            self._be_excluded()
+            return [mine]
         present = [worker for worker, value in zip(members, said, strict=True) if value is not None]
         if len(present) < len(members):
             self._lose([worker for worker in members if worker not in present])
@@ -126,10 +130,10 @@ class Membership:
         Raises:
             PeerError: as :meth:`gather`.
         """
-        if self.alone:
-            return collective()
         while True:
             generation = self.generation
+            if self.alone:
+                return collective()
             failure: RuntimeError | None = None
             result: T | None = None
             try:
@@ -140,10 +144,11 @@ class Membership:
                 failure = error
                 log.info("%s: a collective failed: %s", self.me, _first_line(error))
             worked = self.gather(failure is None)
-            if all(worked):
+            if all(worked) and not self.alone:
                 return result  # type: ignore[return-value]
-            if self.generation == generation:
-                self._make_groups()  # nobody has died: a connection broke
+            if self.generation == generation:  # nobody has died: a connection broke
+                self.generation += 1
+                self._make_groups()
 
     def hello(self) -> None:
         """The first round: whoever has come by then is a member. Makes the default group, unless there is one."""
@@ -167,10 +172,21 @@ class Membership:
         except dist.DistError as error:
             log.info("%s: the others did not say that they have ended: %s", self.me, _first_line(error))
 
+    def _be_excluded(self) -> None:
+        """The others have gone on without this worker: it is as if it had come back, under a new name."""
+        log.warning(
+            "Rank %d was silent for so long that the others went on without it (peer_timeout_s). It asks to be taken in again.",
+            self.me.number,
+        )
+        self.watch.be_reborn(Worker(self.me.number, self.store.add(f"{self._prefix}/life/{self.me.number}", 1)))
+        self.stay_alone()
+
     def stay_alone(self) -> None:
         """Be a group of one until :meth:`join`."""
         self.alone = True
+        self.generation += 1
         self.members = (self.me,)
+        self.watch.look_at(self.members)
         if dist.is_initialized():
             dist.destroy_process_group()
         self._make_group(PrefixStore(f"{self._prefix}/alone/{self.me}", self.store), 0, 1)
@@ -178,7 +194,7 @@ class Membership:
             call()
 
     def admit(self, joiners: Sequence[Worker], news: Any) -> None:
-        """Take in workers that wait, at the end of the ranks. All members call it with the same workers.
+        """Take in workers that wait, at the end of the ranks. All members call it with the same workers and news.
 
         Args:
             joiners: who.
@@ -187,20 +203,25 @@ class Membership:
         self.members = (*self.members, *joiners)
         self.generation += 1
         self.watch.look_at(self.members)
-        invitation = pickle.dumps((self._number, self.generation, self.members, news))
+        invitation = pickle.dumps((self._number, self.generation, self.members, self.members[0], news))
         for worker in joiners:
             self.store.set(f"{self._prefix}/invited/{worker}", invitation)  # type: ignore[arg-type]  # bytes are fine
         self._make_groups()
 
-    def join(self, timeout_s: float) -> Any:
-        """Wait to be taken in, as a member at the end of the ranks; returns the news.
+    def join(self, timeout_s: float) -> tuple[Worker, Any]:
+        """Wait to be taken in, as a member at the end of the ranks.
+
+        Returns:
+            Rank 0, and its news.
 
         Raises:
             PeerError: if nobody takes this worker in.
         """
         key = f"{self._prefix}/invited/{self.me}"
-        self.store.set(f"{self._prefix}/knock/{self.me.number}", str(self.me.life))
         try:
+            self.store.set(f"{self._prefix}/knock/{self.me.number}", str(self.me.life))
+            if self.store.check([f"{self._prefix}/closed"]):
+                raise self._closed()
             self.store.wait([key], timedelta(seconds=timeout_s))
         except dist.DistNetworkError as error:
             raise store_lost() from error
@@ -210,25 +231,39 @@ class Membership:
                 phase="join",
                 seconds=timeout_s,
             ) from error
-        number, self.generation, self.members, news = pickle.loads(self.store.get(key))
+        invitation = pickle.loads(self.store.get(key))
         self.store.delete_key(key)
+        if invitation is None:
+            raise self._closed()
+        number, self.generation, self.members, host, news = invitation
         self._number = self._first = number
         self.alone = False
         self.watch.look_at(self.members)
         self._make_groups()
-        return news
+        return host, news
 
-    def knocking(self, numbers: Sequence[int]) -> list[Worker]:
-        """Workers that wait to be taken in, as this member sees it."""
-        present = {worker.number: worker.life for worker in self.members}
-        waiting = []
-        for number in numbers:
-            key = f"{self._prefix}/knock/{number}"
-            if self.store.check([key]):
-                worker = Worker(number, int(self.store.get(key)))
-                if present.get(number, 0) < worker.life:
-                    waiting.append(worker)
-        return waiting
+    def close_doors(self, numbers: Sequence[int]) -> None:
+        """The job ends: nobody is taken in any more. Rank 0 says so.
+
+        Args:
+            numbers: who may be waiting.
+        """
+        if self.rank == 0 and not self.alone:
+            self.store.set(f"{self._prefix}/closed", "1")
+            for worker in self.watch.knocking(numbers):
+                self.store.set(f"{self._prefix}/invited/{worker}", pickle.dumps(None))  # type: ignore[arg-type]
+
+    def open_doors(self) -> None:
+        """Another fit begins. Rank 0 says so."""
+        if self.rank == 0 and not self.alone:
+            self.store.delete_key(f"{self._prefix}/closed")
+
+    def _closed(self) -> PeerError:
+        return PeerError(
+            f"Rank {self.me.number} comes too late: the job has ended. Start all of it, with a new store if it has one.",
+            rank=self.me.number,
+            phase="join",
+        )
 
     # -- details -----------------------------------------------------------------------------------------------------
 
@@ -238,10 +273,10 @@ class Membership:
         self.watch.raise_failure()
         try:
             if not self._board.say(number, self.me, value):
-                raise self._excluded()
+                return (), []
             if not self._board.fill(number, members):
                 self.watch.look_at(members, number)
-                self._board.wait(number, self._timeout_s)
+                self._board.wait(number, self.timeout_s)
             self.watch.look_at(members)
             if not self._board.is_full(number, members):
                 self.watch.raise_failure()
@@ -250,8 +285,6 @@ class Membership:
             self._forget(number - 1)
         except dist.DistError as error:
             raise store_lost() from error
-        if said[members.index(self.me)] is None:
-            raise self._excluded()
         return members, said
 
     def _forget(self, number: int) -> None:
@@ -293,7 +326,7 @@ class Membership:
                 failure = error
                 log.warning("%s: the groups could not be made: %s", self.me, _first_line(error))
             worked = self.gather(failure is None)
-            if self.generation != generation:
+            if self.generation != generation or self.alone:
                 return  # somebody died in this round, and the groups have been made in there
             if all(worked):
                 break
@@ -301,14 +334,6 @@ class Membership:
         log.info("%s: groups of %d workers made in %.3f s", self.me, len(self.members), now_s() - began_s)
         for call in self.changed:
             call()
-
-    def _excluded(self) -> Excluded:
-        return Excluded(
-            f"Rank {self.me.number} was silent for so long that the others went on without it. Start it again with the same"
-            " command to have it taken in at the next epoch, or pass a longer peer_timeout_s.",
-            rank=self.me.number,
-            phase="membership",
-        )
 
 
 def make_default_group(
@@ -322,7 +347,10 @@ def make_default_group(
         device: that the backend works on, if not the CPU.
     """
 
+    excepthook = sys.excepthook
+
     def make(store: Store, rank: int, world_size: int) -> None:
+        sys.excepthook = excepthook  # torch puts the rank before each line, once more each time
         dist.init_process_group(
             backend,
             store=store,

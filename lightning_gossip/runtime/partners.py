@@ -53,6 +53,9 @@ class Partners(Protocol):
     def pick(self) -> int | None:
         """The next partner; None if there is nobody at present."""
 
+    def silent(self) -> list[int]:
+        """Neighbours that have not beaten for a while, of whom nothing else is known."""
+
     def took(self, peer: int, seconds: float) -> None:
         """An exchange with a peer went well."""
 
@@ -105,6 +108,10 @@ class FixedPartners(Partners):
     @override
     def pick(self) -> int | None:
         return self._picker.pick()
+
+    @override
+    def silent(self) -> list[int]:
+        return []
 
     @override
     def took(self, peer: int, seconds: float) -> None:
@@ -202,6 +209,11 @@ class ChangingPartners(Partners):
             if self._watch.verdict(self._members[peer]) is Verdict.ALIVE and self._pauses.get(peer, (at_s, 0.0))[0] <= at_s:
                 return peer
         return None
+
+    @override
+    def silent(self) -> list[int]:
+        neighbours = [self._alive[rank] for rank in self._picker.neighbours]
+        return [peer for peer in neighbours if self._watch.verdict(self._members[peer]) is Verdict.SILENT]
 
     @override
     def took(self, peer: int, seconds: float) -> None:

@@ -21,6 +21,7 @@ from lightning_gossip.algorithm.liveness import Liveness, Verdict
 from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime.board import Board, Worker
 from lightning_gossip.runtime.clock import now_s
+from lightning_gossip.runtime.connection import look_up
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,8 @@ class Watch:
         self._lost: BaseException | None = None  # the store, if it is
         self._said: dict[str, Any] = {"beat": 0, "broken": [], "ended": [], "failed": None, "rests": False}
         self._seen: set[Worker] = set()  # whose value exists
-        self._resting: set[Worker] = set()
+        self._numbers: tuple[int, ...] = ()
+        self._knocking: list[Worker] = []
         self._wake = threading.Condition()
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -86,6 +88,26 @@ class Watch:
         with self._wake:
             self._members, self._round = tuple(members), waiting_for
             self._wake.notify_all()
+
+    def be_reborn(self, me: Worker) -> None:
+        """This worker goes on under a new name, since its old one is dead to the others."""
+        with self._wake:
+            self.me = me
+
+    def look_out(self, numbers: Sequence[int]) -> None:
+        """Also watch whoever knocks under one of these numbers."""
+        with self._wake:
+            self._numbers = tuple(numbers)
+
+    def knocking(self, numbers: Sequence[int]) -> list[Worker]:
+        """Workers that wait to be taken in and are alive, as far as is known."""
+        with self._wake:
+            at_s = now_s()
+            return [
+                worker
+                for worker in self._knocking
+                if worker.number in numbers and self._liveness.verdict(worker, at_s) is Verdict.ALIVE
+            ]
 
     def broke(self, worker: Worker) -> None:
         """A connection with a worker has closed."""
@@ -145,7 +167,8 @@ class Watch:
         self._tell()
         with self._wake:
             members, number = self._members, self._round
-        self._listen([worker for worker in members if worker != self.me])
+        knocking = self._hear_knocks(members)
+        self._listen([worker for worker in (*members, *knocking) if worker != self.me])
         if number is not None:
             for worker in members:
                 if worker != self.me and self.verdict(worker) is Verdict.DEAD:
@@ -163,6 +186,17 @@ class Watch:
             self._said["broken"] = sorted(self._liveness.broken)
             said = json.dumps(self._said)
         self._store.set(self._key(self.me), said)
+
+    def _hear_knocks(self, members: Sequence[Worker]) -> list[Worker]:
+        lives = {worker.number: worker.life for worker in members}
+        knocking = []
+        for number in self._numbers:
+            life = look_up(self._store, f"{self._prefix}/knock/{number}")
+            if life is not None and int(life) > lives.get(number, 0):
+                knocking.append(Worker(number, int(life)))
+        with self._wake:
+            self._knocking = knocking
+        return knocking
 
     def _listen(self, others: Sequence[Worker]) -> None:
         for worker in others:

@@ -12,6 +12,7 @@ from typing import Protocol
 from torch._C._distributed_c10d import Store as SharedStore
 
 from lightning_gossip.algorithm.work import Ledger, may_claim
+from lightning_gossip.runtime.connection import look_up
 
 _REFRESH_CLAIMS = 16  # step times change slowly; near the end they are read before each claim
 _PUBLISH_CHANGE = 0.1  # publish the own step time again when it has changed by a tenth
@@ -173,19 +174,28 @@ class EpochQueue:
         return f"{self._speeds_key}/step_s/{rank}"
 
 
+class Named(Protocol):
+    """Who has a name."""
+
+    @property
+    def me(self) -> object:
+        """The name."""
+
+
 class Journal:
     """What one worker has finished, written down for those who outlive it. One key a worker and hand-out.
 
     Args:
         store: shared by all workers.
         key: prefix of the keys, the same on all.
-        name: of this worker.
+        members: asked for this worker's name when a hand-out begins.
     """
 
-    def __init__(self, store: SharedStore, key: str, name: str) -> None:
+    def __init__(self, store: SharedStore, key: str, members: Named) -> None:
+        self.key = key
         self._store = store
-        self._key = key
-        self._name = name
+        self._members = members
+        self._name = str(members.me)
         self._hand_out = ""
 
     def begin(self, hand_out: str) -> None:
@@ -196,7 +206,7 @@ class Journal:
         """
         if self._hand_out:
             self._store.delete_key(self._at(self._name))
-        self._hand_out = hand_out
+        self._hand_out, self._name = hand_out, str(self._members.me)
 
     def finished(self, position: int) -> None:
         """The batch at this position has been trained on. The caller does not wait for the store."""
@@ -204,10 +214,8 @@ class Journal:
 
     def read(self, name: str) -> list[int]:
         """What another worker, which is dead, has finished in this hand-out."""
-        key = self._at(name)
-        if not self._store.check([key]):
-            return []
-        return [int(position) for position in self._store.get(key).decode().split(",")[:-1]]
+        found = look_up(self._store, self._at(name)) or b""  # a worker that was only taken for dead may delete it
+        return [int(position) for position in found.decode().split(",")[:-1]]
 
     def _at(self, name: str) -> str:
-        return f"{self._key}/finished/{self._hand_out}/{name}"
+        return f"{self.key}/finished/{self._hand_out}/{name}"

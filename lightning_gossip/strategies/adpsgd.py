@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from torch import Tensor, nn
+from torch._C._distributed_c10d import Store
 from typing_extensions import override
 
 from lightning_gossip.algorithm.graphs import make_topology
@@ -13,8 +14,8 @@ from lightning_gossip.algorithm.repair import topology_for
 from lightning_gossip.algorithm.replica import Replica
 from lightning_gossip.algorithm.topology import Topology
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.runtime.board import Worker
 from lightning_gossip.runtime.clock import Timeline
+from lightning_gossip.runtime.connection import another
 from lightning_gossip.runtime.gossip import Gossip, GossipCounters
 from lightning_gossip.runtime.partners import ChangingPartners
 from lightning_gossip.runtime.rendezvous import Rendezvous, together
@@ -30,6 +31,7 @@ from lightning_gossip.transport.edges import EdgeTransport
 from lightning_gossip.transport.gloo import GlooTransport
 from lightning_gossip.transport.memory import MemoryNetwork
 
+_FOREVER_S = 10 * 365 * 86400.0  # the listener ends by a message, never by a time-out
 _SEED_STRIDE = 1_000_003
 
 
@@ -134,10 +136,9 @@ class GossipAlgorithm(Algorithm):
         self._gossip: Gossip | None = None
         self._picker: PartnerPicker | None = None
         self._partners: ChangingPartners | None = None
-        self._numbered: tuple[Worker, ...] = ()  # the members, in the order of the transport's ranks
+        self._connections: tuple[Store, Store] | None = None  # of the listener and of the caller
         self._counters = GossipCounters()
         self._failed = 0
-        self._transports = 0
         self._replica: Replica | None = None
         self._model = SharedModel(nn.Module())
         self._session = 0
@@ -145,61 +146,60 @@ class GossipAlgorithm(Algorithm):
 
     @override
     def start(self) -> None:
-        topology, self._picker = self._strategy.picker()
-        if self._restored_picker is not None:
-            self._picker.load_state_dict(self._restored_picker)
-            self._restored_picker = None
-        partners: PartnerPicker | ChangingPartners = self._picker
         members = self._strategy.members
-        if members is not None:
-            self._numbered = members.members
-            partners = self._partners = ChangingPartners(
-                members.watch,
-                members.members,
-                topology,
-                roles=self._strategy.roles,
-                picker=self._picker,
-                ceiling_s=self._timeout_s,
-            )
-        self._gossip = Gossip(
-            GlooTransport(self._timeout_s) if members is None else members.attempt(self._connect),
-            partners,
-            timeout_s=self._timeout_s,
-            timeline=self._timeline,
-            counters=self._counters,
-        )
+        if members is None:
+            _, self._picker = self._picked()
+            transport: Transport = GlooTransport(self._timeout_s)
+            partners: PartnerPicker | ChangingPartners = self._picker
+        else:
+            transport = members.attempt(self._connect)
+            assert self._partners is not None
+            partners = self._partners
+        self._gossip = Gossip(transport, partners, timeout_s=self._timeout_s, timeline=self._timeline, counters=self._counters)
         self._gossip.start()
 
+    def _picked(self) -> tuple[Topology, PartnerPicker]:
+        topology, picker = self._strategy.picker()
+        if self._restored_picker is not None:
+            picker.load_state_dict(self._restored_picker)
+        return topology, picker
+
     def _connect(self) -> Transport:
-        """Connect with the present members. Collective; new keys each time."""
+        """Connect with those who are members now, and draw partners among them. Collective; new keys each time."""
         members = self._strategy.members
         assert members is not None
-        self._transports += 1
+        topology, self._picker = self._picked()
+        self._session = max(self._session, members.generation << 20)  # the same on all, those included that have just come
+        self._partners = ChangingPartners(
+            members.watch,
+            members.members,
+            topology,
+            roles=self._strategy.roles,
+            picker=self._picker,
+            ceiling_s=self._timeout_s,
+        )
         if len(members.members) == 1:
             return MemoryNetwork(1).transport(0)
+        if self._connections is None:
+            self._connections = another(members.store, timeout_s=_FOREVER_S), another(members.store)
         transport = EdgeTransport(
             members.store,
-            f"lightning_gossip/gossip/{members.generation}/{self._transports}",
+            *self._connections,
+            f"lightning_gossip/gossip/{members.generation}/{members.round}",
             rank=members.rank,
             world_size=len(members.members),
             timeout_s=self._timeout_s,
         )
-        assert self._picker is not None
         transport.make_edges(self._picker.neighbours)
         return transport
 
     @override
     def follow_members(self) -> None:
-        members = self._strategy.members
-        assert members is not None
         if self._gossip is not None:
-            left = [rank for rank, worker in enumerate(self._numbered) if worker in members.members]
-            mine = self._numbered.index(members.me)
-            successor = left[(left.index(mine) + 1) % len(left)]
-            self._gossip.close(together=len(left) > 1 or len(self._numbered) == 1, successor=successor)
+            self._gossip.close(together=True)
         if self._partners is not None:
             self._failed += self._partners.dropped
-        self._session = members.generation << 20  # the same on all, those included that have just come
+        self._restored_picker = None  # of the ranks before
         self.start()
 
     @override

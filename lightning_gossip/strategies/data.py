@@ -150,6 +150,11 @@ class EpochBatches(Sampler[Batch], ABC):
     def stepped(self) -> list[int]:
         """Positions that this worker has trained on in this hand-out."""
 
+    def move_to(self, key: str) -> None:
+        """Take part in the hand-outs under another prefix of keys."""
+        if self.journal is not None:
+            self.journal.key = key
+
     def find_orphans(self, everyones: Iterable[Iterable[int]], finished: Iterable[int]) -> list[int]:
         """Positions that workers have died with: nobody alive has trained on them or holds them, and they are not free.
 
@@ -250,6 +255,11 @@ class SharedBatches(EpochBatches):
         self.queue = queue
         while (position := queue.claim(self._batch_s())) is not None:
             yield batches[position]
+
+    @override
+    def move_to(self, key: str) -> None:
+        super().move_to(key)
+        self._key = key
 
     @property
     @override

@@ -15,13 +15,16 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.runtime.board import Worker
 from lightning_gossip.runtime.clock import Timeline, now_s
 from lightning_gossip.runtime.membership import Membership
 from lightning_gossip.runtime.rendezvous import Agreement, Purpose, Rendezvous, gather
-from lightning_gossip.strategies import checkpoints, resume
+from lightning_gossip.strategies import checkpoints, joining, resume
 from lightning_gossip.strategies.account import Account
 from lightning_gossip.strategies.algorithm import Algorithm
+from lightning_gossip.strategies.model import start_equal
 from lightning_gossip.strategies.options import FitOptions
+from lightning_gossip.strategies.survival import Survival
 from lightning_gossip.strategies.work import FitWork, set_global_step
 
 _warned: set[str] = set()
@@ -57,6 +60,7 @@ class Fit:
         self.failed = False
         self.at_epoch_end: Callable[[], None] | None = None  # a schedule by epoch that waits for the epoch's end
         self._stopped_together = False
+        self._has_just_come = False
         self._members_changed = False  # since the last hand-out of batches
         self._make_algorithm = make_algorithm
         self._algorithm: Algorithm | None = None
@@ -84,6 +88,15 @@ class Fit:
             resume.apply(self._restored, self._restored_from, self.trainer, self.work, self._algorithm)
         steps = self.trainer.global_step if self._restored is None else self._restored["steps"]
         self.account.begin(steps, self.work.planned_steps())
+        if self._members is not None:
+            self._members.watch.look_out(self._numbers)
+            if self._members.alone:
+                self._join(self._members, ready=0)
+                self._members_changed = False
+                self._has_just_come = True  # the others take nobody else in before this epoch
+                self.work.follow_members()
+            else:
+                self._members.open_doors()
         if self._algorithm is not None:
             self._algorithm.start()
 
@@ -177,6 +190,8 @@ class Fit:
             SIGTERMException: on a worker that was told to stop too late for the others to hear of it.
         """
         self._own_model = None
+        if self._members is not None:
+            self._members.close_doors(self._numbers)
         self.close(together=True)
         if self.stop_requested and not self._stopped_together:
             self.failed = True  # nobody else stops
@@ -253,11 +268,56 @@ class Fit:
     # -- members that change -----------------------------------------------------------------------------------------
 
     def begin_epoch(self) -> None:
-        """Nobody has taken a batch of the epoch yet."""
+        """Nobody has taken a batch of the epoch yet: the time to take in those who wait, or to be taken in."""
+        members = self._members
+        if members is not None and members.alone:
+            self._join(members, ready=1)
+        elif members is not None and self.work.hands_out_again and not self._has_just_come:
+            self._admit(members)
+        self._has_just_come = False
         self._follow_members()
 
+    def _admit(self, members: Membership) -> None:
+        free = self._survival.most(self.trainer.strategy.workers) - len(members.members)  # type: ignore[attr-defined]
+        waiting = members.watch.knocking(self._numbers)
+        joiners = gather(waiting)[0][: max(0, free)]
+        if joiners:
+            source = members.members[0]
+            news = members.broadcast(joining.tell(self.trainer, self.work, steps=self.account.steps))
+            members.admit(joiners, news)
+            self._share_state(members, source, receives=False)
+
+    def _join(self, members: Membership, *, ready: int) -> None:
+        source, news = members.join(members.timeout_s)
+        joining.follow(news, self.trainer, self.work, ready=ready)
+        self.account.steps = news.steps
+        self._own_model = None
+        self._members_changed = True
+        self._share_state(members, source, receives=True)
+
+    def _share_state(self, members: Membership, source: Worker, *, receives: bool) -> None:
+        """The mean model, and by option an optimizer state, for those who have come; all members take part."""
+
+        def rank() -> int:
+            return members.members.index(source) if source in members.members else 0
+
+        start_equal(self.trainer.lightning_module, rank())
+        if self._survival.joiner_optimizer == "copy":
+            joining.copy_optimizers(self.trainer, source=rank(), receives=receives)
+
+    @property
+    def _survival(self) -> Survival:
+        strategy: Any = self.trainer.strategy
+        survival: Survival = strategy.survival
+        return survival
+
+    @property
+    def _numbers(self) -> range:
+        """Ranks that a worker may have been started with."""
+        return range(self._survival.most(self.trainer.strategy.workers))  # type: ignore[attr-defined]
+
     def _follow_members(self) -> None:
-        if self._members_changed:
+        while self._members_changed:  # somebody may die meanwhile
             self._members_changed = False
             self.work.follow_members()
             if self._algorithm is not None:
@@ -266,7 +326,7 @@ class Fit:
     def _inherit(self) -> bool:
         """Whether workers have died since the batches were handed out; what they have not finished is then known."""
         members = self._members
-        if members is None or members.generation == self.work.generation:
+        if members is None or members.alone or members.generation == self.work.generation:
             return False
         self.work.inherit(members)
         return True

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import Store, TCPStore
 from torchmetrics import Metric
 
 from lightning_gossip.errors import ConfigurationError
@@ -58,10 +58,14 @@ class Survival:
             if not self.survives:
                 raise ConfigurationError("store=... is for on_peer_failure='continue'. Leave it out, or write that.")
 
+    def most(self, workers: int) -> int:
+        """How many workers there may be in a job that began with so many."""
+        return workers if self.max_workers is None else max(self.max_workers, workers)
+
     @property
     def survives(self) -> bool:
-        """Whether a death is survived."""
-        return self.on_peer_failure == "continue"
+        """Whether a death is survived; torch older than 2.8 has no queues in its store, and there none is."""
+        return self.on_peer_failure == "continue" and hasattr(TCPStore, "queue_push")
 
 
 def begin(

@@ -129,9 +129,8 @@ class FitWork:
                 rank_zero_info(f"Each worker keeps its static share of the data, as under DDP: {reason}.")
             return dataloader
         members = self._trainer.strategy.members  # type: ignore[attr-defined]
-        key = f"lightning_gossip/{self._key}/work"
         options: dict[str, Any] = {
-            "journal": None if members is None else Journal(members.store, key, str(members.me)),
+            "journal": None if members is None else Journal(members.store, self._store_key, members),
             "rank": self._trainer.global_rank,
             "workers": self._trainer.world_size,
             "epoch": lambda: _epochs_processed(self._trainer),
@@ -145,7 +144,7 @@ class FitWork:
             self.batches = SharedBatches(
                 plan,
                 store=cast(Store, dist.distributed_c10d._get_default_store() if members is None else members.store),
-                key=key,
+                key=self._store_key,
                 gone=frozenset if members is None else members.gone,
                 lookahead=lookahead_of(loaders[0]),
                 batch_s=self._batch_s,
@@ -222,6 +221,48 @@ class FitWork:
         """It has been."""
         if self.batches is not None:
             self.batches.step()
+
+    # -- workers that come later ---------------------------------------------------------------------------------------
+
+    @property
+    def hands_out_again(self) -> bool:
+        """Whether Lightning begins a new iteration for the coming epoch, so that others may take part in it."""
+        loop = self._trainer.fit_loop
+        return self._trainer.current_epoch > 0 and not loop.is_resuming and not loop.epoch_loop.restarting
+
+    def news(self) -> dict[str, Any]:
+        """What a worker that comes later needs to take batches of the same epochs."""
+        return {
+            "key": self._key,
+            "seed": self._seed,
+            "plan": None if self.batches is None else asdict(self.batches.plan),
+            "hand_outs": 0 if self.batches is None else self.batches.hand_outs,
+            "count": None if self._count is None else self._count.state(Fraction(0)),
+        }
+
+    def follow(self, news: dict[str, Any]) -> None:
+        """Take batches of the epochs that :meth:`news` tells of.
+
+        Raises:
+            ConfigurationError: if this worker was started with other data.
+        """
+        self._key, self._seed = news["key"], news["seed"]
+        mine = None if self.batches is None else asdict(self.batches.plan)
+        if (mine is None) != (news["plan"] is None) or (mine and {**mine, "seed": 0} != {**news["plan"], "seed": 0}):
+            raise ConfigurationError(
+                f"This worker came later, with other data or batches ({mine}) than the others ({news['plan']}). Start it with"
+                " the same command."
+            )
+        if self.batches is not None:
+            self.batches.plan = type(self.batches.plan)(**news["plan"])
+            self.batches.hand_outs = news["hand_outs"]
+            self.batches.move_to(self._store_key)
+        if self._count is not None and news["count"] is not None:
+            self._count.load(news["count"], Fraction(0))
+
+    @property
+    def _store_key(self) -> str:
+        return f"lightning_gossip/{self._key}/work"
 
     # -- members that change -----------------------------------------------------------------------------------------
 
