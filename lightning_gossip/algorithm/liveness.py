@@ -8,10 +8,13 @@ its own clock, so clocks need not agree. Silence has two meanings, and only evid
                         end was seen (its launcher, or a new process with its rank).
 
 A closed connection alone is not enough: a neighbour that has lost patience closes it too. A dead worker stays dead.
+
+An observer that was itself stopped has heard nobody, and it is not their fault: silence counts only while it was looking.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from enum import Enum
 from typing import Generic, TypeVar
@@ -36,10 +39,11 @@ class Liveness(Generic[W]):
 
     >>> liveness = Liveness[int](silent_s=2.0, dead_s=30.0)
     >>> liveness.heard(1, beat=7, at_s=0.0)
-    >>> liveness.verdict(1, at_s=3.0).value
+    >>> for at_s in (1.0, 2.0, 3.0): liveness.look(at_s=at_s)
+    >>> liveness.verdict(1).value
     'silent'
     >>> liveness.broke(1)
-    >>> liveness.verdict(1, at_s=3.0).value
+    >>> liveness.verdict(1).value
     'dead'
     """
 
@@ -49,9 +53,18 @@ class Liveness(Generic[W]):
         self._beats: dict[W, tuple[int, float]] = {}  # the last counter, and when it was first seen
         self._broken: dict[W, int] = {}  # beats that a connection's end has outlived so far
         self._dead: set[W] = set()
+        self._looked_s = -math.inf
+
+    def look(self, *, at_s: float) -> None:
+        """All counters are being read now; several times in ``silent_s``."""
+        stopped_s = at_s - self._looked_s
+        if stopped_s >= self.silent_s:
+            self._beats = {worker: (beat, seen_s + stopped_s) for worker, (beat, seen_s) in self._beats.items()}
+        self._looked_s = at_s
 
     def heard(self, worker: W, *, beat: int, at_s: float) -> None:
         """Its counter stands at ``beat`` now."""
+        self._looked_s = max(self._looked_s, at_s)
         known = self._beats.get(worker)
         if known is None or known[0] != beat:
             self._beats[worker] = (beat, at_s)
@@ -74,13 +87,13 @@ class Liveness(Generic[W]):
         """Its end was seen."""
         self._dead.add(worker)
 
-    def verdict(self, worker: W, at_s: float) -> Verdict:
+    def verdict(self, worker: W) -> Verdict:
         """What is to be thought of it; one that was never heard is silent and not yet born, so not dead."""
         if worker in self._dead:
             return Verdict.DEAD
         if worker not in self._beats:
             return Verdict.SILENT
-        silence_s = at_s - self._beats[worker][1]
+        silence_s = self._looked_s - self._beats[worker][1]
         if silence_s >= self.dead_s or (silence_s >= self.silent_s and worker in self._broken):
             self._dead.add(worker)
             return Verdict.DEAD

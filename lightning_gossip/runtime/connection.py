@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from typing import Any
 from urllib.parse import urlparse
 
+import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
-from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.errors import ConfigurationError, PeerError
 
 _NOTHING = "<nothing>"
 
@@ -71,3 +73,35 @@ def another(store: Store, *, timeout_s: float | None = None) -> Store:
         timeout = store.timeout if timeout_s is None else timedelta(seconds=timeout_s)  # type: ignore[attr-defined]
         return TCPStore(store.host, store.port, is_master=False, wait_for_workers=False, timeout=timeout)
     return store  # in memory or a file: calls are short
+
+
+class ReportingStore:
+    """A store whose end is a PeerError, in torch's place a bare one.
+
+    Args:
+        store: that is asked.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._store, name)
+
+        def call(*args: Any) -> Any:
+            try:
+                return method(*args)
+            except dist.DistError as error:
+                raise store_lost() from error
+
+        return call
+
+
+def store_lost() -> PeerError:
+    """What to say when the store does not answer any more."""
+    return PeerError(
+        "The store of the job does not answer: the process that holds it has ended. That is rank 0, unless it has an address of"
+        " its own, so rank 0 cannot be survived; start `python -m lightning_gossip.store --port 29400` on a machine that stays"
+        ' and pass store="tcp://<host>:29400", or start with torchrun, whose agent holds the store (docs/survival.md).',
+        phase="store",
+    )

@@ -17,7 +17,8 @@ from lightning_gossip.algorithm.liveness import Verdict
 from lightning_gossip.errors import GossipError, PeerError
 from lightning_gossip.runtime.board import Board, Worker
 from lightning_gossip.runtime.clock import now_s
-from lightning_gossip.runtime.watch import Watch, store_lost
+from lightning_gossip.runtime.connection import store_lost
+from lightning_gossip.runtime.watch import Watch
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -203,7 +204,7 @@ class Membership:
         self.members = (*self.members, *joiners)
         self.generation += 1
         self.watch.look_at(self.members)
-        invitation = pickle.dumps((self._number, self.generation, self.members, self.members[0], news))
+        invitation = pickle.dumps((self._number, self.generation, self.members, self.lost, self.members[0], news))
         for worker in joiners:
             self.store.set(f"{self._prefix}/invited/{worker}", invitation)  # type: ignore[arg-type]  # bytes are fine
         self._make_groups()
@@ -235,7 +236,7 @@ class Membership:
         self.store.delete_key(key)
         if invitation is None:
             raise self._closed()
-        number, self.generation, self.members, host, news = invitation
+        number, self.generation, self.members, self.lost, host, news = invitation
         self._number = self._first = number
         self.alone = False
         self.watch.look_at(self.members)

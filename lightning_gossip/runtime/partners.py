@@ -154,6 +154,7 @@ class ChangingPartners(Partners):
         self.dropped = 0
         self._watch = watch
         self._members = list(members)
+        self._me = self._members.index(watch.me)
         self._topology = topology
         self._roles = roles
         self._picker = picker
@@ -235,7 +236,7 @@ class ChangingPartners(Partners):
         log.warning("%s: rank %d is left out: %s", self._watch.me, worker.number, error)
 
     def _repair(self) -> None:
-        me = self._members.index(self._watch.me)
+        me = self._me
         alive = [
             rank for rank, worker in enumerate(self._members) if rank == me or self._watch.verdict(worker) is not Verdict.DEAD
         ]

@@ -3,8 +3,9 @@
 It has a connection to the store of its own, since a connection serves one call at a time and the training thread's may wait.
 Its lock guards what the threads share and is never held while the store is asked.
 
-One value a worker carries everything that it tells the others: its counter, whose connections it has seen close, whose end it
-has seen, and whether it has failed by an exception or rests (between two fits nobody needs to be watched).
+One value a worker carries everything that it tells the others: its counter, the name of its process, whose connections it has
+seen close, whose end it has seen, and whether it has failed by an exception or rests (between two fits nobody needs to be
+watched).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from lightning_gossip.algorithm.liveness import Liveness, Verdict
 from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime.board import Board, Worker
 from lightning_gossip.runtime.clock import now_s
-from lightning_gossip.runtime.connection import look_up
+from lightning_gossip.runtime.connection import look_up, store_lost
+from lightning_gossip.runtime.processes import has_ended, identity
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,14 @@ class Watch:
         self._round: int | None = None
         self._failure: str | None = None
         self._lost: BaseException | None = None  # the store, if it is
-        self._said: dict[str, Any] = {"beat": 0, "broken": [], "ended": [], "failed": None, "rests": False}
+        self._said: dict[str, Any] = {
+            "beat": 0,
+            "process": identity(),
+            "broken": [],
+            "ended": [],
+            "failed": None,
+            "rests": False,
+        }
         self._seen: set[Worker] = set()  # whose value exists
         self._numbers: tuple[int, ...] = ()
         self._knocking: list[Worker] = []
@@ -102,11 +111,10 @@ class Watch:
     def knocking(self, numbers: Sequence[int]) -> list[Worker]:
         """Workers that wait to be taken in and are alive, as far as is known."""
         with self._wake:
-            at_s = now_s()
             return [
                 worker
                 for worker in self._knocking
-                if worker.number in numbers and self._liveness.verdict(worker, at_s) is Verdict.ALIVE
+                if worker.number in numbers and self._liveness.verdict(worker) is Verdict.ALIVE
             ]
 
     def broke(self, worker: Worker) -> None:
@@ -138,7 +146,7 @@ class Watch:
     def verdict(self, worker: Worker) -> Verdict:
         """About one worker, now."""
         with self._wake:
-            return self._liveness.verdict(worker, now_s())
+            return self._liveness.verdict(worker)
 
     def raise_failure(self) -> None:
         """Raise if another worker has failed, or the store is gone.
@@ -208,32 +216,23 @@ class Watch:
         current = [int(life) for life in self._store.multi_get(lives)] if known else []
         at_s = now_s()
         with self._wake:
+            self._liveness.look(at_s=at_s)
             for worker, value, life in zip(known, map(json.loads, values), current, strict=True):
                 beat = value["beat"] if not value["rests"] else -round(at_s * 1000)  # resting is as good as beating
                 self._liveness.heard(worker, beat=beat, at_s=at_s)
                 for broken in value["broken"]:
-                    self._suspect(Worker(*broken), at_s)
+                    self._suspect(Worker(*broken))
                 for ended in value["ended"]:
                     self._liveness.ended(Worker(*ended))
-                if life > worker.life:
+                if life > worker.life or (not value["rests"] and has_ended(value["process"])):
                     self._liveness.ended(worker)
                 if value["failed"] is not None and self._failure is None:
                     self._failure = f"Rank {worker.number} has failed and all end: {value['failed']}. Its own log has the rest."
 
-    def _suspect(self, worker: Worker, at_s: float) -> None:
+    def _suspect(self, worker: Worker) -> None:
         # somebody else's word, while it does not beat
-        if worker not in self._liveness.broken and self._liveness.verdict(worker, at_s) is not Verdict.ALIVE:
+        if worker not in self._liveness.broken and self._liveness.verdict(worker) is not Verdict.ALIVE:
             self._liveness.broke(worker)
 
     def _key(self, worker: Worker) -> str:
         return f"{self._prefix}/beat/{worker}"
-
-
-def store_lost() -> PeerError:
-    """What to say when the store does not answer any more."""
-    return PeerError(
-        "The store of the job does not answer: the process that holds it has ended. That is rank 0, unless it has an address of"
-        " its own, so rank 0 cannot be survived; start `python -m lightning_gossip.store --port 29400` on a machine that stays"
-        ' and pass store="tcp://<host>:29400", or start with torchrun, whose agent holds the store (docs/survival.md).',
-        phase="store",
-    )

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
-
-from torch._C._distributed_c10d import Store as SharedStore
+from typing import Any, Protocol
 
 from lightning_gossip.algorithm.work import Ledger, may_claim
 from lightning_gossip.runtime.connection import look_up
@@ -181,6 +179,10 @@ class Named(Protocol):
     def me(self) -> object:
         """The name."""
 
+    @property
+    def generation(self) -> int:
+        """How often they have changed."""
+
 
 class Journal:
     """What one worker has finished, written down for those who outlive it. One key a worker and hand-out.
@@ -191,12 +193,13 @@ class Journal:
         members: asked for this worker's name when a hand-out begins.
     """
 
-    def __init__(self, store: SharedStore, key: str, members: Named) -> None:
+    def __init__(self, store: Any, key: str, members: Named) -> None:
         self.key = key
         self._store = store
         self._members = members
         self._name = str(members.me)
         self._hand_out = ""
+        self.generation = members.generation  # of the members, when the hand-out began
 
     def begin(self, hand_out: str) -> None:
         """A new hand-out of batches begins, and the last one is of no interest any more.
@@ -207,10 +210,11 @@ class Journal:
         if self._hand_out:
             self._store.delete_key(self._at(self._name))
         self._hand_out, self._name = hand_out, str(self._members.me)
+        self.generation = self._members.generation
 
     def finished(self, position: int) -> None:
         """The batch at this position has been trained on. The caller does not wait for the store."""
-        self._store.append(self._at(self._name), f"{position},")  # type: ignore[attr-defined]
+        self._store.append(self._at(self._name), f"{position},")
 
     def read(self, name: str) -> list[int]:
         """What another worker, which is dead, has finished in this hand-out."""

@@ -326,7 +326,7 @@ class Fit:
     def _inherit(self) -> bool:
         """Whether workers have died since the batches were handed out; what they have not finished is then known."""
         members = self._members
-        if members is None or members.alone or members.generation == self.work.generation:
+        if members is None or members.alone or self.work.is_of(members.generation):
             return False
         self.work.inherit(members)
         return True

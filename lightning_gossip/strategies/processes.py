@@ -77,6 +77,7 @@ class WorkerProcesses(DDPStrategy):
             timeout=timeout,
             start_method=start_method,
         )
+        self._members: Membership | None = None
 
     def __repr__(self) -> str:
         # Fabric and pytorch_lightning print this when they refuse the object
@@ -120,7 +121,7 @@ class WorkerProcesses(DDPStrategy):
     @property
     def members(self) -> Membership | None:
         """Who is in the job, where deaths are survived."""
-        return membership.current() if self.survival.survives else None
+        return self._members
 
     @property
     @override
@@ -166,6 +167,7 @@ class WorkerProcesses(DDPStrategy):
         if self.workers > 1 and self.survival.survives:
             self._meet()
         elif self.workers > 1:
+            membership.set_current(None)  # of a Trainer before this one
             super().setup_distributed()
         else:  # plain training: no group
             reset_seed()
@@ -173,13 +175,13 @@ class WorkerProcesses(DDPStrategy):
 
     def _meet(self) -> None:
         reset_seed()
-        membership.set_current(None)  # so that the ranks are those that this process was started with
+        self._members = None  # so that the ranks are those that this process was started with
         self.set_world_ranks()
         assert self.cluster_environment is not None
         os.environ["MASTER_ADDR"] = self.cluster_environment.main_address
         os.environ["MASTER_PORT"] = str(self.cluster_environment.main_port)
         self._process_group_backend = self._get_process_group_backend()
-        members = survival.begin(
+        self._members = members = survival.begin(
             self.survival,
             number=int(self.cluster_environment.global_rank()),
             workers=self.workers,
@@ -203,7 +205,6 @@ class WorkerProcesses(DDPStrategy):
         members = self.members
         if members is not None:
             members.rest()
-            membership.set_current(None)
         super().teardown()
 
     @override

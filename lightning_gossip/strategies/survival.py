@@ -80,6 +80,9 @@ def begin(
         make_group: makes the default process group.
         timeout_s: how long to wait for them.
 
+    Raises:
+        ConfigurationError: if there may not be so many.
+
     Returns:
         The membership; ``alone`` if this worker has to be taken in by :meth:`Membership.join`.
     """
@@ -88,6 +91,11 @@ def begin(
         membership.set_current(kept)
         kept.watch.start()
         return kept
+    if number >= survival.most(workers):
+        raise ConfigurationError(
+            f"This worker was started as rank {number} of a job that began with {workers} workers, and"
+            f" max_workers={survival.max_workers}. Pass a max_workers of at least {number + 1} to all workers."
+        )
     store = connect(survival.store, rank=number, timeout_s=timeout_s)
     prefix = f"{_PREFIX}/{_job()}"
     me = Worker(number, store.add(f"{prefix}/life/{number}", 1))

@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.data import _extract_batch_size
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.runtime.connection import ReportingStore
 from lightning_gossip.runtime.membership import Membership
 from lightning_gossip.runtime.rendezvous import gather
 from lightning_gossip.runtime.work_queue import Journal, Store
@@ -61,7 +62,6 @@ class FitWork:
     ) -> None:
         self.batches: EpochBatches | None = None
         self.samples = 0
-        self.generation = 0  # of the members, when the batches were handed out
         self._trainer = trainer
         self._option = option
         self._key = key
@@ -100,8 +100,6 @@ class FitWork:
     @contextmanager
     def _training_iterates(self) -> Iterator[None]:
         self._iterating = True
-        members = self._trainer.strategy.members  # type: ignore[attr-defined]
-        self.generation = 0 if members is None else members.generation
         try:
             yield
         finally:
@@ -130,7 +128,7 @@ class FitWork:
             return dataloader
         members = self._trainer.strategy.members  # type: ignore[attr-defined]
         options: dict[str, Any] = {
-            "journal": None if members is None else Journal(members.store, self._store_key, members),
+            "journal": None if members is None else Journal(ReportingStore(members.store), self._store_key, members),
             "rank": self._trainer.global_rank,
             "workers": self._trainer.world_size,
             "epoch": lambda: _epochs_processed(self._trainer),
@@ -143,7 +141,10 @@ class FitWork:
         else:
             self.batches = SharedBatches(
                 plan,
-                store=cast(Store, dist.distributed_c10d._get_default_store() if members is None else members.store),
+                store=cast(
+                    Store,
+                    ReportingStore(dist.distributed_c10d._get_default_store() if members is None else members.store),
+                ),
                 key=self._store_key,
                 gone=frozenset if members is None else members.gone,
                 lookahead=lookahead_of(loaders[0]),
@@ -265,6 +266,11 @@ class FitWork:
         return f"lightning_gossip/{self._key}/work"
 
     # -- members that change -----------------------------------------------------------------------------------------
+
+    def is_of(self, generation: int) -> bool:
+        """Whether the batches under way were handed out to these members; True where they are Lightning's own."""
+        journal = None if self.batches is None else self.batches.journal
+        return journal is None or journal.generation == generation
 
     def inherit(self, members: Membership) -> None:
         """Workers have died in this hand-out: rank 0 holds from now on what they have not finished. Collective."""

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 Group = Any  # a ProcessGroupGloo, whose methods torch's type stubs lack
 _REPLY, _VECTOR, _PROBE = 2, 3, 4  # tags
 _CONNECT_S = 10.0  # to make a group of two: a few milliseconds, if the peer is there
+_EMPTY_S = 0.01
 _LETTER = struct.Struct(f"<{WORDS + 1}q")  # sender, then the words of the message
 
 
@@ -70,6 +71,7 @@ class EdgeTransport(Transport):
         self._edges: dict[int, Group] = {}
         self._numbers = [0] * world_size  # by peer, of the edge that is, or of the next one
         self._closed = False
+        self._pause = threading.Event()  # never set
         self._lock = threading.Lock()  # guards the three above; held for a few instructions
         # held while an edge is made: the listener and the caller may need the same one at the same time
         self._making = [threading.Lock() for _ in range(world_size)]
@@ -94,7 +96,7 @@ class EdgeTransport(Transport):
 
     @override
     def next_message(self) -> tuple[int, Message]:
-        peer, *words = _LETTER.unpack(self._stores[1].queue_pop(f"inbox/{self.rank}"))
+        peer, *words = _LETTER.unpack(self._pop())
         message = parse(torch.tensor(words))
         if message.kind is Kind.EXCHANGE:
             with self._lock:
@@ -102,6 +104,17 @@ class EdgeTransport(Transport):
                     self._numbers[peer] = message.value
                     self._edges.pop(peer, None)
         return peer, message
+
+    def _pop(self) -> bytes:
+        while True:
+            try:
+                letter: bytes = self._stores[1].queue_pop(f"inbox/{self.rank}")
+            except dist.QueueEmptyError:  # type: ignore[attr-defined]
+                # seen once in a while with torch 2.14 after a member was taken in: the wait inside ends although nothing is there
+                log.info("rank %d: the inbox woke its listener and was empty", self.rank)
+                self._pause.wait(_EMPTY_S)
+            else:
+                return letter
 
     @override
     def request(self, peer: int, message: Message, timeout_s: float) -> Message:
