@@ -66,15 +66,15 @@ class Board:
         """Wake those who wait for the round if every member has said its part or is absent."""
         full = self._store.check([self._key(number, worker) for worker in members])
         if full:
-            self.wake(number)
+            self.wake(number, "full")
         return full
 
-    def wake(self, number: int) -> None:
+    def wake(self, number: int, reason: str) -> None:
         """Wake those who wait for the round, whether it is full or not."""
-        self._store.set(f"{self._prefix}/{number}/full", "1")
+        self._store.set(f"{self._prefix}/{number}/full", reason)
 
-    def wait(self, number: int, timeout_s: float) -> None:
-        """Until somebody wakes those who wait for the round.
+    def wait(self, number: int, timeout_s: float) -> str:
+        """Until somebody wakes those who wait for the round; returns for what reason.
 
         Raises:
             PeerError: if nobody does in time.
@@ -90,6 +90,7 @@ class Board:
                 phase="rendezvous",
                 seconds=timeout_s,
             ) from error
+        return self._store.get(f"{self._prefix}/{number}/full").decode()
 
     def is_full(self, number: int, members: Sequence[Worker]) -> bool:
         """Whether every member has said its part or is absent."""

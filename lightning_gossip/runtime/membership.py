@@ -277,11 +277,10 @@ class Membership:
                 return (), []
             if not self._board.fill(number, members):
                 self.watch.look_at(members, number)
-                self._board.wait(number, self.timeout_s)
+                reason = self._board.wait(number, self.timeout_s)
+                if not self._board.is_full(number, members):
+                    raise PeerError(reason, phase="watch")
             self.watch.look_at(members)
-            if not self._board.is_full(number, members):
-                self.watch.raise_failure()
-                raise PeerError("Another rank has failed and all end; its own log says why.", phase="rendezvous")
             said = self._board.read(number, members)
             self._forget(number - 1)
         except dist.DistError as error:

@@ -182,7 +182,7 @@ class Watch:
                 if worker != self.me and self.verdict(worker) is Verdict.DEAD:
                     self._board.mark_absent(number, worker)
             if self._failure is not None:
-                self._board.wake(number)
+                self._board.wake(number, self._failure)
             else:
                 self._board.fill(number, members)
         with self._wake:

@@ -106,15 +106,20 @@ class EdgeTransport(Transport):
         return peer, message
 
     def _pop(self) -> bytes:
-        while True:
-            try:
-                letter: bytes = self._stores[1].queue_pop(f"inbox/{self.rank}")
-            except dist.QueueEmptyError:  # type: ignore[attr-defined]
-                # seen once in a while with torch 2.14 after a member was taken in: the wait inside ends although nothing is there
-                log.info("rank %d: the inbox woke its listener and was empty", self.rank)
-                self._pause.wait(_EMPTY_S)
-            else:
-                return letter
+        letter = None
+        while letter is None:
+            letter = self._popped()
+        return letter
+
+    def _popped(self) -> bytes | None:
+        try:
+            letter: bytes = self._stores[1].queue_pop(f"inbox/{self.rank}")
+        except dist.QueueEmptyError:
+            # seen once in a while with torch 2.14, after a member was taken in: the wait inside ends and nothing is there
+            log.info("rank %d: the inbox woke its listener and was empty", self.rank)
+            self._pause.wait(_EMPTY_S)
+            return None
+        return letter
 
     @override
     def request(self, peer: int, message: Message, timeout_s: float) -> Message:
