@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from torch import Tensor, nn
-from torch._C._distributed_c10d import Store
 from typing_extensions import override
 
 from lightning_gossip.algorithm.graphs import make_topology
@@ -136,7 +135,6 @@ class GossipAlgorithm(Algorithm):
         self._gossip: Gossip | None = None
         self._picker: PartnerPicker | None = None
         self._partners: ChangingPartners | None = None
-        self._connections: tuple[Store, Store] | None = None  # of the listener and of the caller
         self._counters = GossipCounters()
         self._failed = 0
         self._replica: Replica | None = None
@@ -180,11 +178,10 @@ class GossipAlgorithm(Algorithm):
         )
         if len(members.members) == 1:
             return MemoryNetwork(1).transport(0)
-        if self._connections is None:
-            self._connections = another(members.store, timeout_s=_FOREVER_S), another(members.store)
         transport = EdgeTransport(
             members.store,
-            *self._connections,
+            another(members.store, timeout_s=_FOREVER_S),
+            another(members.store),
             f"lightning_gossip/gossip/{members.generation}/{members.round}",
             rank=members.rank,
             world_size=len(members.members),

@@ -44,7 +44,7 @@ class EdgeTransport(Transport):
 
     Args:
         store: the training thread's connection to the store of the job.
-        listening: one that the listener has for itself; it waits there without a deadline.
+        listening: one that the listener of this transport has for itself; it waits there without a deadline.
         calling: one that the caller has for itself.
         prefix: of this transport's keys, new for each and the same on all ranks.
         rank, world_size: of this process.
@@ -70,6 +70,7 @@ class EdgeTransport(Transport):
         self._stores: list[Any] = [PrefixStore(prefix, each) for each in (store, listening, calling)]
         self._edges: dict[int, Group] = {}
         self._numbers = [0] * world_size  # by peer, of the edge that is, or of the next one
+        self._asked = [0] * world_size  # by peer, the edge of its last request
         self._closed = False
         self._pause = threading.Event()  # never set
         self._lock = threading.Lock()  # guards the three above; held for a few instructions
@@ -100,6 +101,7 @@ class EdgeTransport(Transport):
         message = parse(torch.tensor(words))
         if message.kind is Kind.EXCHANGE:
             with self._lock:
+                self._asked[peer] = message.value
                 if message.value > self._numbers[peer]:  # its end of the edge has broken: so has this one
                     self._numbers[peer] = message.value
                     self._edges.pop(peer, None)
@@ -115,7 +117,7 @@ class EdgeTransport(Transport):
         try:
             letter: bytes = self._stores[1].queue_pop(f"inbox/{self.rank}")
         except dist.QueueEmptyError:
-            # seen once in a while with torch 2.14, after a member was taken in: the wait inside ends and nothing is there
+            # torch 2.14's store sometimes wakes a connection for a key that it has waited for earlier
             log.info("rank %d: the inbox woke its listener and was empty", self.rank)
             self._pause.wait(_EMPTY_S)
             return None
@@ -132,6 +134,10 @@ class EdgeTransport(Transport):
     def reply(self, peer: int, message: Message) -> None:
         words = torch.tensor(message.words(), dtype=torch.int64)
         with self._trouble(peer, "reply"):
+            with self._lock:
+                stale = self._numbers[peer] != self._asked[peer]
+            if stale:  # asked before this worker was frozen, perhaps: the peer has given up meanwhile
+                raise PeerError(f"The request of rank {peer} is of an edge that has broken.", rank=peer, phase="reply")
             edge = self._edge(peer, self._stores[1])
             edge.send([words], self._end(peer), _REPLY).wait(timedelta(seconds=self.timeout_s))
 

@@ -62,7 +62,8 @@ class Job:
                     results[process] = DIED
         for _, process, _ in self._processes:
             process.join(0 if waiting else 20)
-        assert not waiting, f"no result within {timeout_s} s of {[process.name for process in waiting.values()]}"
+        late = [process.name for process in waiting.values()]
+        assert not late, f"no result within {timeout_s} s of {late}; of the others {list(results.values())}"
         return [(rank, results[process]) for rank, process, _ in self._processes]
 
     def end(self) -> None:
