@@ -8,15 +8,23 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from typing import Any
 
 import lightning.pytorch as pl
+import torch.multiprocessing as mp
 from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
-from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher, _SubprocessScriptLauncher, subprocess_script
+from lightning.pytorch.strategies.launchers import (
+    _MultiProcessingLauncher,
+    _SubprocessScriptLauncher,
+    multiprocessing,
+    subprocess_script,
+)
 from lightning.pytorch.trainer.call import _interrupt
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from typing_extensions import override
 
+from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime import membership
 from lightning_gossip.strategies.patches import Patches
 
@@ -95,12 +103,18 @@ class CheckedMultiProcessingLauncher(_MultiProcessingLauncher):
     """
 
     preflight: Preflight
-    survives = False
+    survives = False  # whether the others go on when one is killed
 
     @override
     def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:
         _check(self.preflight, function, args, trainer)
-        return super().launch(function, *args, trainer=trainer, **kwargs)
+        patches = Patches()
+        if self.survives:
+            patches.set(multiprocessing, "mp", _PatientStart())
+        try:
+            return super().launch(function, *args, trainer=trainer, **kwargs)
+        finally:
+            patches.restore()
 
     @override
     def _wrapping_function(self, process_idx: int, *arguments: Any) -> None:
@@ -128,6 +142,54 @@ class CheckedMultiProcessingLauncher(_MultiProcessingLauncher):
     def update_main_process_results(self, trainer: pl.Trainer, extra: dict[str, Any]) -> None:
         super().update_main_process_results(trainer, extra)
         trainer.strategy.report = extra["report"]  # type: ignore[attr-defined]
+
+
+class _PatientStart:
+    """Stands in for ``torch.multiprocessing`` in Lightning's launcher."""
+
+    get_context = staticmethod(mp.get_context)
+
+    @staticmethod
+    def start_processes(*args: Any, **options: Any) -> PatientContext:
+        """Start the workers, and wait for them patiently."""
+        return PatientContext(mp.start_processes(*args, **options))  # type: ignore[attr-defined, no-untyped-call]
+
+
+class PatientContext:
+    """Waits for the workers that the user's process has started. One that is killed by a signal does not end the others.
+
+    Args:
+        context: torch's, which ends all with the first that fails.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self.processes: list[Any] = context.processes
+        self._context = context
+        self._told: set[int] = set()
+
+    def join(self) -> bool:
+        """Wait until another worker has ended; returns whether all have.
+
+        Raises:
+            PeerError: if rank 0 was killed: its results are what this process waits for.
+            Exception: of a worker that has failed.
+        """
+        wait([process.sentinel for process in self.processes if process.is_alive()])
+        for number, process in enumerate(self.processes):
+            if process.exitcode is not None and process.exitcode < 0 and number not in self._told:
+                self._told.add(number)
+                log.warning("Worker %d was killed by %s; the others go on.", number, signal.Signals(-process.exitcode).name)
+        if any(process.exitcode for number, process in enumerate(self.processes) if number not in self._told):
+            return bool(self._context.join())
+        ended = all(not process.is_alive() for process in self.processes)
+        if ended and 0 in self._told:
+            raise PeerError(
+                "Worker 0 was killed, and the results with it. If the others have ended well, their last checkpoint has the"
+                " model.",
+                rank=0,
+                phase="launch",
+            )
+        return ended
 
 
 def _check(preflight: Preflight, function: Callable[..., Any], args: Any, trainer: pl.Trainer | None) -> None:

@@ -136,13 +136,14 @@ class PeerTrouble:
         if isinstance(error, RuntimeError) and not isinstance(error, (PeerError, ProtocolError)):
             waited = time.monotonic() - self._start
             reason = re.sub(r"^\[[^\]]*\]\s*", "", str(error).strip()).split(". ")[0]  # without Gloo's file, line and advice
+            timed_out = "timed out" in str(error).lower()  # Gloo says so in its text only
+            state = "is frozen or slow, or cannot be reached" if timed_out else "has probably ended; its own log says why"
             raise PeerError(
-                f"The {self._phase} with rank {self._peer} failed after {waited:.1f} s: {reason}."
-                f" Rank {self._peer} has probably ended; its own log says why.",
+                f"The {self._phase} with rank {self._peer} failed after {waited:.1f} s: {reason}. Rank {self._peer} {state}.",
                 rank=self._peer,
                 phase=self._phase,
                 seconds=waited,
-                timed_out="timed out" in str(error).lower(),  # Gloo says so in its text only
+                timed_out=timed_out,
             ) from error
 
 
