@@ -123,13 +123,11 @@ class Watch:
             self._liveness.broke(worker)
             self._wake.notify_all()
 
-    def ended(self, number: int) -> None:
-        """The process of this number has ended without a word."""
+    def ended(self, worker: Worker) -> None:
+        """A worker's process has ended without a word."""
         with self._wake:
-            for worker in self._members:
-                if worker.number == number:
-                    self._liveness.ended(worker)
-                    self._said["ended"] = sorted({*map(tuple, self._said["ended"]), tuple(worker)})
+            self._liveness.ended(worker)
+            self._said["ended"] = sorted({*map(tuple, self._said["ended"]), tuple(worker)})
             self._wake.notify_all()
 
     def failed(self, reason: str) -> None:
