@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import logging
 import pickle
-import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from lightning_gossip.algorithm.liveness import Verdict
 from lightning_gossip.errors import GossipError, PeerError
-from lightning_gossip.runtime.board import Board, Worker
+from lightning_gossip.runtime.board import Worker
 from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.connection import store_lost
+from lightning_gossip.runtime.rounds import Rounds
 from lightning_gossip.runtime.watch import Watch
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _REST_S = 5.0  # for the others to end their Trainer's work
-_GROUP_S = 20.0  # to make a group: milliseconds, if nobody dies meanwhile
 
 
 class Membership:
@@ -67,11 +65,10 @@ class Membership:
         self.changed: list[Callable[[], None]] = []
         self.lost: list[Worker] = []
         self._prefix = prefix
-        self._board = Board(store, f"{prefix}/round")
+        self._rounds = Rounds(store, watch, prefix, timeout_s)
         self._make_group = make_group
         self._min_workers = min_workers
         self.timeout_s = timeout_s
-        self._number = self._first = 0
         self.alone = False  # a worker that is not taken in yet: every collective is its own
 
     @property
@@ -92,7 +89,7 @@ class Membership:
     @property
     def round(self) -> int:
         """The number of the next round: the same on all members at the same point."""
-        return self._number
+        return self._rounds.number
 
     # -- rounds ------------------------------------------------------------------------------------------------------
 
@@ -104,8 +101,9 @@ class Membership:
         """
         if self.alone:
             return [mine]
-        members, said = self._round(pickle.dumps(mine))
-        if self.me not in members or said[members.index(self.me)] is None:
+        members = self.members
+        said = self._rounds.hold(members, pickle.dumps(mine), tidies=self.rank == 0)
+        if said is None:
             self._be_excluded()
             return [mine]
         present = [worker for worker, value in zip(members, said, strict=True) if value is not None]
@@ -165,7 +163,7 @@ class Membership:
         """
         self.watch.rest()
         try:
-            key = f"{self._prefix}/resting/{self.generation}/{self._number}"
+            key = f"{self._prefix}/resting/{self.generation}/{self._rounds.number}"
             if self.store.add(key, 1) == len(self.members):
                 self.store.set(f"{key}/all", "1")
             elif self.rank == 0 and not self.watch.has_failed:
@@ -204,7 +202,7 @@ class Membership:
         self.members = (*self.members, *joiners)
         self.generation += 1
         self.watch.look_at(self.members)
-        invitation = pickle.dumps((self._number, self.generation, self.members, self.lost, self.members[0], news))
+        invitation = pickle.dumps((self._rounds.number, self.generation, self.members, self.lost, self.members[0], news))
         for worker in joiners:
             self.store.set(f"{self._prefix}/invited/{worker}", invitation)  # type: ignore[arg-type]  # bytes are fine
         self._make_groups()
@@ -237,7 +235,7 @@ class Membership:
         if invitation is None:
             raise self._closed()
         number, self.generation, self.members, self.lost, host, news = invitation
-        self._number = self._first = number
+        self._rounds.begin_at(number)
         self.alone = False
         self.watch.look_at(self.members)
         self._make_groups()
@@ -267,32 +265,6 @@ class Membership:
         )
 
     # -- details -----------------------------------------------------------------------------------------------------
-
-    def _round(self, value: bytes) -> tuple[tuple[Worker, ...], list[bytes | None]]:
-        number, members = self._number, self.members
-        self._number += 1
-        self.watch.raise_failure()
-        try:
-            if not self._board.say(number, self.me, value):
-                return (), []
-            if not self._board.fill(number, members):
-                self.watch.look_at(members, number)
-                reason = self._board.wait(number, self.timeout_s)
-                if not self._board.is_full(number, members):
-                    raise PeerError(reason, phase="watch")
-            self.watch.look_at(members)
-            said = self._board.read(number, members)
-            self._forget(number - 1)
-        except dist.DistError as error:
-            raise store_lost() from error
-        return members, said
-
-    def _forget(self, number: int) -> None:
-        """Everybody has spoken in the round after it, so everybody has read it."""
-        if number >= self._first:
-            self._board.forget(number, self.me)
-            if self.rank == 0:
-                self._board.forget_round(number)
 
     def _lose(self, absent: list[Worker]) -> None:
         self.lost += absent
@@ -336,34 +308,6 @@ class Membership:
             call()
 
 
-def make_default_group(
-    backend: str, timeout_s: float, *, device: torch.device | None = None
-) -> Callable[[Store, int, int], None]:
-    """What makes the default process group.
-
-    Args:
-        backend: of torch.distributed.
-        timeout_s: of its collectives, in seconds.
-        device: that the backend works on, if not the CPU.
-    """
-
-    excepthook = sys.excepthook
-
-    def make(store: Store, rank: int, world_size: int) -> None:
-        sys.excepthook = excepthook  # torch puts the rank before each line, once more each time
-        dist.init_process_group(
-            backend,
-            store=store,
-            rank=rank,
-            world_size=world_size,
-            timeout=timedelta(seconds=min(_GROUP_S, timeout_s)),
-            device_id=device,
-        )
-        _set_timeout(timeout_s)
-
-    return make
-
-
 def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n", 1)[0]
 
@@ -389,11 +333,3 @@ def set_current(membership: Membership | None) -> None:
     """Set it; None at the end of a Trainer's work."""
     _Process.current = membership
     _Process.kept = membership or _Process.kept
-
-
-def _set_timeout(timeout_s: float) -> None:
-    """Of the default group; the function has become public in torch 2.13 or so."""
-    if hasattr(dist, "set_timeout"):
-        dist.set_timeout(timedelta(seconds=timeout_s))
-    else:
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), None)

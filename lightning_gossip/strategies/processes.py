@@ -21,7 +21,8 @@ from torch.nn import Module
 from typing_extensions import override
 
 from lightning_gossip.runtime import membership
-from lightning_gossip.runtime.membership import Membership, make_default_group
+from lightning_gossip.runtime.default_group import make_default_group
+from lightning_gossip.runtime.membership import Membership
 from lightning_gossip.strategies import survival
 from lightning_gossip.strategies.launchers import CheckedMultiProcessingLauncher, CheckedSubprocessLauncher
 from lightning_gossip.strategies.model import start_equal

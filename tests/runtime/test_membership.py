@@ -140,7 +140,7 @@ def test_a_worker_that_dies_after_it_spoke_has_its_say_in_that_round(party: Call
 
     def script(member: Membership) -> Any:
         if member.me.number == 1:
-            member._board.say(0, member.me, b"\x80\x04K\x07.")  # 7, pickled
+            member._rounds._board.say(0, member.me, b"\x80\x04K\x07.")  # 7, pickled
             made.die(member)
         return member.gather(member.me.number), member.gather(member.me.number)
 
