@@ -202,16 +202,16 @@ class Membership:
         self.members = (*self.members, *joiners)
         self.generation += 1
         self.watch.look_at(self.members)
-        invitation = pickle.dumps((self._rounds.number, self.generation, self.members, self.lost, self.members[0], news))
+        invitation = pickle.dumps((self._rounds.number, self.generation, self.members, self.lost, news))
         for worker in joiners:
             self.store.set(f"{self._prefix}/invited/{worker}", invitation)  # type: ignore[arg-type]  # bytes are fine
         self._make_groups()
 
-    def join(self, timeout_s: float) -> tuple[Worker, Any]:
+    def join(self, timeout_s: float) -> Any:
         """Wait to be taken in, as a member at the end of the ranks.
 
         Returns:
-            Rank 0, and its news.
+            The news.
 
         Raises:
             PeerError: if nobody takes this worker in.
@@ -234,12 +234,12 @@ class Membership:
         self.store.delete_key(key)
         if invitation is None:
             raise self._closed()
-        number, self.generation, self.members, self.lost, host, news = invitation
+        number, self.generation, self.members, self.lost, news = invitation
         self._rounds.begin_at(number)
         self.alone = False
         self.watch.look_at(self.members)
         self._make_groups()
-        return host, news
+        return news
 
     def close_doors(self, numbers: Sequence[int]) -> None:
         """The job ends: nobody is taken in any more. Rank 0 says so.

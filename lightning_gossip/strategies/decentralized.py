@@ -134,7 +134,7 @@ class DecentralizedStrategy(WorkerProcesses):
         free_epoch_loop(trainer, fit, self._patches, forward_signal=self.signal_started_workers)
         if self.members is not None:
             defer_epoch_schedulers(trainer, fit, self._patches)
-            self.members.changed[:] = [self.members_changed, fit.members_changed]
+            self.members.changed[:] = [self.members_changed, fit.changes.note]
 
     @override
     def setup_optimizers(self, trainer: pl.Trainer) -> None:

@@ -15,16 +15,13 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.runtime.board import Worker
 from lightning_gossip.runtime.clock import Timeline, now_s
-from lightning_gossip.runtime.membership import Membership
 from lightning_gossip.runtime.rendezvous import Agreement, Purpose, Rendezvous, gather
-from lightning_gossip.strategies import checkpoints, joining, resume
+from lightning_gossip.strategies import checkpoints, resume
 from lightning_gossip.strategies.account import Account
 from lightning_gossip.strategies.algorithm import Algorithm
-from lightning_gossip.strategies.model import start_equal
+from lightning_gossip.strategies.changes import Changes
 from lightning_gossip.strategies.options import FitOptions
-from lightning_gossip.strategies.survival import Survival
 from lightning_gossip.strategies.work import FitWork, set_global_step
 
 _warned: set[str] = set()
@@ -60,8 +57,6 @@ class Fit:
         self.failed = False
         self.at_epoch_end: Callable[[], None] | None = None  # a schedule by epoch that waits for the epoch's end
         self._stopped_together = False
-        self._has_just_come = False
-        self._members_changed = False  # since the last hand-out of batches
         self._make_algorithm = make_algorithm
         self._algorithm: Algorithm | None = None
         self._options = options
@@ -75,6 +70,7 @@ class Fit:
         self._own_model: list[Tensor] | None = None
         key, seed = strategy.broadcast((uuid.uuid4().hex[:12], int(os.environ.get("PL_GLOBAL_SEED", 0))))
         self.work = FitWork(trainer, options.work_sharing, key=key, seed=seed, batch_s=lambda: self.account.batch_s)
+        self.changes = Changes(trainer, self.work, self.account)
 
     # -- in the order of the training loop ---------------------------------------------------------------------------
 
@@ -88,17 +84,14 @@ class Fit:
             resume.apply(self._restored, self._restored_from, self.trainer, self.work, self._algorithm)
         steps = self.trainer.global_step if self._restored is None else self._restored["steps"]
         self.account.begin(steps, self.work.planned_steps())
-        if self._members is not None:
-            self._members.watch.look_out(self._numbers)
-            if self._members.alone:
-                self._join(self._members, ready=0)
-                self._members_changed = False
-                self._has_just_come = True  # the others take nobody else in before this epoch
-                self.work.follow_members()
-            else:
-                self._members.open_doors()
+        self.changes.begin_fit()
         if self._algorithm is not None:
             self._algorithm.start()
+
+    def begin_epoch(self) -> None:
+        """Nobody has taken a batch of the epoch yet."""
+        if self.changes.begin_epoch(self._algorithm):
+            self._own_model = None  # of the time when this worker was left behind
 
     def before_batch(self, batch: Any) -> None:
         """A batch has been fetched and is about to be trained on."""
@@ -157,8 +150,9 @@ class Fit:
         self.account.close_session()
         self.trainer.should_stop = self.trainer.should_stop or agreement.should_stop
         set_global_step(self.trainer, round(sum(agreement.optimizer_steps) / len(agreement.optimizer_steps)))
-        if self._inherit() and not agreement.stop and self._go_on():
-            return
+        if self.changes.inherit() and not agreement.stop and self.changes.go_on(self._algorithm):
+            self.at_epoch_end = None
+            return  # to the appendix of the epoch
         pending = agreement.stop and self._prepare_stop()
         if self.at_epoch_end is not None and not pending:
             self.at_epoch_end()
@@ -190,18 +184,13 @@ class Fit:
             SIGTERMException: on a worker that was told to stop too late for the others to hear of it.
         """
         self._own_model = None
-        if self._members is not None:
-            self._members.close_doors(self._numbers)
+        self.changes.end_fit()
         self.close(together=True)
         if self.stop_requested and not self._stopped_together:
             self.failed = True  # nobody else stops
             raise SIGTERMException
 
     # -- from outside the training loop ------------------------------------------------------------------------------
-
-    def members_changed(self) -> None:
-        """Ranks are others than before; what depends on them follows where nothing is under way."""
-        self._members_changed = True
 
     def request_stop(self) -> None:
         """This worker was told to stop (SIGTERM). Called by a signal handler: only sets a flag."""
@@ -243,12 +232,6 @@ class Fit:
             self._algorithm = None
 
     @property
-    def _members(self) -> Membership | None:
-        strategy: Any = self.trainer.strategy
-        members: Membership | None = strategy.members
-        return members
-
-    @property
     def collectives_made(self) -> int:
         """Collectives of the algorithm's own so far."""
         return 0 if self._algorithm is None else self._algorithm.collectives_made
@@ -264,83 +247,6 @@ class Fit:
         if replicas:
             with self._own_weights():
                 checkpoints.save_replica(path, self.trainer.global_rank, checkpoints.own_state(self.trainer))
-
-    # -- members that change -----------------------------------------------------------------------------------------
-
-    def begin_epoch(self) -> None:
-        """Nobody has taken a batch of the epoch yet: the time to take in those who wait, or to be taken in."""
-        members = self._members
-        if members is not None and members.alone:
-            self._join(members, ready=1)
-        elif members is not None and self.work.hands_out_again and not self._has_just_come:
-            self._admit(members)
-        self._has_just_come = False
-        self._follow_members()
-
-    def _admit(self, members: Membership) -> None:
-        free = self._survival.most(self.trainer.strategy.workers) - len(members.members)  # type: ignore[attr-defined]
-        waiting = members.watch.knocking(self._numbers)
-        joiners = gather(waiting)[0][: max(0, free)]
-        if joiners:
-            source = members.members[0]
-            news = members.broadcast(joining.tell(self.trainer, self.work, steps=self.account.steps))
-            members.admit(joiners, news)
-            self._share_state(members, source, receives=False)
-
-    def _join(self, members: Membership, *, ready: int) -> None:
-        source, news = members.join(members.timeout_s)
-        joining.follow(news, self.trainer, self.work, ready=ready)
-        self.account.steps = news.steps
-        self._own_model = None
-        self._members_changed = True
-        self._share_state(members, source, receives=True)
-
-    def _share_state(self, members: Membership, source: Worker, *, receives: bool) -> None:
-        """The mean model, and by option an optimizer state, for those who have come; all members take part."""
-
-        def rank() -> int:
-            return members.members.index(source) if source in members.members else 0
-
-        start_equal(self.trainer.lightning_module, rank())
-        if self._survival.joiner_optimizer == "copy":
-            joining.copy_optimizers(self.trainer, source=rank(), receives=receives)
-
-    @property
-    def _survival(self) -> Survival:
-        strategy: Any = self.trainer.strategy
-        survival: Survival = strategy.survival
-        return survival
-
-    @property
-    def _numbers(self) -> range:
-        """Ranks that a worker may have been started with."""
-        return range(self._survival.most(self.trainer.strategy.workers))  # type: ignore[attr-defined]
-
-    def _follow_members(self) -> None:
-        while self._members_changed:  # somebody may die meanwhile
-            self._members_changed = False
-            self.work.follow_members()
-            if self._algorithm is not None:
-                self._algorithm.follow_members()
-
-    def _inherit(self) -> bool:
-        """Whether workers have died since the batches were handed out; what they have not finished is then known."""
-        members = self._members
-        if members is None or members.alone or self.work.is_of(members.generation):
-            return False
-        self.work.inherit(members)
-        return True
-
-    def _go_on(self) -> bool:
-        """Add an appendix to an epoch that all have ended, of what the dead have left; False if there is nothing."""
-        # one whose loop ends before its last batch (early stopping) cannot go on, and then nobody does
-        if not all(gather(bool(self.trainer.is_last_batch))) or not self.work.go_on():
-            return False
-        self.at_epoch_end = None
-        self._members_changed = False
-        if self._algorithm is not None:
-            self._algorithm.follow_members()
-        return True
 
     # -- details -----------------------------------------------------------------------------------------------------
 

@@ -78,18 +78,17 @@ def follow(news: News, trainer: pl.Trainer, work: FitWork, *, ready: int) -> Non
     work.follow(news.work)
 
 
-def copy_optimizers(trainer: pl.Trainer, *, source: int, receives: bool) -> None:
-    """Give those who come the optimizer states of one rank. Collective.
+def copy_optimizers(trainer: pl.Trainer, *, receives: bool) -> None:
+    """Give those who come rank 0's optimizer states; the next one's if that dies meanwhile. Collective.
 
     Args:
         trainer: of this worker.
-        source: the rank; if it dies meanwhile, those who come begin afresh.
         receives: whether this worker takes them.
     """
     states = OptimizerStates(trainer.optimizers)
     mine = [] if receives else states.slots()
     everyones = gather((mine, None if receives else _plain_values(trainer)))
-    slots, plain = everyones[min(source, len(everyones) - 1)]
+    slots, plain = everyones[0]
     if not slots and not plain:
         return
     if receives:
@@ -104,7 +103,7 @@ def copy_optimizers(trainer: pl.Trainer, *, source: int, receives: bool) -> None
             for tensor in tensors:
                 sent = tensor.to(trainer.strategy.root_device).contiguous()
                 sent = sent if receives or sent is not tensor else sent.clone()  # only those who come are changed
-                dist.broadcast(sent, src=source)
+                dist.broadcast(sent, src=0)
                 if receives:
                     tensor.copy_(sent)
 

@@ -112,12 +112,8 @@ def layout(named: list[tuple[str, Tensor]]) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def start_equal(model: nn.Module, source: int = 0) -> None:
-    """Copy one rank's parameters and buffers, frozen and integer ones too, to all ranks. Collective.
-
-    Args:
-        model: of this worker, changed in place.
-        source: whose tensors; a survivor's if that one dies meanwhile.
+def start_equal(model: nn.Module) -> None:
+    """Copy rank 0's parameters and buffers, frozen and integer ones too, to all ranks. Collective.
 
     Raises:
         ConfigurationError: if the model is not built of the same tensors everywhere.
@@ -138,7 +134,7 @@ def start_equal(model: nn.Module, source: int = 0) -> None:
     def copy() -> None:
         for _, tensor in everything:
             contiguous = tensor.detach().contiguous()
-            dist.broadcast(torch.view_as_real(contiguous) if contiguous.is_complex() else contiguous, src=source)
+            dist.broadcast(torch.view_as_real(contiguous) if contiguous.is_complex() else contiguous, src=0)
             if contiguous.data_ptr() != tensor.data_ptr():
                 tensor.copy_(contiguous)
 

@@ -254,8 +254,8 @@ def test_who_was_taken_for_dead_is_alone_until_it_is_taken_in_again(party: Calla
             watch._tell = tell  # type: ignore[method-assign]
             assert member.gather("lonely") == ["lonely"]
             assert member.alone
-            host, news = member.join(PATIENCE_S)
-            return host.number, news, member.gather(member.me), member.rank
+            news = member.join(PATIENCE_S)
+            return news, member.gather(member.me), member.rank
         assert len(member.gather(None)) == 2
         thawed.set()
         while not (waiting := member.gather(member.watch.knocking(numbers))[0]):
@@ -265,7 +265,7 @@ def test_who_was_taken_for_dead_is_alone_until_it_is_taken_in_again(party: Calla
 
     results = made.run(script)
     now = [Worker(0, 1), Worker(1, 1), Worker(2, 2)]
-    assert results == [now, now, (0, "news", now, 2)]
+    assert results == [now, now, ("news", now, 2)]
 
 
 def test_a_new_worker_comes_last_in_the_ranks_and_too_late_is_told_so(party: Callable[..., Party]) -> None:
