@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch.distributed as dist
@@ -11,6 +12,8 @@ from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime.board import Board, Worker
 from lightning_gossip.runtime.connection import store_lost
 from lightning_gossip.runtime.watch import Watch
+
+log = logging.getLogger(__name__)
 
 
 class Rounds:
@@ -64,14 +67,18 @@ class Rounds:
                     raise PeerError(reason, phase="watch")
             self._watch.look_at(members)
             said = self._board.read(number, members)
-            self._forget(number - 1, me, tidies)
         except dist.DistError as error:
             raise store_lost() from error
+        self._forget(number - 1, me, tidies)
         return said
 
     def _forget(self, number: int, me: Worker, tidies: bool) -> None:
         """Everybody has spoken in the round after it, so everybody has read it."""
-        if number >= self._first:
+        if number < self._first:
+            return
+        try:
             self._board.forget(number, me)
             if tidies:
                 self._board.forget_round(number)
+        except dist.DistError as error:  # the round is complete; whoever holds the store may have ended after it
+            log.info("%s: a round could not be deleted: %s", me, error)

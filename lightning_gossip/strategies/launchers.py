@@ -126,6 +126,8 @@ class CheckedMultiProcessingLauncher(_MultiProcessingLauncher):
             _interrupt(trainer, stop)  # Lightning would call the callbacks in the user's process, which has not trained
             if process_idx == 0:
                 return_queue.put(_STOPPED)
+            if trainer.strategy.members is not None:
+                trainer.strategy.members.rest()  # rank 0 may hold the store: it does not leave before the others
             raise
 
     @override
