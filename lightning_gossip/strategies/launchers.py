@@ -177,7 +177,8 @@ class PatientContext:
             PeerError: if rank 0 was killed: its results are what this process waits for.
             Exception: of a worker that has failed.
         """
-        wait([process.sentinel for process in self.processes if process.is_alive()])
+        if alive := [process.sentinel for process in self.processes if process.is_alive()]:
+            wait(alive)  # for nobody it would be for ever
         for number, process in enumerate(self.processes):
             if process.exitcode is not None and process.exitcode < 0 and number not in self._told:
                 self._told.add(number)
