@@ -11,7 +11,7 @@ from lightning_gossip.analysis.conversion import delay_of
 from lightning_gossip.analysis.delays import Atoms, Delay, Flat, Gamma, constant, histogram
 from lightning_gossip.analysis.discrete import constant_staleness_fastest, constant_staleness_limit, spectral_radius
 from lightning_gossip.analysis.gossip import gossip_limit, gossip_rms_decay
-from lightning_gossip.analysis.hitting import LossCurve, Problem, hitting_time, loss_curve, noise_floor
+from lightning_gossip.analysis.hitting import LossCurve, hitting_time, loss_curve, noise_floor
 from lightning_gossip.analysis.mean_square import (
     exact_limit,
     mean_square_limit,
@@ -21,6 +21,7 @@ from lightning_gossip.analysis.mean_square import (
 )
 from lightning_gossip.analysis.memoryless import server_rms_decay
 from lightning_gossip.analysis.play import Link
+from lightning_gossip.analysis.problem import Problem
 from lightning_gossip.analysis.schedule import Server
 from lightning_gossip.analysis.settings import Curve, Prediction, Setting
 from lightning_gossip.analysis.stability import (

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from lightning_gossip.algorithm.server import EventTrigger
-from lightning_gossip.analysis.hitting import Problem
 from lightning_gossip.analysis.play import Play, Tally
+from lightning_gossip.analysis.problem import Problem
 
 
 class Descent:

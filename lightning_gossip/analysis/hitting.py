@@ -22,18 +22,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy import integrate, optimize
 
-from lightning_gossip.algorithm.checks import check_integer, check_not_negative, check_positive
+from lightning_gossip.algorithm.checks import check_positive
 from lightning_gossip.algorithm.laws import Law
 from lightning_gossip.analysis.conversion import delay_of
-from lightning_gossip.analysis.delays import Atoms, Delay
+from lightning_gossip.analysis.delays import Atoms, Delay, FloatArray
+from lightning_gossip.analysis.problem import Problem
 from lightning_gossip.analysis.roots import real_roots
 from lightning_gossip.analysis.stability import damping, dominant_root
 from lightning_gossip.errors import ConfigurationError
-
-FloatArray = npt.NDArray[np.float64]
 
 _POINTS = 2048  # at which an oscillating loss is looked at
 
@@ -93,7 +91,8 @@ def noise_floor(a: float, delay: Delay | Law) -> float:
     """
     check_positive("damping", a)
     delay = delay_of(delay)
-    decay = -dominant_root(a, delay).real
+    root = dominant_root(a, delay)
+    decay, resonance = -root.real, abs(root.imag)
     if decay <= 0.0:
         raise ConfigurationError(
             f"damping={a:g} diverges with this delay, so there is no stationary variance. Lower the learning rate."
@@ -105,84 +104,13 @@ def noise_floor(a: float, delay: Delay | Law) -> float:
     def density(w: float) -> float:
         return 1.0 / abs(1j * w + a * complex(delay.transform(1j * w))) ** 2
 
-    resonance = abs(dominant_root(a, delay).imag)
     top = 50.0 * max(a, resonance, 1.0 / delay.reach if delay.reach else a)
-    cuts = sorted({0.0, resonance, max(0.0, resonance - 3.0 * decay), resonance + 3.0 * decay, a, 4.0 * a, top})
+    peak = [max(0.0, resonance - 3.0 * decay), resonance, resonance + 3.0 * decay]
+    decades = np.geomspace(a, top, 2 + int(math.log10(top / a)))  # a may be a millionth of 1/delay
+    cuts = sorted({0.0, *peak, *decades.tolist()})
     inner = sum(float(integrate.quad(density, low, high, limit=400)[0]) for low, high in itertools.pairwise(cuts))
     tail = 1.0 / top  # there |iω + aL| is ω to a part in 50
     return (inner + tail) / math.pi
-
-
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """A quadratic to be minimized: F(x) = ½ Σ_i h_i x_i², with gradients of variance Σ in each coordinate.
-
-    Args:
-        eigenvalues: h_i, above 0.
-        start: x_i(0); 1 everywhere if None.
-        noise: √Σ, standard deviation of one worker's gradient in each coordinate.
-    """
-
-    eigenvalues: Sequence[float]
-    start: Sequence[float] | None = None
-    noise: float = 0.0
-
-    def __post_init__(self) -> None:
-        for value in self.eigenvalues:
-            check_positive("an eigenvalue", value)
-        if not self.eigenvalues:
-            raise ConfigurationError("eigenvalues is empty. Pass those of the Hessian: [0.1, 1.0].")
-        if self.start is not None and len(self.start) != len(self.eigenvalues):
-            raise ConfigurationError(
-                f"start has {len(self.start)} coordinates and there are {len(self.eigenvalues)} eigenvalues."
-            )
-        check_not_negative("noise", self.noise)
-
-    @classmethod
-    def grouped(
-        cls,
-        eigenvalues: Sequence[float] | FloatArray,
-        start: Sequence[float] | FloatArray,
-        *,
-        groups: int = 16,
-        noise: float = 0.0,
-    ) -> Problem:
-        """Many directions as a few of about the same eigenvalue and together the same loss; the largest eigenvalue stays.
-
-        Args:
-            eigenvalues: of the Hessian, any number; those below a millionth of the largest are left out.
-            start: x_i(0) along their eigenvectors.
-            groups: at most so many, of equal width on a logarithmic scale.
-            noise: as above.
-        """
-        h, x = np.asarray(eigenvalues, dtype=np.float64), np.asarray(start, dtype=np.float64)
-        check_integer("groups", groups, example=16)
-        if h.shape != x.shape or not h.size or not h.max() > 0.0:
-            raise ConfigurationError(
-                f"eigenvalues of shape {h.shape} and start of shape {x.shape}: as many of both are needed, and a positive one."
-            )
-        kept = h > 1e-6 * h.max()
-        h, losses = h[kept], 0.5 * h[kept] * x[kept] ** 2
-        edges = np.geomspace(h.min(), h.max(), groups + 1)[1:-1]
-        group = np.digitize(h, edges)
-        values, distances = [], []
-        for number in np.unique(group):
-            own, loss = h[group == number], losses[group == number]
-            top = number == group.max()
-            value = float(own.max() if top or not loss.sum() > 0.0 else own @ loss / loss.sum())
-            values.append(value)
-            distances.append(math.sqrt(2.0 * float(loss.sum()) / value))
-        return cls(eigenvalues=values, start=distances, noise=noise)
-
-    @property
-    def distances(self) -> FloatArray:
-        """|x_i(0)| to the minimum."""
-        return np.ones(len(self.eigenvalues)) if self.start is None else np.abs(np.asarray(self.start, dtype=np.float64))
-
-    @property
-    def losses(self) -> FloatArray:
-        """½ h_i x_i(0)², the parts of the loss at the beginning."""
-        return 0.5 * np.asarray(self.eigenvalues, dtype=np.float64) * self.distances**2
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,10 @@ from lightning_gossip.algorithm.laws import Exponential, Law
 from lightning_gossip.algorithm.server import OnStale, ParameterServer
 from lightning_gossip.analysis.arrivals import Arrivals, arrivals, arrivals_of
 from lightning_gossip.analysis.descent import Descent, run_down
-from lightning_gossip.analysis.hitting import LossCurve, Mode, Problem, loss_curve
+from lightning_gossip.analysis.hitting import LossCurve, Mode, loss_curve
 from lightning_gossip.analysis.mean_square import exact_limit, random_staleness_limit, rms_decay_rate
 from lightning_gossip.analysis.play import Link, Play
+from lightning_gossip.analysis.problem import Problem
 from lightning_gossip.analysis.settings import Curve, Prediction, Setting
 from lightning_gossip.errors import ConfigurationError
 

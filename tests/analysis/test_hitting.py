@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from lightning_gossip.algorithm.laws import Constant
-from lightning_gossip.analysis.delays import Gamma, constant
-from lightning_gossip.analysis.hitting import Problem, hitting_time, loss_curve, noise_floor
+from lightning_gossip.analysis.delays import Atoms, Delay, Flat, Gamma, constant
+from lightning_gossip.analysis.hitting import hitting_time, loss_curve, noise_floor
+from lightning_gossip.analysis.problem import Problem
 from lightning_gossip.analysis.stability import decay_rate, of_staleness
 from lightning_gossip.errors import ConfigurationError
 from tests.analysis.delayed import FloatArray
@@ -36,6 +37,11 @@ def test_the_decay_alone_is_off_by_a_third_where_it_is_fastest() -> None:
         assert naive / hitting_time(a, constant(1.0), 0.1) == pytest.approx(0.65, abs=0.02)
 
 
+def test_at_the_double_root_the_decay_alone_is_off_by_37_percent() -> None:
+    naive = math.log(10.0) / decay_rate(math.exp(-1.0), constant(1.0))
+    assert naive / hitting_time(math.exp(-1.0), constant(1.0), 0.1) == pytest.approx(1.0 - 0.37, abs=0.01)
+
+
 def test_a_diverging_error_is_never_small() -> None:
     assert hitting_time(1.6, constant(1.0), 0.1) == math.inf
 
@@ -52,6 +58,16 @@ def test_the_noise_floor_of_exponential_delays() -> None:
     """∫ dω/|iω + a/(1 + iωm)|² / 2π = (1 + am)/(2a), by residues."""
     for a in (0.1, 1.0, 6.0):
         assert noise_floor(a, Gamma(2.0)) == pytest.approx((1.0 + 2.0 * a) / (2.0 * a), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "delay",
+    [Gamma(1.0), Gamma(1.0, 4.0), Flat(1.0, 1.0), Atoms([0.01, 2.0])],
+    ids=["exponential", "Erlang", "uniform", "two kinds"],
+)
+@pytest.mark.parametrize("a", [1e-9, 1e-6, 1e-4])
+def test_a_damping_that_hardly_notices_the_delay_has_the_noise_floor_without_one(a: float, delay: Delay) -> None:
+    assert noise_floor(a, delay) * 2.0 * a == pytest.approx(1.0, rel=1e-3)
 
 
 def test_the_loss_of_a_noisy_quadratic_with_constant_staleness() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.reproduction.schedule import softmax_on_digits
 from lightning_gossip.algorithm.laws import Constant, Erlang, Exponential, Law, Uniform
-from lightning_gossip.analysis.hitting import Problem
 from lightning_gossip.analysis.play import Link
+from lightning_gossip.analysis.problem import Problem
 from lightning_gossip.analysis.schedule import Server
 from lightning_gossip.analysis.settings import Curve, Setting
 from lightning_gossip.errors import ConfigurationError
