@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -67,6 +68,16 @@ def test_the_log_normal_quadrature_is_exact_to_nine_digits(sigma: float) -> None
     for w in (0.5, 5.0, 12.0):
         inner = integrate.quad(real_part, -9.0, cut, args=(w,), limit=2000, epsabs=1e-12)[0]
         assert delay.transform(1j * w).real == pytest.approx(inner + 1e-4 * math.cos(w * time(cut)), abs=1e-9)
+
+
+def test_thousands_of_measured_delays_need_little_memory() -> None:
+    times, places = np.linspace(0.5, 1.5, 5_000), 1j * np.linspace(0.0, 40.0, 2_000)
+    tracemalloc.start()
+    values = Atoms(times).transform(places)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20e6, "all at once would be 160 MB"
+    assert values[:50] == pytest.approx(Flat(1.0, 0.5).transform(places[:50]), abs=1e-3)
 
 
 def test_nearly_no_spread_of_a_uniform_law_is_a_constant_delay() -> None:
