@@ -9,7 +9,7 @@ from lightning_gossip.algorithm.laws import Constant, Erlang, Exponential, Unifo
 from lightning_gossip.analysis import second_moments
 from lightning_gossip.analysis.arrivals import free_arrivals
 from lightning_gossip.analysis.delays import Atoms, constant, histogram
-from lightning_gossip.analysis.discrete import constant_staleness_limit
+from lightning_gossip.analysis.discrete import constant_staleness_fastest, constant_staleness_limit, spectral_radius
 from lightning_gossip.analysis.mean_square import (
     exact_limit,
     mean_square_limit,
@@ -53,6 +53,20 @@ def test_a_step_of_a_third_over_the_workers_is_best_for_memoryless_ones() -> Non
     """ηhN ≈ 0.36: for 16 workers within a percent of the best of a grid, which is no sharp one."""
     rates = {product: rms_decay_rate(product / 16, 16) for product in np.arange(0.1, 1.0, 0.02)}
     assert rms_decay_rate(0.36 / 16, 16) == pytest.approx(max(rates.values()), rel=0.01)
+
+
+@pytest.mark.parametrize(("number", "share"), [(4, 0.54), (8, 0.64), (16, 0.71), (64, 0.78)])
+def test_for_round_robin_workers_the_same_step_has_half_to_three_quarters_of_the_best_rate(number: int, share: float) -> None:
+    """Their best one is N ≈ 1/(eηh) + ½."""
+    best, radius = constant_staleness_fastest(number - 1)
+    rate = -math.log(spectral_radius(0.36 / number, number - 1))
+    assert rate / -math.log(radius) == pytest.approx(share, abs=0.005)
+    assert 1.0 / (math.e * best) + 0.5 == pytest.approx(number, rel=0.005)
+
+
+@pytest.mark.parametrize("number", [64, 128, 256])
+def test_memoryless_workers_diverge_only_from_the_square_of_1_45_over_the_step(number: int) -> None:
+    assert (1.45 / mean_square_limit(number)) ** 2 == pytest.approx(number, rel=0.04)
 
 
 @pytest.mark.parametrize(("product", "ratio"), [(0.36, 1.10), (1.0, 1.21), (2.0, 1.50)])
