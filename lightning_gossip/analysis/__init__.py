@@ -9,7 +9,7 @@ from lightning_gossip.analysis.arrivals import Arrivals, RunTime, arrival_rate, 
 from lightning_gossip.analysis.combined import Repeated, Sum
 from lightning_gossip.analysis.conversion import delay_of
 from lightning_gossip.analysis.delays import Atoms, Delay, Flat, Gamma, constant, histogram
-from lightning_gossip.analysis.discrete import constant_staleness_fastest, constant_staleness_limit, spectral_radius
+from lightning_gossip.analysis.discrete import constant_staleness_fastest, constant_staleness_limit, own_limit, spectral_radius
 from lightning_gossip.analysis.gossip import gossip_limit, gossip_rms_decay
 from lightning_gossip.analysis.hitting import LossCurve, hitting_time, loss_curve, noise_floor
 from lightning_gossip.analysis.mean_square import (
@@ -82,6 +82,7 @@ __all__ = [
     "mean_square_limit",
     "noise_floor",
     "of_staleness",
+    "own_limit",
     "random_staleness_limit",
     "rms_decay_rate",
     "run_time",

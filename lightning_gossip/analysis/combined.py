@@ -60,13 +60,18 @@ class Repeated(Delay):
 
         E[e^{−sτ}] = (1 − β)/(1 − β L(s))                                                                       [derived here]
 
+    Nesterov's momentum applies 1 + β of a gradient at once and β^{j+1} after j steps: with the probability 1 − β there is no
+    delay, and with β this one.
+
     Args:
         step: law of one own step; its mean above 0.
         share: β in [0, 1).
+        nesterov: whether it is Nesterov's.
     """
 
     step: Delay
     share: float
+    nesterov: bool = False
 
     def __post_init__(self) -> None:
         check_not_negative("share", self.share)
@@ -76,13 +81,18 @@ class Repeated(Delay):
     @property
     def mean(self) -> float:
         """See :class:`Delay`."""
-        return self.step.mean * self.share / (1.0 - self.share)
+        return self._delayed * self.step.mean * self.share / (1.0 - self.share)
 
     @property
     def variance(self) -> float:
         """See :class:`Delay`."""
         share = self.share
-        return self.step.variance * share / (1.0 - share) + self.step.mean**2 * share / (1.0 - share) ** 2
+        second = self.step.variance * share / (1.0 - share) + self.step.mean**2 * share * (1.0 + share) / (1.0 - share) ** 2
+        return self._delayed * second - self.mean**2
+
+    @property
+    def _delayed(self) -> float:
+        return self.share if self.nesterov else 1.0
 
     @cached_property
     def left(self) -> float:
@@ -100,9 +110,10 @@ class Repeated(Delay):
 
     def transform(self, s: Any) -> ComplexArray:
         """See :class:`Delay`."""
-        return (1.0 - self.share) / (1.0 - self.share * self.step.transform(s))
+        repeated: ComplexArray = (1.0 - self.share) / (1.0 - self.share * self.step.transform(s))
+        return self._delayed * repeated + (1.0 - self._delayed)
 
     def slope(self, s: Any) -> ComplexArray:
         """See :class:`Delay`."""
         turned = 1.0 - self.share * self.step.transform(s)
-        return (1.0 - self.share) * self.share * self.step.slope(s) / np.square(turned)
+        return self._delayed * (1.0 - self.share) * self.share * self.step.slope(s) / np.square(turned)

@@ -45,6 +45,19 @@ def constant_staleness_fastest(staleness: int) -> tuple[float, float]:
     return math.exp(staleness * math.log(staleness) - (staleness + 1) * math.log(staleness + 1)), staleness / (staleness + 1)
 
 
+def own_limit(momentum: float, *, nesterov: bool = False) -> float:
+    """Without staleness gradient descent with momentum converges iff γh is below it.
+
+    Heavy ball: z² − (1 + β − γh) z + β = 0, so 2 (1 + β). Nesterov's, as torch has it: z² − (1 + β)(1 − γh) z + β (1 − γh) = 0,
+    so 2 (1 + β)/(1 + 2β).
+
+    Args:
+        momentum: β in [0, 1).
+        nesterov: whether it is Nesterov's.
+    """
+    return 2.0 * (1.0 + momentum) / (1.0 + 2.0 * momentum if nesterov else 1.0)
+
+
 def spectral_radius(step: float, staleness: int | Atoms) -> float:
     """The factor by which the mean of the error grows or shrinks in each step in the long run.
 

@@ -3,7 +3,7 @@
 On a quadratic of eigenvalue h, with g = γh, γ each worker's learning rate and β its momentum, worker i read the model v_i and
 holds the velocity m_i. When it finishes a step, and reads its model again,
 
-    m_i ← β m_i + v_i ;   x_i ← x_i − g m_i ;   v_i ← x_i
+    m_i ← β m_i + v_i ;   x_i ← x_i − g m_i ;   v_i ← x_i              (Nesterov's: memoryless.py)
 
 and an exchange makes x_i, x_j ← (x_i + x_j)/2. A worker reads *its own update at full weight*, of which the mean model has
 1/n so far. This look-ahead makes up for most of the delay: the mean decays by about γh a step, as without delay, and not as a
@@ -11,7 +11,7 @@ server's model with a staleness of n − 1.
 
 Steps and exchanges of memoryless workers form Poisson processes, so the second moments of (x_i, v_i, m_i) obey a linear
 recursion, whose largest eigenvalue ρ (of a step of every worker) is the factor of the mean square. Narrower laws of step times
-decay faster (measured: up to a tenth at γh = 0.3, a third at 0.6). The limit is some percent, on a ring of 8 a tenth, above
+decay faster (measured: up to a tenth at γh = 0.3, a third at 0.6). The limit is some percent, on a ring of 8 a ninth, above
 where simulated workers diverge. [Derived here; checked against the simulator.]
 """
 
@@ -26,11 +26,13 @@ from scipy import optimize
 from scipy.sparse.linalg import LinearOperator, eigs
 
 from lightning_gossip.algorithm.topology import Topology
+from lightning_gossip.analysis.discrete import own_limit
+from lightning_gossip.analysis.memoryless import FloatArray, own_step
 
-FloatArray = npt.NDArray[np.float64]
 
-
-def gossip_rms_decay(g: float, topology: Topology, *, exchanges_per_step: float = 1.0, momentum: float = 0.0) -> float:
+def gossip_rms_decay(
+    g: float, topology: Topology, *, exchanges_per_step: float = 1.0, momentum: float = 0.0, nesterov: bool = False
+) -> float:
     """Decay of the root mean square of AD-PSGD's models, per own step of a worker; negative if it diverges.
 
     Args:
@@ -38,11 +40,12 @@ def gossip_rms_decay(g: float, topology: Topology, *, exchanges_per_step: float 
         topology: who averages with whom, a uniformly drawn edge at a time.
         exchanges_per_step: averagings that a worker takes part in per own step.
         momentum: β in [0, 1).
+        nesterov: whether it is Nesterov's.
     """
     n = topology.n
     exchanges = 0.5 * exchanges_per_step * n if n > 1 else 0.0  # a step of everybody; two workers take part in one
     events = n + exchanges
-    turn = np.array([[1.0, -g, -g * momentum], [1.0, -g, -g * momentum], [0.0, 1.0, momentum]])
+    turn = own_step(g, momentum, nesterov=nesterov)
     ends = np.array(topology.edges, dtype=np.int64).reshape(-1, 2)
     laplacian = _laplacian(n, ends, np.ones(len(ends)))
     share = exchanges / events / max(1, len(ends))
@@ -50,8 +53,9 @@ def gossip_rms_decay(g: float, topology: Topology, *, exchanges_per_step: float 
     def event(packed: FloatArray) -> FloatArray:
         square = packed.reshape(3 * n, 3 * n)
         moments = (0.5 * (square + square.T)).reshape(3, n, 3, n)  # what, whose, what, whose
-        moments = _steps(moments, turn, 1.0 / events, n)
-        after: FloatArray = _exchanged(moments, laplacian, ends, share) if exchanges else moments
+        after = _steps(moments, turn, 1.0 / events, n)
+        if exchanges:  # an event is one or the other
+            after += _exchanged(moments, laplacian, ends, share) - moments
         return after.ravel()
 
     size, start = (3 * n) ** 2, np.eye(3 * n).ravel()
@@ -61,19 +65,21 @@ def gossip_rms_decay(g: float, topology: Topology, *, exchanges_per_step: float 
 
 
 @lru_cache(maxsize=64)
-def gossip_limit(topology: Topology, *, exchanges_per_step: float = 1.0, momentum: float = 0.0) -> float:
+def gossip_limit(
+    topology: Topology, *, exchanges_per_step: float = 1.0, momentum: float = 0.0, nesterov: bool = False
+) -> float:
     """The mean square of AD-PSGD's models converges below this γh.
 
     Args:
         topology: who averages with whom; at least two workers.
-        exchanges_per_step: as for :func:`gossip_rms_decay`.
+        exchanges_per_step, nesterov: as for :func:`gossip_rms_decay`.
         momentum: β in [0, 1).
     """
 
     def decay(g: float) -> float:
-        return gossip_rms_decay(g, topology, exchanges_per_step=exchanges_per_step, momentum=momentum)
+        return gossip_rms_decay(g, topology, exchanges_per_step=exchanges_per_step, momentum=momentum, nesterov=nesterov)
 
-    high = 2.0 * (1.0 + momentum)  # of a worker by itself
+    high = own_limit(momentum, nesterov=nesterov)
     if decay(high) > 0.0:
         return high
     low = 0.7 * high

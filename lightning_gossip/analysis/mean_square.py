@@ -15,8 +15,9 @@ the mean is and
 
 That is 5 to 14 % below the exact limit of memoryless workers, whose pulls are not independent: the safe side. Momentum β of the
 workers' optimizers applies a gradient again at the worker's next updates, taken as N = 1 + mean staleness steps apart: M(ω) =
-1/(1 − β e^{−iωN}) beside each g. That is 1.1 to 1.3 times too low for narrow laws, up to 2 times for memoryless ones with β =
-0.9 (measured); with steps of random length it would be too high.
+1/(1 − β e^{−iωN}) beside each g (Nesterov's: 1 + βM). That is exact to some percent for constant step times, 1.1 to 1.3 times
+too low for narrow laws, up to 2 times for memoryless ones with β = 0.9 (measured); with steps of random length it would be too
+high.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from lightning_gossip.algorithm.laws import Constant, Erlang, Exponential, Law
 from lightning_gossip.analysis import second_moments
 from lightning_gossip.analysis.combined import Repeated, Sum
 from lightning_gossip.analysis.delays import Atoms, constant
-from lightning_gossip.analysis.discrete import constant_staleness_limit
+from lightning_gossip.analysis.discrete import constant_staleness_limit, own_limit
 from lightning_gossip.analysis.second_moments import FloatArray
 from lightning_gossip.analysis.stability import of_staleness, stability_limit
 from lightning_gossip.errors import ConfigurationError
@@ -102,22 +103,25 @@ def _shape_of(compute: Law) -> int | None:
     return 1 if isinstance(compute, Exponential) and compute.spread == 1.0 else None
 
 
-def random_staleness_limit(staleness: Atoms, *, momentum: float = 0.0) -> float:
+def random_staleness_limit(staleness: Atoms, *, momentum: float = 0.0, nesterov: bool = False) -> float:
     """The mean square of the error converges below this ηh, if each update's staleness is drawn anew from a law.
 
     Args:
         staleness: its law, on whole steps.
-        momentum: β in [0, 1) of the workers' optimizers; η is then the step of a gradient's first application.
+        momentum: β in [0, 1) of the workers' optimizers; η is then the learning rate times the server's scale.
+        nesterov: whether it is Nesterov's.
     """
     if staleness.constant is not None and not momentum:
         return constant_staleness_limit(round(staleness.constant))
     delay, apart = of_staleness(staleness), 1.0 + staleness.mean
     if momentum:
-        delay = Sum(delay, Repeated(constant(apart), momentum))
-    top = min(2.0 * (1.0 + momentum), 1.02 * (1.0 - momentum) * stability_limit(delay))
+        delay = Sum(delay, Repeated(constant(apart), momentum, nesterov))
+    top = min(own_limit(momentum, nesterov=nesterov), 1.02 * (1.0 - momentum) * stability_limit(delay))
     frequencies = (np.arange(_FREQUENCIES) + 0.5) * math.pi / _FREQUENCIES
     turned, along = np.exp(1j * frequencies), staleness.transform(1j * frequencies)
     again = 1.0 / (1.0 - momentum * np.exp(-1j * apart * frequencies))
+    if nesterov:
+        again = 1.0 + momentum * again
     spread = (1.0 - np.abs(along) ** 2) * np.abs(again) ** 2
 
     def gain(step: float) -> float:

@@ -4,9 +4,9 @@ On a quadratic of eigenvalue h, with g = γh, worker i holds the model v_i that 
 
     m_i ← β m_i + v_i ;   z ← z − c·g m_i ;   v_i ← z
 
-with c the server's scale. Workers are alike, so eleven second moments close: those of (z, v, m) of one worker, and of (v, m) of
-two. Without momentum they are the four of :mod:`~lightning_gossip.analysis.second_moments`. [Derived here; checked against the
-simulator.]
+with c the server's scale; with Nesterov's momentum, as torch has it, z ← z − c·g (v_i + β m_i) with the new m_i. Workers are
+alike, so eleven second moments close: those of (z, v, m) of one worker, and of (v, m) of two. Without momentum they are the
+four of :mod:`~lightning_gossip.analysis.second_moments`. [Derived here; checked against the simulator.]
 """
 
 from __future__ import annotations
@@ -19,7 +19,20 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 
 
-def server_rms_decay(g: float, workers: int, *, scale: float, momentum: float = 0.0) -> float:
+def own_step(moved: float, momentum: float, *, nesterov: bool) -> FloatArray:
+    """What a worker's step does to (model, model read, velocity), as a matrix.
+
+    Args:
+        moved: of the model, per velocity: g, or c·g.
+        momentum: β.
+        nesterov: Nesterov's in place of heavy ball.
+    """
+    read, before = (1.0 + momentum, momentum**2) if nesterov else (1.0, momentum)
+    moves = [1.0, -moved * read, -moved * before]
+    return np.array([moves, moves, [0.0, 1.0, momentum]])
+
+
+def server_rms_decay(g: float, workers: int, *, scale: float, momentum: float = 0.0, nesterov: bool = False) -> float:
     """Decay of the root mean square of a server's model, per applied update; negative if it diverges.
 
     Without momentum it is :func:`~lightning_gossip.analysis.rms_decay_rate` at g·scale.
@@ -29,10 +42,9 @@ def server_rms_decay(g: float, workers: int, *, scale: float, momentum: float = 
         workers: N in flight.
         scale: c of an update at the server.
         momentum: β in [0, 1), of each worker's own optimizer.
+        nesterov: whether it is Nesterov's.
     """
-    n, moved = workers, scale * g
-    # (z, v, m) of the worker that ends its step
-    turn = np.array([[1.0, -moved, -moved * momentum], [1.0, -moved, -moved * momentum], [0.0, 1.0, momentum]])
+    n, turn = workers, own_step(scale * g, momentum, nesterov=nesterov)
 
     def update(packed: FloatArray) -> FloatArray:
         zz, zw = packed[0], packed[1:3]

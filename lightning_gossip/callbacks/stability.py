@@ -2,8 +2,8 @@
 
 | strategy | largest stable learning rate, with h the largest curvature (weight decay included) and β the momentum |
 |---|---|
-| ``apsgd`` | limit(measured staleness, β)/(c h), with c the server's scale |
-| ``adpsgd`` | :func:`~lightning_gossip.analysis.gossip_limit` of the topology, exchanges per step and β, over h |
+| ``apsgd`` | limit(measured staleness, momentum)/(c h), with c the server's scale |
+| ``adpsgd`` | :func:`~lightning_gossip.analysis.gossip_limit` of the topology, exchanges per step and momentum, over h |
 | synchronous ones | 2 (1 + β)/h; with Nesterov's momentum 2 (1 + β)/((1 + 2β) h) |
 
 limit() is :func:`~lightning_gossip.analysis.random_staleness_limit`. Both are of a quadratic, in the mean square. A network's
@@ -20,6 +20,7 @@ from torch.optim import SGD
 from lightning_gossip.algorithm.graphs import make_topology
 from lightning_gossip.algorithm.staleness import StalenessHistogram
 from lightning_gossip.analysis.delays import histogram
+from lightning_gossip.analysis.discrete import own_limit
 from lightning_gossip.analysis.gossip import gossip_limit
 from lightning_gossip.analysis.mean_square import random_staleness_limit
 from lightning_gossip.callbacks.curvature import CurvatureProbe
@@ -80,8 +81,8 @@ def _limit(trainer: pl.Trainer, staleness: StalenessHistogram, momentum: float, 
         if not staleness.count:
             return None
         scale = strategy.server_options.scale or 1.0 / workers
-        return random_staleness_limit(histogram(staleness.counts()), momentum=momentum) / scale
+        return random_staleness_limit(histogram(staleness.counts()), momentum=momentum, nesterov=nesterov) / scale
     if workers > 1 and isinstance(strategy, ADPSGDStrategy):
         topology = make_topology(strategy.topology, workers)
-        return gossip_limit(topology, exchanges_per_step=strategy.exchanges_per_step, momentum=momentum)
-    return 2.0 * (1.0 + momentum) / (1.0 + 2.0 * momentum if nesterov else 1.0)
+        return gossip_limit(topology, exchanges_per_step=strategy.exchanges_per_step, momentum=momentum, nesterov=nesterov)
+    return own_limit(momentum, nesterov=nesterov)

@@ -95,6 +95,17 @@ def test_geometric_delays_are_the_sum_of_their_atoms() -> None:
         assert delay.transform(s) == pytest.approx(atoms.transform(s), rel=1e-9)
 
 
+def test_nesterov_s_momentum_applies_more_of_a_gradient_at_once() -> None:
+    share, step = 0.6, 0.3
+    shares = np.append((1 - share) * (1 + share), (1 - share) * share ** np.arange(2.0, 200.0))
+    atoms = Atoms(step * np.arange(len(shares)), shares)
+    delay = Repeated(constant(step), share, nesterov=True)
+    assert (delay.mean, delay.variance) == pytest.approx((atoms.mean, atoms.variance))
+    for s in (0.5, -0.4 + 1j, 2j):
+        assert delay.transform(s) == pytest.approx(atoms.transform(s), rel=1e-9)
+        assert delay.slope(s) == pytest.approx(atoms.slope(s), rel=1e-9)
+
+
 def test_a_histogram_of_staleness_is_a_law() -> None:
     law = histogram({0: 2, 3: 6})
     assert law.mean == pytest.approx(2.25)

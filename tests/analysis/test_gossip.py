@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
+import torch
 
 from lightning_gossip.algorithm import ring
 from lightning_gossip.algorithm.laws import Exponential
 from lightning_gossip.analysis.arrivals import free_arrivals
+from lightning_gossip.analysis.discrete import own_limit
 from lightning_gossip.analysis.gossip import gossip_limit, gossip_rms_decay
 from lightning_gossip.analysis.mean_square import rms_decay_rate
-from lightning_gossip.analysis.memoryless import server_rms_decay
+from lightning_gossip.analysis.memoryless import FloatArray, server_rms_decay
 from lightning_gossip.analysis.stability import decay_rate
 from lightning_gossip.simulation import ADPSGD, APSGD
 from tests.analysis.simulated import rms_rate
@@ -53,3 +58,55 @@ def test_at_the_limit_of_gossip_the_second_moments_stand_still() -> None:
         limit = gossip_limit(ring(4), momentum=momentum)
         assert gossip_rms_decay(1.02 * limit, ring(4), momentum=momentum) < 0.0
         assert gossip_rms_decay(0.98 * limit, ring(4), momentum=momentum) > 0.0
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("momentum", [0.5, 0.9])
+def test_torch_s_own_optimizer_converges_below_the_limit_and_not_above(momentum: float, nesterov: bool) -> None:
+    limit = own_limit(momentum, nesterov=nesterov)
+    assert descended(0.98 * limit, momentum, nesterov) < 1e-3
+    assert descended(1.02 * limit, momentum, nesterov) > 10.0
+
+
+def descended(g: float, momentum: float, nesterov: bool) -> float:
+    """|x| after many steps on ½ x²."""
+    x = torch.tensor([1.0], dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.SGD([x], lr=g, momentum=momentum, nesterov=nesterov)
+    for _ in range(2_000):
+        x.grad = x.detach().clone()
+        optimizer.step()
+    return float(x.detach().abs())
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("g", [0.05, 0.3, 2.0])
+def test_second_moments_are_those_of_the_mean_of_all_events(g: float, nesterov: bool) -> None:
+    """Every event is a matrix A of the whole state, as torch's SGD writes its step; E[A ⊗ A] has the factor."""
+    n, momentum, scale, edges = 4, 0.9, 0.25, [(0, 1), (1, 2), (2, 3), (3, 0)]
+
+    def step(model: int, read: int, velocity: int, *, size: int, moved: float) -> FloatArray:
+        unit, after = np.eye(size), np.eye(size)
+        after[velocity] = momentum * unit[velocity] + unit[read]
+        after[model] -= moved * (unit[read] + momentum * after[velocity] if nesterov else after[velocity])
+        after[read] = after[model]
+        return after
+
+    def exchange(i: int, j: int) -> FloatArray:
+        after = np.eye(3 * n)
+        after[[i, j]] = 0.5 * (after[i] + after[j])
+        return after
+
+    def decay(events: list[FloatArray]) -> float:  # per event
+        mean = sum(np.kron(event, event) for event in events) / len(events)
+        return -0.5 * math.log(np.abs(np.linalg.eigvals(mean)).max())
+
+    # n/2 exchanges beside n steps: each of the four edges half as often as a worker's step
+    events = [step(i, n + i, 2 * n + i, size=3 * n, moved=g) for i in range(n)] * 2 + [exchange(i, j) for i, j in edges]
+    found = gossip_rms_decay(g, ring(n), momentum=momentum, nesterov=nesterov)
+    assert found == pytest.approx(1.5 * n * decay(events), rel=1e-6)
+    events = [step(0, 1 + i, 1 + n + i, size=1 + 2 * n, moved=scale * g) for i in range(n)]
+    assert server_rms_decay(g, n, scale=scale, momentum=momentum, nesterov=nesterov) == pytest.approx(decay(events), rel=1e-6)
+
+
+def test_nesterov_s_momentum_lowers_the_limit_of_gossip() -> None:
+    assert gossip_limit(ring(4), momentum=0.9, nesterov=True) < 0.75 * gossip_limit(ring(4), momentum=0.9)

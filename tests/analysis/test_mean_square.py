@@ -181,6 +181,28 @@ def test_momentum_lowers_the_limit_and_workers_are_stable_below_it(momentum: flo
     assert (z * z).mean() < 0.1
 
 
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("momentum", [0.5, 0.9])
+@pytest.mark.parametrize("number", [2, 8])
+def test_the_limit_of_round_robin_workers_with_momentum(number: int, momentum: float, nesterov: bool) -> None:
+    """Exactly, by one round of their steps; the theory takes an own step to last as long as all of them."""
+    limit = random_staleness_limit(constant(number - 1.0), momentum=momentum, nesterov=nesterov)
+    assert round_robin(0.93 * limit, number, momentum, nesterov) < 1.0 < round_robin(1.05 * limit, number, momentum, nesterov)
+
+
+def round_robin(step: float, number: int, momentum: float, nesterov: bool) -> float:
+    """The factor of a round."""
+    size = 1 + 2 * number
+    unit, after = np.eye(size), np.eye(size)
+    for worker in range(number):
+        update, model, velocity = unit.copy(), 1 + worker, 1 + number + worker
+        update[velocity] += unit[model] - (1.0 - momentum) * unit[velocity]
+        update[0] -= step * (unit[model] + momentum * update[velocity] if nesterov else update[velocity])
+        update[model] = update[0]
+        after = update @ after
+    return float(np.abs(np.linalg.eigvals(after)).max())
+
+
 def test_the_exact_limit_is_known_for_some_laws() -> None:
     assert exact_limit(4, Exponential(1.0)) == mean_square_limit(4)
     assert exact_limit(4, Constant(1.0)) == mean_square_limit(4, shape=None)

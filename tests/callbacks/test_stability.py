@@ -18,7 +18,7 @@ from lightning_gossip.analysis.mean_square import random_staleness_limit
 from lightning_gossip.callbacks import CurvatureProbe, GossipMonitor
 from lightning_gossip.callbacks.stability import stability_margin
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.strategies import APSGDStrategy
+from lightning_gossip.strategies import ADPSGDStrategy, APSGDStrategy
 
 CURVATURE = 4.0
 
@@ -87,6 +87,25 @@ def test_a_server_s_margin_follows_the_measured_staleness() -> None:
         seen.record(staleness)
     expected = 4.0 * random_staleness_limit(histogram({3: 3, 7: 1})) / (CURVATURE * 0.1)
     assert stability_margin(trainer, CURVATURE, seen) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("strategy", "times"), [(APSGDStrategy(), 3.3), (ADPSGDStrategy(), 0.467)], ids=["apsgd", "adpsgd"])
+def test_nesterov_s_momentum_has_a_margin_of_its_own(strategy: Any, times: float) -> None:
+    """It is less of a delay, and a larger first step."""
+    seen = StalenessHistogram()
+    for staleness in (2, 3, 3, 4):
+        seen.record(staleness)
+
+    def margin(nesterov: bool) -> float | None:
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9, nesterov=nesterov)
+        trainer: Any = SimpleNamespace(strategy=strategy, world_size=4, optimizers=[optimizer])
+        return stability_margin(trainer, CURVATURE, seen)
+
+    heavy_ball, nesterov = margin(False), margin(True)
+    assert heavy_ball is not None
+    assert nesterov is not None
+    assert nesterov / heavy_ball == pytest.approx(times, rel=0.05)
 
 
 def test_a_learning_rate_near_the_limit_is_warned_of_once() -> None:
