@@ -109,7 +109,8 @@ class Planner:
 
     def dynamics(self, strategy: Strategy, times: Times) -> Dynamics:
         """How a strategy's loss falls; see recipes.planning.dynamics."""
-        problem, momentum, n = self.known.problem, self.known.momentum, times.workers
+        problem, n = self.known.problem, times.workers
+        momentum, nesterov = self.known.momentum, self.known.nesterov
         if isinstance(strategy, APSGD) and n > 1:
             return server(
                 problem,
@@ -118,6 +119,7 @@ class Planner:
                 workers=strategy.active_workers or n,
                 scale=1.0 / n if strategy.scale is None else strategy.scale,
                 momentum=momentum,
+                nesterov=nesterov,
                 variation=self.known.variation,
                 bounded=strategy.max_staleness is not None,
             )
@@ -130,13 +132,14 @@ class Planner:
                 topology,
                 exchanges_per_step=exchanges,
                 momentum=momentum,
+                nesterov=nesterov,
                 variation=self.known.variation,
             )
         smallest = 1.0
         if isinstance(strategy, DPSGD) and n > 1 and strategy.overlap:
             matrix = mixing_matrix(make_topology(strategy.topology, n), weights=strategy.weights)
             smallest = float(np.linalg.eigvalsh(matrix)[0])
-        return synchronous(problem, times.steps_per_s, momentum=momentum, smallest_weight=smallest)
+        return synchronous(problem, times.steps_per_s, momentum=momentum, nesterov=nesterov, smallest_weight=smallest)
 
     def all(
         self, strategies: Mapping[str, Strategy], workers: Sequence[int], step: Callable[[str], News] = lambda _: lambda _: None

@@ -4,8 +4,9 @@ F(x) = ½ Σ h x² with the spectrum h, learning rate γ of each worker, momentu
 
 | strategy | unit of time | recursion | converges iff |
 |---|---|---|---|
-| ddp, qsgd, averaging | a round | z² − (1 + β − g) z + β = 0 | g < 2 (1 + β) |
-| dpsgd, overlapped | a round | as well, and for every eigenvalue w of W: z² − (w + β − g) z + βw = 0 | g < (1 + w_min)(1 + β) |
+| ddp, qsgd, averaging | a round | as dpsgd with w = 1 | g < 2 (1 + β) |
+| dpsgd, overlapped | a round | for 1 and every other eigenvalue w of W: z² − (w + β − g) z + βw = 0 | g < (1 + w_min)(1 + β) |
+| both, with Nesterov's momentum | | z² − (w + β − (1 + β) g) z + β (w − g) = 0 | the same over 1 + 2β |
 | apsgd | an update | s + ηh E[e^{−sτ}] = 0 with η = γc/(1 − β), c the server's scale | Re s < 0 |
 | adpsgd | a step of every worker | second moments of memoryless workers and exchanges: analysis/gossip.py | they shrink |
 
@@ -17,8 +18,8 @@ decides, which decays more slowly than the mean: analysis/memoryless.py. Under `
 1 − cv² of the rate of synchronous ones where that is lower: with momentum.
 
 Idealised: one quadratic and the same on all workers, no noise of gradients (so no floor of the loss), no error of quantization,
-workers of equal speed as far as dynamics go (their times are each worker's own), plain heavy-ball SGD, a constant learning
-rate.
+workers of equal speed as far as dynamics go (their times are each worker's own), SGD with or without momentum, a constant
+learning rate.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from lightning_gossip.analysis import (
     constant,
     gossip_rms_decay,
     of_staleness,
+    own_limit,
     random_staleness_limit,
     server_rms_decay,
     stability_limit,
@@ -117,26 +119,29 @@ class Dynamics:
         return min(good, key=lambda lr: abs(math.log(lr / near)))
 
 
-def synchronous(problem: Problem, rounds_per_s: float, *, momentum: float = 0.0, smallest_weight: float = 1.0) -> Dynamics:
+def synchronous(
+    problem: Problem, rounds_per_s: float, *, momentum: float = 0.0, nesterov: bool = False, smallest_weight: float = 1.0
+) -> Dynamics:
     """No delay.
 
     Args:
         problem: the quadratic.
         rounds_per_s: steps of every worker in a second.
         momentum: β.
+        nesterov: whether it is Nesterov's.
         smallest_weight: w_min, the smallest eigenvalue of the mixing matrix of ``dpsgd``; 1 where all models are one.
     """
 
     def falling(g: float) -> Falling:
-        return max((_round(g, momentum, w) for w in {1.0, smallest_weight}), key=lambda one: -one.decay)
+        return min((_round(g, momentum, nesterov, w) for w in {1.0, smallest_weight}), key=lambda one: one.decay)
 
-    limit = (1.0 + momentum) * (1.0 + smallest_weight) / max(problem.eigenvalues)
+    limit = 0.5 * (1.0 + smallest_weight) * own_limit(momentum, nesterov=nesterov) / max(problem.eigenvalues)
     return Dynamics(problem, rounds_per_s, limit, falling)
 
 
-def _round(g: float, momentum: float, weight: float) -> Falling:
-    half = 0.5 * (weight + momentum - g)
-    root = cmath.sqrt(half**2 - momentum * weight)
+def _round(g: float, momentum: float, nesterov: bool, weight: float = 1.0) -> Falling:
+    half = 0.5 * (weight + momentum - g * (1.0 + momentum if nesterov else 1.0))
+    root = cmath.sqrt(half**2 - momentum * (weight - g if nesterov else weight))
     factor = max(abs(half + root), abs(half - root), 1e-12)
     return Falling(-math.log(factor))
 
@@ -149,6 +154,7 @@ def server(
     workers: int,
     scale: float,
     momentum: float = 0.0,
+    nesterov: bool = False,
     variation: float = 0.0,
     bounded: bool = False,
 ) -> Dynamics:
@@ -161,20 +167,24 @@ def server(
         workers: N in flight.
         scale: c, of an update at the server.
         momentum: β of the workers' optimizers.
+        nesterov: whether it is Nesterov's.
         variation: standard deviation over mean of the step times.
         bounded: whether a staleness bound or a slow link changes the order of the updates.
     """
     delay = of_staleness(_few(staleness))
     if momentum:
-        delay = Sum(delay, Repeated(Sum(constant(1.0), _few(staleness)), momentum))
+        delay = Sum(delay, Repeated(Sum(constant(1.0), _few(staleness)), momentum, nesterov))
     per_g = scale / (1.0 - momentum)
     memoryless = variation > _MEMORYLESS
     if bounded:
         workers = max(1, round(staleness.mean) + 1)  # with these the mean staleness is what the bound leaves
 
+    def rms_decay(g: float) -> float:
+        return server_rms_decay(g, workers, scale=scale, momentum=momentum, nesterov=nesterov)
+
     def exact(g: float) -> Falling:
         if memoryless:
-            return Falling(server_rms_decay(g, workers, scale=scale, momentum=momentum))
+            return Falling(rms_decay(g))
         found = modes(g * per_g, delay)[0]
         amplitude = 2.0 * abs(found.residue) if found.root.imag else 1.0
         return Falling(-found.root.real, min(max(amplitude, 1.0), _LARGEST))
@@ -185,10 +195,10 @@ def server(
 
     limit = 2.0 / scale
     if memoryless:
-        limit = _zero(lambda g: server_rms_decay(g, workers, scale=scale, momentum=momentum), limit)
+        limit = _zero(rms_decay, limit)
     else:
         limit = min(limit, stability_limit(delay) / per_g)
-        limit = min(limit, random_staleness_limit(staleness, momentum=momentum) / scale)
+        limit = min(limit, random_staleness_limit(staleness, momentum=momentum, nesterov=nesterov) / scale)
     return Dynamics(problem, updates_per_s, limit / max(problem.eigenvalues), _tabulated(exact, first_order))
 
 
@@ -199,6 +209,7 @@ def gossip(
     *,
     exchanges_per_step: float = 1.0,
     momentum: float = 0.0,
+    nesterov: bool = False,
     variation: float = 1.0,
 ) -> Dynamics:
     """AD-PSGD.
@@ -209,21 +220,22 @@ def gossip(
         topology: who averages with whom.
         exchanges_per_step: averagings that a worker takes part in per own step.
         momentum: β.
+        nesterov: whether it is Nesterov's.
         variation: standard deviation over mean of the step times.
     """
     if topology.n == 1:
-        return synchronous(problem, steps_per_s, momentum=momentum)
+        return synchronous(problem, steps_per_s, momentum=momentum, nesterov=nesterov)
 
     random = min(1.0, variation**2)
 
     def decay(g: float) -> float:
-        memoryless = gossip_rms_decay(g, topology, exchanges_per_step=exchanges_per_step, momentum=momentum)
-        return min(memoryless, (1.0 - random) * _round(g, momentum, 1.0).decay + random * memoryless)
+        memoryless = gossip_rms_decay(g, topology, exchanges_per_step=exchanges_per_step, momentum=momentum, nesterov=nesterov)
+        return min(memoryless, (1.0 - random) * _round(g, momentum, nesterov).decay + random * memoryless)
 
     def first_order(g: float) -> Falling | None:
-        return _round(g, momentum, 1.0) if g < min(2.0 * _SMALL, 0.5 * (1.0 - math.sqrt(momentum)) ** 2) else None
+        return _round(g, momentum, nesterov) if g < min(2.0 * _SMALL, 0.5 * (1.0 - math.sqrt(momentum)) ** 2) else None
 
-    limit = _zero(decay, 2.0 * (1.0 + momentum))
+    limit = _zero(decay, own_limit(momentum, nesterov=nesterov))
     return Dynamics(
         problem, steps_per_s, limit / max(problem.eigenvalues), _tabulated(lambda g: Falling(decay(g)), first_order)
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hydra.utils import get_class
 from omegaconf import DictConfig
 
 from lightning_gossip import ConfigurationError
@@ -83,7 +84,7 @@ class Known:
         strategy: that is planned, or was measured.
         workers: how many it has.
         lr: the recipe's.
-        momentum: the recipe's.
+        momentum, nesterov: the recipe's.
         curvature: of the loss.
         run: the measured one; None if it is a configuration.
     """
@@ -93,6 +94,7 @@ class Known:
     workers: int
     lr: LearningRate
     momentum: float
+    nesterov: bool
     curvature: curvature.Curvature
     run: Run | None = None
 
@@ -175,7 +177,8 @@ def known_from(cfg: DictConfig, run: Run | None, spectrum: curvature.Curvature) 
     strategy = strategy_of(cfg)
     strategy.check(cluster.workers)
     momentum = float(cfg.recipe.model.get("momentum", 0.0))
-    return Known(machines, strategy, cluster.workers, learning_rate(cfg), momentum, spectrum, run)
+    nesterov = bool(getattr(get_class(cfg.recipe.model._target_), "NESTEROV", False))
+    return Known(machines, strategy, cluster.workers, learning_rate(cfg), momentum, nesterov, spectrum, run)
 
 
 def measured_run(folder: Path, *, padded: bool = False) -> Run:

@@ -151,6 +151,7 @@ def as_json(candidates: Sequence[Candidate], best: Candidate, now: Candidate, kn
         "curvature": {"eigenvalues": list(known.curvature.eigenvalues), "source": known.curvature.source},
         "measured": None if known.run is None else {"folder": str(known.run.folder), "staleness_mean": known.run.staleness},
         "momentum": known.momentum,
+        "nesterov": known.nesterov,
         "links": {"latency_s": known.machines.links.latency_s, "bandwidth": _finite(known.machines.links.bandwidth)},
         "now": _row(now),
         "recommended": {**_row(best), "setting": setting(best, known)},

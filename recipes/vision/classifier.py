@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch import LightningModule
@@ -40,6 +40,9 @@ class Classifier(LightningModule):
         label_smoothing: of the training loss; val_loss has none.
         channels_last: keep images and weights in NHWC order, which convolutions on tensor cores and recent CPUs prefer.
     """
+
+    NESTEROV: ClassVar[bool] = True
+    """For recipes.plan, which makes no optimizer."""
 
     def __init__(
         self,
@@ -123,7 +126,7 @@ class Classifier(LightningModule):
             parameter_groups(self.net, options["weight_decay"]),
             lr=options["lr_per_256"] * global_batch / 256,
             momentum=options["momentum"],
-            nesterov=options["momentum"] > 0,
+            nesterov=self.NESTEROV and options["momentum"] > 0,
         )
         start = min(1.0, 256 / global_batch)
         schedule = LambdaLR(optimizer, PerStep(self.factor(epochs), steps / epochs, start))

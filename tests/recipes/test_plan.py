@@ -29,7 +29,7 @@ from lightning_gossip.analysis import (
     free_arrivals,
     mean_square_limit,
 )
-from lightning_gossip.simulation import APSGD
+from lightning_gossip.simulation import ADPSGD, APSGD, AllReduce
 from recipes.job import plain_errors
 from recipes.plan import as_measured, run
 from recipes.planning import curvature, known
@@ -52,6 +52,7 @@ GROUPS = {
     "trainer": "cpu",
 }
 ONE = Problem(eigenvalues=[1.0])
+TWO = {"ddp": AllReduce(), "adpsgd": ADPSGD()}
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +104,24 @@ def test_synchronous_strategies_converge_below_their_limit() -> None:
     ring_of_four = synchronous(ONE, 1.0, smallest_weight=-1 / 3)  # metropolis weights
     assert ring_of_four.limit == pytest.approx(2 / 3)
     assert ring_of_four.decay(0.66) > 0.0 > ring_of_four.decay(0.68)
+
+
+@pytest.mark.parametrize("weight", [1.0, -1 / 3])
+def test_nesterov_s_momentum_has_a_lower_limit(weight: float) -> None:
+    dynamics = synchronous(ONE, 1.0, momentum=0.9, nesterov=True, smallest_weight=weight)
+    assert dynamics.limit == pytest.approx((1 + weight) * 1.9 / 2.8)
+    assert dynamics.decay(0.99 * dynamics.limit) > 0.0 > dynamics.decay(1.01 * dynamics.limit)
+
+
+def test_a_recipe_of_images_is_planned_with_nesterov_s_momentum() -> None:
+    for recipe, nesterov in (("digits_mlp", False), ("mnist_mlp", True)):
+        cfg = compose("planning", [f"recipe={recipe}", "curvature.largest=4", "samples=1000", "model_bytes=1000"])
+        start = known.known_from(cfg, None, curvature.curvature_of(cfg, workers=4, run=None))
+        assert start.nesterov == nesterov
+        limits = {name: Planner(start, 0.01, 2.0).candidate(strategy, 4).dynamics.limit for name, strategy in TWO.items()}
+        assert limits == pytest.approx(
+            {"ddp": 3.8 / (2.8 if nesterov else 1.0) / 4, "adpsgd": (1.04 if nesterov else 2.23) / 4}, rel=0.01
+        )
 
 
 def test_time_to_a_share_of_the_loss_is_that_of_the_decay() -> None:
