@@ -64,6 +64,11 @@ def check(cfg: DictConfig) -> None:
             f"curvature.ckpt_path={cfg.ckpt_path} is not a file. Write a checkpoint, for example model.ckpt."
         )
     if cfg.eigenvalues is not None:
+        if not isinstance(cfg.eigenvalues, Sequence) or isinstance(cfg.eigenvalues, str):
+            raise ConfigurationError(f"curvature.eigenvalues={cfg.eigenvalues!r} is not a list. Write for example [10.0, 1.0].")
+        for value in cfg.eigenvalues:
+            if not is_finite(value):
+                raise ConfigurationError(f"curvature.eigenvalues holds {value!r}, which is no finite number.")
         spectrum(cfg.eigenvalues)
     elif cfg.largest is not None:
         check_positive("curvature.largest", cfg.largest)

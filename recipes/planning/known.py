@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from hydra.utils import get_class
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from lightning_gossip import ConfigurationError
 from lightning_gossip.algorithm.checks import check_integer, check_positive, is_finite, is_integer
@@ -25,6 +25,7 @@ from recipes.record import RECORD
 from recipes.simulated.scenario import scenario_of, strategy_of
 from recipes.summary import SUMMARY
 
+_MOST = 256  # workers: a minute of simulation, and AD-PSGD's second moments in memory
 _ATOMS = 400  # step times of a worker that are kept: its law to a fraction of a percent
 
 
@@ -120,6 +121,8 @@ def check(cfg: DictConfig) -> None:
     Raises:
         ConfigurationError: naming the key.
     """
+    if cfg.measured is not None and not isinstance(cfg.measured, str):
+        raise ConfigurationError(f"measured={cfg.measured!r} is not a folder. Write for example measured=outputs/DATE/TIME.")
     known = ("ddp", *STRATEGIES)
     for key, values in (("strategies", cfg.strategies), ("workers", cfg.workers)):
         if not isinstance(values, Sequence) or isinstance(values, str) or not len(values):
@@ -130,8 +133,8 @@ def check(cfg: DictConfig) -> None:
         if name not in known:
             raise ConfigurationError(f"strategies names {name!r}; the known ones are {', '.join(known)}.")
     for number in cfg.workers:
-        if not is_integer(number, 1):
-            raise ConfigurationError(f"workers holds {number!r}, which is no integer of at least 1. Write workers=[4,8,16].")
+        if not is_integer(number, 1, _MOST):
+            raise ConfigurationError(f"workers holds {number!r}, which is no integer in [1, {_MOST}]. Write workers=[4,8,16].")
     if cfg.most_workers is not None:
         check_integer("most_workers", cfg.most_workers, example=16, otherwise=", or null for as many as now")
     if not is_finite(cfg.target) or not 0.0 < cfg.target < 1.0:
@@ -139,7 +142,17 @@ def check(cfg: DictConfig) -> None:
     if not is_finite(cfg.margin) or cfg.margin < 1.0:
         raise ConfigurationError(f"margin={cfg.margin!r} is not a number of at least 1. Write for example 2.")
     learning_rate(cfg)
+    momentum = cfg.recipe.model.get("momentum", 0.0)
+    if not is_finite(momentum) or not 0.0 <= momentum < 1.0:
+        raise ConfigurationError(f"recipe.model.momentum={momentum!r} is not in [0, 1). Write for example 0.9.")
+    check_integer("trainer.devices", cfg.trainer.devices, example=4)
     curvature.check(cfg.curvature)
+    if cfg.measured is None and cfg.curvature.eigenvalues is None and cfg.curvature.largest is None:
+        for key in sorted(OmegaConf.missing_keys(cfg.recipe)):
+            raise ConfigurationError(
+                f"{key} is not given, and without data there is no curvature. Write {key}=..., or"
+                " curvature.largest=20 if it is known."
+            )
 
 
 _EXAMPLES = {"strategies": "ddp,adpsgd,apsgd", "workers": "4,8,16"}
