@@ -87,7 +87,10 @@ def as_measured(cfg: DictConfig, overrides: list[str]) -> tuple[DictConfig, list
         return cfg, overrides
     measured = known.measured_run(Path(cfg.measured))
     saved = choices_of_run(measured.folder)
-    chosen = Choices({}, {"trainer.devices": measured.cluster.workers}) if saved is None else saved
+    if saved is None:
+        chosen = Choices({}, {"trainer.devices": measured.cluster.workers})
+    else:  # a simulated run may have another strategy than its configuration's
+        chosen = saved.of_strategy(measured.summary["strategy"])
     before = chosen.without(overrides).overrides
     together = [*before, *overrides]
     return compose(CONFIG, [*together, f"run_dir={cfg.run_dir}"]), together

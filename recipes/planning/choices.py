@@ -36,6 +36,13 @@ class Choices:
             f"{key}={_written(value)}" for key, value in self.values.items()
         ]
 
+    def of_strategy(self, name: str) -> Choices:
+        """With this strategy, and no values of another."""
+        if self.groups["strategy"] == name:
+            return self
+        values = {key: value for key, value in self.values.items() if not key.startswith("strategy.")}
+        return Choices({**self.groups, "strategy": name}, values)
+
     def without(self, overrides: list[str]) -> Choices:
         """Without the values of the groups whose option these overrides change."""
         changed = {name for override in overrides for name, _, _ in [override.partition("=")] if name in _GROUPS}
