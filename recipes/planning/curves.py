@@ -11,6 +11,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from lightning_gossip.simulation import APSGD
 from recipes.planning.choice import Candidate, News, Planner, bounds, counts
@@ -87,20 +88,46 @@ def draw(curves: Curves, best: Candidate, now: Candidate, path: Path) -> None:
         figure = Figure(figsize=(11, 8), layout="constrained")
         for axes, (knob, lines) in zip(figure.subplots(2, 2).flat, curves.items(), strict=True):
             decay = knob.endswith("decay")
-            for name, line in lines.items():
-                known = [(x, y) for x, y in line if y is not None and (not decay or y > 0.0)]
-                axes.plot(*zip(*known, strict=True) if known else ((), ()), "o-", ms=3, lw=1.4, label=name)
+            drawn = _together({name: [(x, y) for x, y in line if y is not None and y > 0.0] for name, line in lines.items()})
+            for name, known in drawn.items():
+                axes.plot(*zip(*known, strict=True), "o-", ms=3, lw=1.4, label=name)
             label, _, _ = knob.partition(":")
             logarithmic = "learning rate" in knob
-            axes.set(xlabel=label, xscale="log" if logarithmic else "linear", yscale="log")
+            axes.set(xlabel=label, xscale="log" if logarithmic else "linear", yscale="log" if drawn else "linear")
+            if not logarithmic:
+                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.yaxis.set_major_formatter("{x:g}")
+            if drawn:
+                axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.0, 0.4)))
+            else:
+                axes.text(
+                    0.5, 0.5, "diverges everywhere with the present\nlearning rate", transform=axes.transAxes, ha="center"
+                )
+                axes.set(xticks=[], yticks=[])
             axes.set(title="Dominant decay" if decay else "Time to the target", ylabel="1/s" if decay else "s")
             if logarithmic:
                 _mark(axes, {"recommended": best.best_lr, "now": now.lr})
             axes.grid(alpha=0.25)
-            if lines:
+            if drawn:
                 axes.legend(fontsize=7, loc="lower left" if logarithmic and not decay else "best")
         figure.suptitle(f"Where a line ends it diverges; target: {best.target:g} of the loss's excess", x=0.01, ha="left")
         figure.savefig(path, dpi=120)
+
+
+def _together(lines: Mapping[str, Line]) -> dict[str, Line]:
+    """Lines that lie upon each other as one, with all their names; those without a point are left out."""
+    drawn: list[tuple[list[str], Line]] = []
+    for name, line in lines.items():
+        same = next((names for names, other in drawn if _alike(line, other)), None)
+        if same is not None:
+            same.append(name)
+        elif line:
+            drawn.append(([name], line))
+    return {" = ".join(names): line for names, line in drawn}
+
+
+def _alike(line: Line, other: Line) -> bool:
+    return len(line) == len(other) > 0 and bool(np.allclose(np.array(line, float), np.array(other, float), rtol=0.02, atol=0.0))
 
 
 def _mark(axes: Axes, rates: Mapping[str, float]) -> None:

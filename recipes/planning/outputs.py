@@ -15,8 +15,10 @@ from rich.table import Table
 from lightning_gossip.simulation import ADPSGD, APSGD, Strategy
 from recipes.planning.choice import Candidate, gap
 from recipes.planning.choices import Choices
+from recipes.planning.dynamics import WORTH
 from recipes.planning.known import Known
 
+_WIDTH = 110  # of the table in any case: a narrow terminal breaks its lines, but no number loses its digits
 _HEADINGS = ("n", "/s", "wait", "exch", "stale", "margin", "decay", "time", "lr ≤", "best", "time")
 
 
@@ -36,11 +38,11 @@ def table(candidates: Sequence[Candidate], known: Known, now: Candidate) -> Tabl
             f"{one.times.waiting:.0%}",
             f"{one.times.exchanges_per_step:.1f}" if one.times.exchanges_per_step else "–",
             stale,
-            f"{one.margin:.2g}",
-            f"{one.dynamics.decay(one.lr):.2g}",
+            _two(one.margin),
+            _two(one.dynamics.decay(one.lr)),
             _seconds(one.time_s),
-            f"{one.bound:.2g}",
-            f"{one.best_lr:.2g}",
+            _two(one.bound),
+            _two(one.best_lr),
             _seconds(one.best_time_s),
             style="bold" if (one.name, one.workers) == (now.name, now.workers) else None,
         )
@@ -79,8 +81,8 @@ def choices_for(best: Candidate, known: Known, present: Choices) -> Choices:
     """The present choices with the recommended ones in their place."""
     groups, values = dict(present.groups), dict(present.values)
     if best.name != known.strategy.name:
-        groups["strategy"] = best.name
-        values = {key: value for key, value in values.items() if not key.startswith("strategy.")}
+        chosen = present.of_strategy(best.name)
+        groups, values = dict(chosen.groups), dict(chosen.values)
     topology = best.strategy.topology_name
     if topology is not None and isinstance(best.strategy, ADPSGD) and isinstance(best.strategy.topology, str):
         groups["topology"] = topology
@@ -90,7 +92,7 @@ def choices_for(best: Candidate, known: Known, present: Choices) -> Choices:
 
 def words(best: Candidate, now: Candidate, known: Known) -> str:
     """The recommendation in sentences."""
-    strategy, parts = best.strategy, [f"Train with {best.name} on {best.workers} workers"]
+    strategy, parts = best.strategy, [f"Train with {best.name} on {best.workers} worker{'s' if best.workers > 1 else ''}"]
     if isinstance(strategy, APSGD) and best.workers > 1:
         active = strategy.active_workers or best.workers
         bound = strategy.max_staleness
@@ -102,7 +104,7 @@ def words(best: Candidate, now: Candidate, known: Known) -> str:
     value = known.lr.value_for(best.best_lr, best.workers)
     bound_value = known.lr.value_for(best.bound, best.workers)
     parts.append(f", and {known.lr.key}={value:.4g} (at most {bound_value:.3g} for a margin of {best.least_margin:g}). ")
-    same = setting(best, known) == setting_now(now, known) and best.name == now.name
+    same = setting(best, known) == setting_now(now, known) and best.strategy == now.strategy
     if same:
         parts.append("That is the present setting: nothing that was tried is predicted to be faster by more than 5 %.")
     elif math.isinf(now.time_s):
@@ -117,11 +119,12 @@ def words(best: Candidate, now: Candidate, known: Known) -> str:
 
 
 def more_workers(candidates: Sequence[Candidate], best: Candidate) -> str:
-    """What more workers than are recommended would gain; empty if nothing."""
-    more = [one for one in candidates if one.workers > best.workers and one.best_time_s < best.best_time_s]
+    """What more workers than are recommended would gain, and no more of them than are needed; empty if nothing."""
+    more = [one for one in candidates if one.workers > best.workers and one.best_time_s * WORTH < best.best_time_s]
     if not more:
         return ""
-    soonest = min(more, key=lambda one: one.best_time_s)
+    least_s = min(one.best_time_s for one in more)
+    soonest = min((one for one in more if one.best_time_s <= WORTH * least_s), key=lambda one: (one.workers, one.best_time_s))
     return f" More workers: {soonest.name} on {soonest.workers} is predicted to take {_seconds(soonest.best_time_s)} s."
 
 
@@ -168,7 +171,9 @@ def save(plan: Any, folder: Path) -> None:
 
 def show(text: str, made: Table, below: str, console: Console) -> None:
     """Print the table, what its columns are, and the recommendation."""
+    width, console.width = console.width, max(console.width, _WIDTH)
     console.print(made)
+    console.width = width
     console.print(below, soft_wrap=True, highlight=False)
     console.print(text, soft_wrap=True)
 
@@ -206,4 +211,10 @@ def _finite(value: float) -> float | None:
 
 
 def _seconds(value: float) -> str:
-    return "never" if math.isinf(value) else f"{value:.2g}"
+    return "never" if math.isinf(value) else _two(value)
+
+
+def _two(value: float) -> str:
+    """With two digits, and without an exponent."""
+    rounded = float(f"{value:.2g}")
+    return f"{rounded:.0f}" if abs(rounded) >= 10.0 else f"{rounded:g}"

@@ -1,4 +1,4 @@
-"""The planner: dynamics against closed forms and the simulator, bad input, what a plan leaves, and the command."""
+"""The planner: what it starts from, bad input, what a plan leaves, and the command."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,31 +16,23 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from lightning_gossip import ConfigurationError
 from lightning_gossip.analysis import (
-    Atoms,
-    Erlang,
-    Exponential,
-    Law,
     Problem,
-    constant_staleness_limit,
-    free_arrivals,
-    mean_square_limit,
 )
 from lightning_gossip.simulation import ADPSGD, APSGD, AllReduce
 from recipes.job import plain_errors
 from recipes.plan import as_measured, run
-from recipes.planning import curvature, known
-from recipes.planning.choice import Candidate, Planner, counts, graphs
+from recipes.planning import curvature, curves, known, outputs
+from recipes.planning.choice import Candidate, Planner, counts, graphs, refined
 from recipes.planning.choices import Choices, choices_of, save
-from recipes.planning.dynamics import server, synchronous
+from recipes.planning.dynamics import synchronous
 from recipes.planning.events import trigger
 from recipes.simulate import compose_strategies
 from recipes.train import CONF
-from tests.analysis.simulated import rms_rate
 from tests.recipes.test_train import command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +44,6 @@ GROUPS = {
     "recipe": "digits_mlp",
     "trainer": "cpu",
 }
-ONE = Problem(eigenvalues=[1.0])
 TWO = {"ddp": AllReduce(), "adpsgd": ADPSGD()}
 
 
@@ -76,60 +68,8 @@ def planned(folder: Path, *overrides: str) -> tuple[Candidate, str]:
         cfg, together = as_measured(cfg, [f"run_dir={folder}", *overrides])
         chosen = GROUPS | dict(override.split("=", 1) for override in together if "." not in override)
         strategies = compose_strategies(cfg, cfg.strategies, together, config="planning")
-        best = run(cfg, strategies, choices_of(cfg, chosen, config="planning"), Console(file=text, width=80))
+        best = run(cfg, strategies, choices_of(cfg, chosen, config="planning"), Console(file=text, width=60))
     return best, text.getvalue()
-
-
-# -- dynamics --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("law", "g", "within"), [(Erlang(1.0, 4), 0.1, 0.08), (Exponential(1.0), 0.1, 0.08)])
-def test_momentum_on_a_server_is_a_delay_of_own_steps(law: Law, g: float, within: float) -> None:
-    seen = free_arrivals(4, law)
-    variation = math.sqrt(seen.law.variance) / seen.law.mean
-    dynamics = server(ONE, 4.0, seen.law, workers=4, scale=0.25, momentum=0.9, variation=1.0 if variation > 0.8 else 0.5)
-    assert dynamics.decay(g) == pytest.approx(rms_rate(APSGD(), law, g, momentum=0.9), rel=within)
-
-
-def test_without_momentum_the_servers_limits_are_those_of_the_analysis() -> None:
-    assert server(ONE, 1.0, Atoms([3]), workers=4, scale=0.25).limit == pytest.approx(4 * constant_staleness_limit(3), rel=0.01)
-    limit = server(ONE, 1.0, free_arrivals(4, Exponential(1.0)).law, workers=4, scale=0.25, variation=1.0).limit
-    assert limit == pytest.approx(4 * mean_square_limit(4), rel=0.01)
-
-
-def test_synchronous_strategies_converge_below_their_limit() -> None:
-    assert synchronous(ONE, 1.0).limit == 2.0
-    assert synchronous(ONE, 1.0, momentum=0.9).limit == pytest.approx(3.8)
-    assert synchronous(ONE, 10.0).decay(0.3) == pytest.approx(-10 * math.log(0.7))
-    ring_of_four = synchronous(ONE, 1.0, smallest_weight=-1 / 3)  # metropolis weights
-    assert ring_of_four.limit == pytest.approx(2 / 3)
-    assert ring_of_four.decay(0.66) > 0.0 > ring_of_four.decay(0.68)
-
-
-@pytest.mark.parametrize("weight", [1.0, -1 / 3])
-def test_nesterov_s_momentum_has_a_lower_limit(weight: float) -> None:
-    dynamics = synchronous(ONE, 1.0, momentum=0.9, nesterov=True, smallest_weight=weight)
-    assert dynamics.limit == pytest.approx((1 + weight) * 1.9 / 2.8)
-    assert dynamics.decay(0.99 * dynamics.limit) > 0.0 > dynamics.decay(1.01 * dynamics.limit)
-
-
-def test_a_recipe_of_images_is_planned_with_nesterov_s_momentum() -> None:
-    for recipe, nesterov in (("digits_mlp", False), ("mnist_mlp", True)):
-        cfg = compose("planning", [f"recipe={recipe}", "curvature.largest=4", "samples=1000", "model_bytes=1000"])
-        start = known.known_from(cfg, None, curvature.curvature_of(cfg, workers=4, run=None))
-        assert start.nesterov == nesterov
-        limits = {name: Planner(start, 0.01, 2.0).candidate(strategy, 4).dynamics.limit for name, strategy in TWO.items()}
-        assert limits == pytest.approx(
-            {"ddp": 3.8 / (2.8 if nesterov else 1.0) / 4, "adpsgd": (1.04 if nesterov else 2.23) / 4}, rel=0.01
-        )
-
-
-def test_time_to_a_share_of_the_loss_is_that_of_the_decay() -> None:
-    dynamics = synchronous(Problem(eigenvalues=[0.5]), 20.0)
-    rounds = math.log(0.01) / (2 * math.log(0.9))
-    assert dynamics.time_s(0.2, 0.01) == pytest.approx(rounds / 20, rel=0.01)
-    assert dynamics.time_s(4.1, 0.01) == math.inf
-    assert dynamics.margin(2.0) == 2.0
 
 
 # -- what a plan starts from -----------------------------------------------------------------------------------------
@@ -144,6 +84,15 @@ def test_time_to_a_share_of_the_loss_is_that_of_the_decay() -> None:
         (["workers=[0]"], "workers.*0"),
         (["recipe.model.lr=0"], "recipe.model.lr=0"),
         (["recipe.model.lr=-0.1"], "recipe.model.lr=-0.1"),
+        (["recipe.model.momentum=1.0"], "recipe.model.momentum=1.0"),
+        (["recipe.model.momentum=-1"], "recipe.model.momentum=-1"),
+        (["recipe=imagenet_resnet50"], "recipe.data.root is not given"),
+        (["trainer.devices=0"], "trainer.devices=0"),
+        (["trainer.devices=auto"], "trainer.devices='auto'"),
+        (["workers=[100000]"], "workers holds 100000"),
+        (["measured=3"], "measured=3 is not a folder"),
+        (["curvature.eigenvalues=5"], "curvature.eigenvalues=5 is not a list"),
+        (["curvature.eigenvalues=[1,abc]"], "curvature.eigenvalues holds 'abc'"),
         (["curvature.eigenvalues=[0.0,-1.0]"], "no positive eigenvalue"),
         (["curvature.eigenvalues=[]"], "no positive eigenvalue"),
         (["curvature.largest=-2"], "curvature.largest=-2"),
@@ -203,11 +152,52 @@ def test_the_curvature_is_given_or_logged_or_measured(tmp_path: Path) -> None:
     assert curvature.curvature_of(cfg, workers=4, run=tmp_path).eigenvalues == [4.0, 1.0]
 
 
+def test_a_recipe_of_images_is_planned_with_nesterov_s_momentum() -> None:
+    for recipe, nesterov in (("digits_mlp", False), ("mnist_mlp", True)):
+        cfg = compose("planning", [f"recipe={recipe}", "curvature.largest=4", "samples=1000", "model_bytes=1000"])
+        start = known.known_from(cfg, None, curvature.curvature_of(cfg, workers=4, run=None))
+        assert start.nesterov == nesterov
+        limits = {name: Planner(start, 0.01, 2.0).candidate(strategy, 4).dynamics.limit for name, strategy in TWO.items()}
+        assert limits == pytest.approx(
+            {"ddp": 3.8 / (2.8 if nesterov else 1.0) / 4, "adpsgd": (1.04 if nesterov else 2.23) / 4}, rel=0.01
+        )
+
+
+def test_time_to_a_share_of_the_loss_is_that_of_the_decay() -> None:
+    dynamics = synchronous(Problem(eigenvalues=[0.5]), 20.0)
+    rounds = math.log(0.01) / (2 * math.log(0.9))
+    assert dynamics.time_s(0.2, 0.01) == pytest.approx(rounds / 20, rel=0.01)
+    assert dynamics.time_s(4.1, 0.01) == math.inf
+    assert dynamics.margin(2.0) == 2.0
+
+
 def test_knobs_that_are_tried() -> None:
     assert counts(1) == [1]
     assert counts(8) == [1, 2, 3, 4, 6, 8]
-    assert graphs(4)[0] == "star"
+    assert graphs(8) == ["ring", "torus", "hypercube", "exponential", "star", "complete"]
     assert "hypercube" not in graphs(6)
+
+
+def test_a_graph_that_mixes_well_is_recommended_without_a_busy_hub() -> None:
+    cfg = compose("planning", ["strategy=adpsgd", "trainer.devices=8", "curvature.largest=4"])
+    planner = Planner(known.known_from(cfg, None, curvature.curvature_of(cfg, workers=8, run=None)), 0.01, 2.0)
+    now = planner.candidate(planner.known.strategy, 8)
+    best = refined(planner, now, lambda _: lambda _: None)
+    assert isinstance(best.strategy, ADPSGD)
+    assert best.strategy.topology == "torus"
+    text = outputs.words(best, now, planner.known)
+    assert "on the graph torus" in text
+    assert "present setting" not in text
+    assert "That is the present setting" in outputs.words(now, now, planner.known)
+
+
+def test_of_more_workers_as_few_are_named_as_gain_the_same() -> None:
+    cfg = compose("planning", ["curvature.largest=4", "recipe.model.lr=5"])
+    planner = Planner(known.known_from(cfg, None, curvature.curvature_of(cfg, workers=4, run=None)), 0.01, 2.0)
+    two, four, eight = (planner.candidate(APSGD(active_workers=1), n) for n in (2, 4, 8))
+    slow = replace(two, lr=0.1 * two.best_lr)
+    assert "apsgd on 4 is" in outputs.more_workers([slow, four, eight], slow)
+    assert outputs.more_workers([two, eight], replace(eight, times=two.times)) == ""
 
 
 def test_sending_seldom_pays_on_a_slow_link_only(tmp_path: Path) -> None:
@@ -237,6 +227,25 @@ def test_a_plan_of_a_configuration(tmp_path: Path) -> None:
     assert instantiate(cfg.strategy).name == best.name
     assert (cfg.trainer.devices, cfg.cluster.period_s, cfg.recipe.model._target_) == (4, 0.03, "recipes.digits.DigitsMLP")
     assert cfg.recipe.model.lr == pytest.approx(best.best_lr, rel=1e-3)
+
+
+def test_a_simulated_run_is_planned_as_what_was_simulated(tmp_path: Path) -> None:
+    """Whose configuration names another strategy: ``strategies=[apsgd]`` says what recipes.simulate runs."""
+    write_run(tmp_path / "run", strategy="apsgd", staleness=3.0)
+    (tmp_path / "run" / ".hydra").mkdir()
+    with_adpsgd = compose("simulate", ["recipe.model.lr=0.1", "run_dir=unused"])
+    OmegaConf.save(with_adpsgd, tmp_path / "run" / ".hydra" / "config.yaml")
+    hydra = {"hydra": {"runtime": {"choices": GROUPS | {"strategy": "adpsgd"}}}}
+    OmegaConf.save(OmegaConf.create(hydra), tmp_path / "run" / ".hydra" / "hydra.yaml")
+    cfg, together = as_measured(compose("planning", [f"measured={tmp_path / 'run'}", "run_dir=unused"]), [])
+    assert instantiate(cfg.strategy).name == "apsgd"
+    assert cfg.recipe.model.lr == 0.1
+    assert "strategy=apsgd" in together
+
+
+def test_lines_that_lie_upon_each_other_are_one() -> None:
+    lines = {"a": [(1.0, 2.0), (2.0, 3.0)], "b": [(1.0, 2.01), (2.0, 3.0)], "c": [(1.0, 2.0)], "d": []}
+    assert curves._together(lines) == {"a = b": lines["a"], "c": lines["c"]}
 
 
 def test_a_plan_keeps_what_the_configuration_chose(tmp_path: Path) -> None:
