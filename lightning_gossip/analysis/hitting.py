@@ -5,9 +5,8 @@ s + a·L(s) = 0,
 
     x(t)/x(0) = Σ_s C_s e^{st},      C_s = −a / (s (1 + a·L'(s)))                                            [derived]
 
-of which the rightmost one, or pair, is left after a few delays; where two real roots are close, both are taken. C_s matters:
-ln(1/ε)/decay alone is off by up to a third where the decay is fastest. Gradient noise of variance Σ per coordinate adds a
-stationary variance,
+of which modes.py takes the rightmost ones. C_s matters: ln(1/ε)/decay alone is off by more than a third where the decay is
+fastest. Gradient noise of variance Σ per coordinate adds a stationary variance,
 
     Var = (η²λΣ/2π) ∫ dω / |iω + a·L(iω)|²  =  ηΣ (1 + sin aτ) / (2h cos aτ)   for a constant delay            [derived]
 
@@ -28,52 +27,12 @@ from lightning_gossip.algorithm.checks import check_positive
 from lightning_gossip.algorithm.laws import Law
 from lightning_gossip.analysis.conversion import delay_of
 from lightning_gossip.analysis.delays import Atoms, Delay, FloatArray
+from lightning_gossip.analysis.modes import Followed, Mode, modes
 from lightning_gossip.analysis.problem import Problem
-from lightning_gossip.analysis.roots import real_roots
 from lightning_gossip.analysis.stability import damping, dominant_root
 from lightning_gossip.errors import ConfigurationError
 
 _POINTS = 2048  # at which an oscillating loss is looked at
-
-
-@dataclass(frozen=True)
-class Mode:
-    """C·e^{st}, and with s not real its conjugate.
-
-    Args:
-        root: s, in 1/time.
-        residue: C.
-    """
-
-    root: complex
-    residue: complex
-
-    def at(self, times: FloatArray) -> FloatArray:
-        """Its share of x(t)/x(0), shape of ``times``."""
-        factor = 1.0 if self.root.imag == 0.0 else 2.0
-        values: FloatArray = factor * np.real(self.residue * np.exp(self.root * times))
-        return values
-
-    def envelope(self, times: FloatArray) -> FloatArray:
-        """Its largest size, without the oscillation."""
-        factor = 1.0 if self.root.imag == 0.0 else 2.0
-        return factor * abs(self.residue) * np.exp(self.root.real * times)
-
-
-def modes(a: float, delay: Delay | Law) -> tuple[Mode, ...]:
-    """What is left of the mean error after a few delays: the rightmost pair of roots, or the real ones.
-
-    Args:
-        a: damping coefficient, above 0, in 1/time.
-        delay: law of τ.
-    """
-    delay = delay_of(delay)
-    roots: Sequence[complex] = [complex(root) for root in real_roots(a, delay)] or [dominant_root(a, delay)]
-    if len(roots) == 2 and abs(roots[0] - roots[1]) < 1e-6 * abs(roots[0]):
-        roots = [complex(root) for root in real_roots(a * (1.0 - 1e-9), delay)]  # a double root has no residue of this kind
-    if any(root.real <= delay.left for root in roots):
-        return (Mode(roots[0], 1.0 + 0.0j),)  # the law's own tail
-    return tuple(Mode(root, complex(-a / (root * (1.0 + a * delay.slope(root))))) for root in roots)
 
 
 def noise_floor(a: float, delay: Delay | Law) -> float:
@@ -125,7 +84,7 @@ class LossCurve:
     """
 
     parts: FloatArray
-    modes: Sequence[tuple[Mode, ...]]
+    modes: Sequence[tuple[Mode | Followed, ...]]
     floors: FloatArray
     slowest: float
 
@@ -224,7 +183,7 @@ def hitting_time(a: float, delay: Delay | Law, reduction: float) -> float:
     Returns:
         In the unit of the delay; infinite if it diverges.
     """
-    if not 0.0 < reduction < 1.0:
-        raise ConfigurationError(f"reduction={reduction!r} is not in (0, 1).")
-    own = modes(a, delay)
+    if not 1e-150 < reduction < 1.0:
+        raise ConfigurationError(f"reduction={reduction!r} is not in (1e-150, 1).")
+    own = modes(a, delay_of(delay))
     return LossCurve(np.ones(1), [own], np.zeros(1), -own[0].root.real).hitting_time(reduction**2)

@@ -25,8 +25,9 @@ from lightning_gossip.algorithm.laws import Exponential, Law
 from lightning_gossip.algorithm.server import OnStale, ParameterServer
 from lightning_gossip.analysis.arrivals import Arrivals, arrivals, arrivals_of
 from lightning_gossip.analysis.descent import Descent, run_down
-from lightning_gossip.analysis.hitting import LossCurve, Mode, loss_curve
+from lightning_gossip.analysis.hitting import LossCurve, loss_curve
 from lightning_gossip.analysis.mean_square import exact_limit, random_staleness_limit, rms_decay_rate
+from lightning_gossip.analysis.modes import Followed, Mode
 from lightning_gossip.analysis.play import Link, Play
 from lightning_gossip.analysis.problem import Problem
 from lightning_gossip.analysis.settings import Curve, Prediction, Setting
@@ -198,6 +199,8 @@ class Server:
             )
             play = Play(rules, descent, setting.active_workers, self.compute, self.link or Link(), seed)
             runs.append(run_down(descent, play, model, self.target, latest_s))
+        if runs[0].time_s == 0.0:  # low enough already
+            return replace(without, setting=setting)
         run = sorted(runs, key=lambda run: run.time_s)[_RUNS // 2]
         if not run.tally.applied:
             return Prediction(setting, math.inf, 0.0, without.margin, 0.0, 0.0, 0.0, 1.0)
@@ -207,6 +210,8 @@ class Server:
         return Prediction(setting, time_s, decay, without.margin, seen.rate, seen.law.mean, seen.dropped, seen.computing)
 
 
-def _in_seconds(mode: Mode, rate: float, rms_decay: float | None) -> Mode:
+def _in_seconds(mode: Mode | Followed, rate: float, rms_decay: float | None) -> Mode | Followed:
+    if isinstance(mode, Followed):
+        return replace(mode, root=mode.root * rate, rate=rate)
     decay = -mode.root.real if rms_decay is None else min(-mode.root.real, rms_decay)
     return Mode(complex(-decay, mode.root.imag) * rate, mode.residue)

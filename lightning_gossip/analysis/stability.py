@@ -72,6 +72,14 @@ def of_staleness(staleness: Delay | Law) -> Delay:
     return Sum(constant(0.5), delay_of(staleness))
 
 
+def staleness_of(delay: Delay) -> Atoms | None:
+    """The staleness of which this is :func:`of_staleness`; None for any other delay."""
+    if not isinstance(delay, Sum) or not isinstance(delay.first, Atoms) or not isinstance(delay.second, Atoms):
+        return None
+    whole = bool((delay.second.times == np.round(delay.second.times)).all())
+    return delay.second if delay.first.constant == 0.5 and whole else None
+
+
 def dominant_root(a: float, delay: Delay | Law) -> complex:
     """s₀, the rightmost root of s + a·E[e^{−sτ}] = 0, imaginary part at least 0.
 

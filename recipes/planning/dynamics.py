@@ -48,7 +48,7 @@ from lightning_gossip.analysis import (
     server_rms_decay,
     stability_limit,
 )
-from lightning_gossip.analysis.hitting import Mode, modes
+from lightning_gossip.analysis.modes import Mode, rightmost_modes
 
 _GRID = 1.25  # ratio of the dampings at which a slow function is asked; between them its logarithm is interpolated
 WORTH = 1.05  # what is predicted to be faster by less is no reason to change anything
@@ -185,7 +185,7 @@ def server(
     def exact(g: float) -> Falling:
         if memoryless:
             return Falling(rms_decay(g))
-        found = modes(g * per_g, delay)[0]
+        found = rightmost_modes(g * per_g, delay)[0]
         amplitude = 2.0 * abs(found.residue) if found.root.imag else 1.0
         return Falling(-found.root.real, min(max(amplitude, 1.0), _LARGEST))
 

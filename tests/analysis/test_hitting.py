@@ -5,13 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from lightning_gossip.algorithm.laws import Constant
-from lightning_gossip.analysis.delays import Atoms, Delay, Flat, Gamma, constant
+from lightning_gossip.algorithm.laws import Constant, Erlang, Law, LogNormal
+from lightning_gossip.analysis.arrivals import free_arrivals
+from lightning_gossip.analysis.delays import Atoms, Delay, Flat, Gamma, constant, histogram
 from lightning_gossip.analysis.hitting import hitting_time, loss_curve, noise_floor
 from lightning_gossip.analysis.problem import Problem
 from lightning_gossip.analysis.stability import decay_rate, of_staleness
 from lightning_gossip.errors import ConfigurationError
-from tests.analysis.delayed import FloatArray
+from tests.analysis.delayed import FloatArray, random_staleness
 
 
 def delayed_flow(a: float, length: float, *, steps: int = 400) -> tuple[FloatArray, FloatArray]:
@@ -35,6 +36,20 @@ def test_the_decay_alone_is_off_by_a_third_where_it_is_fastest() -> None:
     for a in (0.3678, 0.3679):
         naive = math.log(10.0) / decay_rate(a, constant(1.0))
         assert naive / hitting_time(a, constant(1.0), 0.1) == pytest.approx(0.65, abs=0.02)
+
+
+@pytest.mark.parametrize("law", [LogNormal(1.0, 0.7), LogNormal(1.0, 1.5), Erlang(1.0, 4), {2: 95, 30: 5}], ids=str)
+@pytest.mark.parametrize("product", [0.1, 0.6])
+def test_hitting_times_of_a_staleness_with_a_long_tail(law: Law | dict[int, int], product: float) -> None:
+    """In its own recursion; the rightmost modes have as little as a hundredth of the error."""
+    staleness = histogram(law) if isinstance(law, dict) else free_arrivals(16, law, updates=20_000).law
+    weights = np.zeros(int(staleness.times[-1]) + 1)
+    weights[staleness.times.astype(int)] = staleness.weights
+    step = product / staleness.mean
+    x = np.abs(random_staleness(step, weights, 4_000))
+    for reduction in (0.5, 0.1, 1e-2):
+        last = int(np.flatnonzero(x > reduction)[-1])
+        assert hitting_time(step, of_staleness(staleness), reduction) == pytest.approx(last, rel=0.08, abs=1.5)
 
 
 def test_at_the_double_root_the_decay_alone_is_off_by_37_percent() -> None:
@@ -109,7 +124,9 @@ def test_a_target_below_what_the_noise_leaves_is_refused_with_the_floor() -> Non
         (lambda: Problem(eigenvalues=[0.0]), "an eigenvalue=0.0"),
         (lambda: Problem(eigenvalues=[1.0], start=[1.0, 2.0]), "2 coordinates"),
         (lambda: Problem(eigenvalues=[1.0], noise=-1.0), "noise=-1.0"),
+        (lambda: Problem(eigenvalues=[1.0], start=[math.nan]), "no finite number"),
         (lambda: hitting_time(0.1, constant(1.0), 1.5), "reduction=1.5"),
+        (lambda: hitting_time(0.1, constant(1.0), 1e-200), "reduction=1e-200"),
         (lambda: noise_floor(1.6, constant(1.0)), "diverges"),
     ],
 )

@@ -263,6 +263,16 @@ def test_what_cannot_be_is_refused_by_name(make, words: str) -> None:  # type: i
         make()
 
 
+def test_a_loss_that_is_low_enough_already_takes_no_time_with_a_trigger_either() -> None:
+    server = Server(Problem(eigenvalues=[1.0]), 1.0, Constant(1.0))
+    assert server.predict(Setting(lr=0.1, active_workers=2, event_threshold=0.1)).time_s == 0.0
+
+
+def test_eigenvalues_may_be_an_array() -> None:
+    array, plain = Problem(eigenvalues=np.array([1.0, 0.3])), Problem(eigenvalues=[1.0, 0.3])  # type: ignore[arg-type]
+    assert array == plain
+
+
 def test_a_curve_on_which_nothing_converges_says_so() -> None:
     server = Server(Problem(eigenvalues=[1.0]), 0.01, Constant(1.0))
     with pytest.raises(ConfigurationError, match="no active_workers of"):
