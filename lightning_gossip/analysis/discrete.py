@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from lightning_gossip.algorithm.checks import check_integer, check_positive
+from lightning_gossip.algorithm.checks import check_integer, check_positive, is_finite
 from lightning_gossip.analysis.delays import Atoms
 from lightning_gossip.errors import ConfigurationError
 
@@ -45,6 +45,16 @@ def constant_staleness_fastest(staleness: int) -> tuple[float, float]:
     return math.exp(staleness * math.log(staleness) - (staleness + 1) * math.log(staleness + 1)), staleness / (staleness + 1)
 
 
+def check_momentum(momentum: float) -> None:
+    """Refuse what is no share of a velocity that is kept.
+
+    Raises:
+        ConfigurationError: if it is not in [0, 1).
+    """
+    if not is_finite(momentum) or not 0.0 <= momentum < 1.0:
+        raise ConfigurationError(f"momentum={momentum!r} is not in [0, 1). Write for example 0.9.")
+
+
 def own_limit(momentum: float, *, nesterov: bool = False) -> float:
     """Without staleness gradient descent with momentum converges iff γh is below it.
 
@@ -55,6 +65,7 @@ def own_limit(momentum: float, *, nesterov: bool = False) -> float:
         momentum: β in [0, 1).
         nesterov: whether it is Nesterov's.
     """
+    check_momentum(momentum)
     return 2.0 * (1.0 + momentum) / (1.0 + 2.0 * momentum if nesterov else 1.0)
 
 
@@ -66,7 +77,7 @@ def spectral_radius(step: float, staleness: int | Atoms) -> float:
         staleness: τ in steps, or its law on whole steps.
     """
     check_positive("step", step)
-    law = Atoms([staleness]) if isinstance(staleness, int) else staleness
+    law = staleness if isinstance(staleness, Atoms) else Atoms([staleness])
     if (law.times != np.round(law.times)).any():
         raise ConfigurationError("a staleness is a whole number of steps; for other delays use decay_rate.")
     polynomial = np.zeros(int(law.times[-1]) + 2)  # z^{τ+1} − z^τ + g Σ p_j z^{τ−j}, highest power first

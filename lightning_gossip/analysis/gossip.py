@@ -25,8 +25,9 @@ import numpy.typing as npt
 from scipy import optimize
 from scipy.sparse.linalg import LinearOperator, eigs
 
+from lightning_gossip.algorithm.checks import check_not_negative, check_positive
 from lightning_gossip.algorithm.topology import Topology
-from lightning_gossip.analysis.discrete import own_limit
+from lightning_gossip.analysis.discrete import check_momentum, own_limit
 from lightning_gossip.analysis.memoryless import FloatArray, own_step
 
 
@@ -42,6 +43,9 @@ def gossip_rms_decay(
         momentum: β in [0, 1).
         nesterov: whether it is Nesterov's.
     """
+    check_positive("g", g)
+    check_not_negative("exchanges_per_step", exchanges_per_step)
+    check_momentum(momentum)
     n = topology.n
     exchanges = 0.5 * exchanges_per_step * n if n > 1 else 0.0  # a step of everybody; two workers take part in one
     events = n + exchanges

@@ -33,7 +33,7 @@ from lightning_gossip.algorithm.laws import Constant, Erlang, Exponential, Law
 from lightning_gossip.analysis import second_moments
 from lightning_gossip.analysis.combined import Repeated, Sum
 from lightning_gossip.analysis.delays import Atoms, constant
-from lightning_gossip.analysis.discrete import constant_staleness_limit, own_limit
+from lightning_gossip.analysis.discrete import check_momentum, constant_staleness_limit, own_limit
 from lightning_gossip.analysis.second_moments import FloatArray
 from lightning_gossip.analysis.stability import of_staleness, stability_limit
 from lightning_gossip.errors import ConfigurationError
@@ -111,6 +111,7 @@ def random_staleness_limit(staleness: Atoms, *, momentum: float = 0.0, nesterov:
         momentum: β in [0, 1) of the workers' optimizers; η is then the learning rate times the server's scale.
         nesterov: whether it is Nesterov's.
     """
+    check_momentum(momentum)
     if staleness.constant is not None and not momentum:
         return constant_staleness_limit(round(staleness.constant))
     delay, apart = of_staleness(staleness), 1.0 + staleness.mean

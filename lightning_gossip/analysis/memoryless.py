@@ -16,6 +16,9 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from lightning_gossip.algorithm.checks import check_integer, check_positive
+from lightning_gossip.analysis.discrete import check_momentum
+
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -44,6 +47,10 @@ def server_rms_decay(g: float, workers: int, *, scale: float, momentum: float = 
         momentum: β in [0, 1), of each worker's own optimizer.
         nesterov: whether it is Nesterov's.
     """
+    check_positive("g", g)
+    check_positive("scale", scale)
+    check_integer("workers", workers, example=4)
+    check_momentum(momentum)
     n, turn = workers, own_step(scale * g, momentum, nesterov=nesterov)
 
     def update(packed: FloatArray) -> FloatArray:

@@ -28,10 +28,15 @@ class Problem:
     noise: float = 0.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "eigenvalues", tuple(float(value) for value in self.eigenvalues))  # of an array, too
         for value in self.eigenvalues:
             check_positive("an eigenvalue", value)
         if not self.eigenvalues:
             raise ConfigurationError("eigenvalues is empty. Pass those of the Hessian: [0.1, 1.0].")
+        if self.start is not None:
+            object.__setattr__(self, "start", tuple(float(value) for value in self.start))
+            if not np.isfinite(self.start).all():
+                raise ConfigurationError(f"start={self.start} holds what is no finite number.")
         if self.start is not None and len(self.start) != len(self.eigenvalues):
             raise ConfigurationError(
                 f"start has {len(self.start)} coordinates and there are {len(self.eigenvalues)} eigenvalues."

@@ -11,11 +11,13 @@ import torch
 from lightning_gossip.algorithm import ring
 from lightning_gossip.algorithm.laws import Exponential
 from lightning_gossip.analysis.arrivals import free_arrivals
+from lightning_gossip.analysis.delays import constant
 from lightning_gossip.analysis.discrete import own_limit
 from lightning_gossip.analysis.gossip import gossip_limit, gossip_rms_decay
-from lightning_gossip.analysis.mean_square import rms_decay_rate
+from lightning_gossip.analysis.mean_square import random_staleness_limit, rms_decay_rate
 from lightning_gossip.analysis.memoryless import FloatArray, server_rms_decay
 from lightning_gossip.analysis.stability import decay_rate
+from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation import ADPSGD, APSGD
 from tests.analysis.simulated import rms_rate
 
@@ -66,6 +68,23 @@ def test_torch_s_own_optimizer_converges_below_the_limit_and_not_above(momentum:
     limit = own_limit(momentum, nesterov=nesterov)
     assert descended(0.98 * limit, momentum, nesterov) < 1e-3
     assert descended(1.02 * limit, momentum, nesterov) > 10.0
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: server_rms_decay(-0.1, 4, scale=0.25), "g=-0.1"),
+        (lambda: server_rms_decay(0.1, 0, scale=0.25), "workers=0"),
+        (lambda: server_rms_decay(0.1, 4, scale=0.25, momentum=1.5), "momentum=1.5"),
+        (lambda: gossip_rms_decay(0.0, ring(4)), "g=0.0"),
+        (lambda: gossip_rms_decay(0.1, ring(4), exchanges_per_step=-1.0), "exchanges_per_step=-1.0"),
+        (lambda: gossip_limit(ring(4), momentum=1.0), "momentum=1.0"),
+        (lambda: random_staleness_limit(constant(3.0), momentum=-0.1), "momentum=-0.1"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(make, words: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigurationError, match=words):
+        make()
 
 
 def descended(g: float, momentum: float, nesterov: bool) -> float:
