@@ -212,6 +212,8 @@ class Server:
 
 def _in_seconds(mode: Mode | Followed, rate: float, rms_decay: float | None) -> Mode | Followed:
     if isinstance(mode, Followed):
-        return replace(mode, root=mode.root * rate, rate=rate)
+        if rms_decay is None:
+            return replace(mode, root=mode.root * rate, rate=rate)
+        mode = Mode(mode.root, 0.5 + 0.0j if mode.root.imag else 1.0 + 0.0j)  # the mean's early steps are not the mean square's
     decay = -mode.root.real if rms_decay is None else min(-mode.root.real, rms_decay)
     return Mode(complex(-decay, mode.root.imag) * rate, mode.residue)

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.reproduction.schedule import softmax_on_digits
 from lightning_gossip.algorithm.laws import Constant, Erlang, Exponential, Law, Uniform
+from lightning_gossip.analysis.mean_square import rms_decay_rate
 from lightning_gossip.analysis.play import Link
 from lightning_gossip.analysis.problem import Problem
 from lightning_gossip.analysis.schedule import Server
@@ -266,6 +267,12 @@ def test_what_cannot_be_is_refused_by_name(make, words: str) -> None:  # type: i
 def test_a_loss_that_is_low_enough_already_takes_no_time_with_a_trigger_either() -> None:
     server = Server(Problem(eigenvalues=[1.0]), 1.0, Constant(1.0))
     assert server.predict(Setting(lr=0.1, active_workers=2, event_threshold=0.1)).time_s == 0.0
+
+
+def test_memoryless_workers_are_predicted_by_their_root_mean_square_however_long_the_tail() -> None:
+    server = Server(Problem(eigenvalues=[1.0]), TARGET, Exponential(1.0))
+    predicted = server.predict(Setting(lr=0.05, active_workers=48))
+    assert predicted.decay == pytest.approx(48.0 * rms_decay_rate(0.05, 48))
 
 
 def test_eigenvalues_may_be_an_array() -> None:
