@@ -24,10 +24,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_gossip.algorithm.checks import check_positive, is_finite
+from lightning_gossip.algorithm.laws import FloatArray
 from lightning_gossip.errors import ConfigurationError
 
 ComplexArray = npt.NDArray[np.complex128]
-FloatArray = npt.NDArray[np.float64]
 
 _AT_ONCE = 1 << 17  # numbers e^{−sτ} in memory: quickest, and of ten thousand delays at ten thousand s no gigabytes
 

@@ -45,14 +45,14 @@ def constant_staleness_fastest(staleness: int) -> tuple[float, float]:
     return math.exp(staleness * math.log(staleness) - (staleness + 1) * math.log(staleness + 1)), staleness / (staleness + 1)
 
 
-def check_momentum(momentum: float) -> None:
+def check_momentum(momentum: float, name: str = "momentum") -> None:
     """Refuse what is no share of a velocity that is kept.
 
     Raises:
         ConfigurationError: if it is not in [0, 1).
     """
     if not is_finite(momentum) or not 0.0 <= momentum < 1.0:
-        raise ConfigurationError(f"momentum={momentum!r} is not in [0, 1). Write for example 0.9.")
+        raise ConfigurationError(f"{name}={momentum!r} is not in [0, 1). Write for example 0.9.")
 
 
 def own_limit(momentum: float, *, nesterov: bool = False) -> float:

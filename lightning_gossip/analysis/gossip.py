@@ -22,13 +22,14 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize
 from scipy.sparse.linalg import LinearOperator, eigs
 
 from lightning_gossip.algorithm.checks import check_not_negative, check_positive
+from lightning_gossip.algorithm.laws import FloatArray
 from lightning_gossip.algorithm.topology import Topology
 from lightning_gossip.analysis.discrete import check_momentum, own_limit
-from lightning_gossip.analysis.memoryless import FloatArray, own_step
+from lightning_gossip.analysis.memoryless import own_step
+from lightning_gossip.analysis.stability import limit_of
 
 
 def gossip_rms_decay(
@@ -83,13 +84,7 @@ def gossip_limit(
     def decay(g: float) -> float:
         return gossip_rms_decay(g, topology, exchanges_per_step=exchanges_per_step, momentum=momentum, nesterov=nesterov)
 
-    high = own_limit(momentum, nesterov=nesterov)
-    if decay(high) > 0.0:
-        return high
-    low = 0.7 * high
-    while decay(low) <= 0.0:
-        low *= 0.7
-    return float(optimize.brentq(decay, low, low / 0.7, rtol=1e-3))
+    return limit_of(decay, own_limit(momentum, nesterov=nesterov))
 
 
 def _steps(moments: FloatArray, turn: FloatArray, share: float, n: int) -> FloatArray:

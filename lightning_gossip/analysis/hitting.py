@@ -24,9 +24,9 @@ import numpy as np
 from scipy import integrate, optimize
 
 from lightning_gossip.algorithm.checks import check_positive
-from lightning_gossip.algorithm.laws import Law
+from lightning_gossip.algorithm.laws import FloatArray, Law
 from lightning_gossip.analysis.conversion import delay_of
-from lightning_gossip.analysis.delays import Atoms, Delay, FloatArray
+from lightning_gossip.analysis.delays import Atoms, Delay
 from lightning_gossip.analysis.modes import Followed, Mode, modes
 from lightning_gossip.analysis.problem import Problem
 from lightning_gossip.analysis.stability import damping, dominant_root
@@ -104,6 +104,7 @@ class LossCurve:
         for part, own, floor in zip(self.parts, self.modes, self.floors, strict=True):
             mean = sum(mode.at(times) for mode in own)
             decay = -own[0].root.real
+            # at first the modes that are left out cancel what these have too much
             total += part * np.minimum(mean**2, 1.0) + floor * -np.expm1(-2.0 * decay * times)
         return total
 

@@ -29,12 +29,11 @@ from scipy import optimize
 from scipy.sparse.linalg import LinearOperator, eigs
 
 from lightning_gossip.algorithm.checks import check_integer, check_positive
-from lightning_gossip.algorithm.laws import Constant, Erlang, Exponential, Law
+from lightning_gossip.algorithm.laws import Constant, Erlang, Exponential, FloatArray, Law
 from lightning_gossip.analysis import second_moments
 from lightning_gossip.analysis.combined import Repeated, Sum
 from lightning_gossip.analysis.delays import Atoms, constant
 from lightning_gossip.analysis.discrete import check_momentum, constant_staleness_limit, own_limit
-from lightning_gossip.analysis.second_moments import FloatArray
 from lightning_gossip.analysis.stability import of_staleness, stability_limit
 from lightning_gossip.errors import ConfigurationError
 

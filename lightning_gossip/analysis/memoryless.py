@@ -14,12 +14,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
 from lightning_gossip.algorithm.checks import check_integer, check_positive
+from lightning_gossip.algorithm.laws import FloatArray
 from lightning_gossip.analysis.discrete import check_momentum
-
-FloatArray = npt.NDArray[np.float64]
 
 
 def own_step(moved: float, momentum: float, *, nesterov: bool) -> FloatArray:

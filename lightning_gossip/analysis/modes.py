@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_gossip.algorithm.laws import Law
+from lightning_gossip.algorithm.laws import FloatArray, Law
 from lightning_gossip.analysis.conversion import delay_of
-from lightning_gossip.analysis.delays import Atoms, Delay, FloatArray
+from lightning_gossip.analysis.delays import Atoms, Delay
 from lightning_gossip.analysis.roots import real_roots
 from lightning_gossip.analysis.stability import dominant_root, staleness_of
 

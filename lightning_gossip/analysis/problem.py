@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_gossip.algorithm.checks import check_integer, check_not_negative, check_positive
-from lightning_gossip.analysis.delays import FloatArray
+from lightning_gossip.algorithm.laws import FloatArray
 from lightning_gossip.errors import ConfigurationError
 
 

@@ -27,8 +27,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-FloatArray = npt.NDArray[np.float64]
-
 
 def count(workers: int, shape: int) -> int:
     """How many moments there are, at most."""

@@ -33,7 +33,7 @@ Roots tell of the *mean* of the error. For random delays its root mean square de
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,9 +48,7 @@ from lightning_gossip.analysis.roots import rightmost_root
 from lightning_gossip.errors import ConfigurationError
 
 _BEYOND = 24  # dampings tried beyond the double root
-_HIGHEST = (
-    1e4  # limits of damping·mean above it are called infinite: a step there is ten thousand times too long for SGD itself
-)
+_HIGHEST = 1e4  # a damping·mean above it counts as infinite: its steps are ten thousand times too long for SGD itself
 
 
 def damping(step_size: float, rate: float, eigenvalue: float) -> float:
@@ -140,7 +138,25 @@ def stability_limit(delay: Delay | Law) -> float:
                 limit = min(limit, crossing / sine)
         height = float(heights[-1])
         step *= 1.5  # far out only atoms still oscillate, and no limit of use is there
-    return limit
+    return limit if limit * delay.mean <= _HIGHEST else math.inf
+
+
+def limit_of(decay: Callable[[float], float], highest: float) -> float:
+    """Where a decay becomes negative, for decays that are known as numbers only.
+
+    Args:
+        decay: of a damping, above 0 for small ones.
+        highest: damping that is looked at, above 0.
+
+    Returns:
+        To a thousandth; ``highest`` if it is still positive there.
+    """
+    if decay(highest) > 0.0:
+        return highest
+    low = 0.7 * highest
+    while decay(low) <= 0.0:
+        low *= 0.7
+    return float(optimize.brentq(decay, low, low / 0.7, rtol=1e-3))
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_gossip.analysis import Law, Link, Samples, Server, Setting
+from lightning_gossip.analysis.dynamics import WORTH
 from lightning_gossip.simulation import APSGD
 from recipes.planning.choice import Candidate
-from recipes.planning.dynamics import WORTH
 from recipes.planning.known import Known
 
 _SHARES = (0.1, 0.3, 1.0)  # of the first update's norm

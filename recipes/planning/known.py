@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from lightning_gossip import ConfigurationError
 from lightning_gossip.algorithm.checks import check_integer, check_positive, is_finite, is_integer
 from lightning_gossip.analysis import Problem, delay_of
+from lightning_gossip.analysis.discrete import check_momentum
 from lightning_gossip.simulation import Cluster, Links, Samples, Strategy
 from lightning_gossip.strategies import STRATEGIES
 from recipes.planning import curvature
@@ -142,9 +143,7 @@ def check(cfg: DictConfig) -> None:
     if not is_finite(cfg.margin) or cfg.margin < 1.0:
         raise ConfigurationError(f"margin={cfg.margin!r} is not a number of at least 1. Write for example 2.")
     learning_rate(cfg)
-    momentum = cfg.recipe.model.get("momentum", 0.0)
-    if not is_finite(momentum) or not 0.0 <= momentum < 1.0:
-        raise ConfigurationError(f"recipe.model.momentum={momentum!r} is not in [0, 1). Write for example 0.9.")
+    check_momentum(cfg.recipe.model.get("momentum", 0.0), "recipe.model.momentum")
     check_integer("trainer.devices", cfg.trainer.devices, example=4)
     curvature.check(cfg.curvature)
     if cfg.measured is None and cfg.curvature.eigenvalues is None and cfg.curvature.largest is None:

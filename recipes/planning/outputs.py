@@ -12,10 +12,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from lightning_gossip.analysis.dynamics import WORTH
 from lightning_gossip.simulation import ADPSGD, APSGD, Strategy
 from recipes.planning.choice import Candidate, gap
 from recipes.planning.choices import Choices
-from recipes.planning.dynamics import WORTH
 from recipes.planning.known import Known
 
 _WIDTH = 110  # of the table in any case: a narrow terminal breaks its lines, but no number loses its digits
@@ -30,7 +30,8 @@ def table(candidates: Sequence[Candidate], known: Known, now: Candidate) -> Tabl
     for heading in _HEADINGS:
         made.add_column(heading, justify="right", no_wrap=True)
     for one in candidates:
-        stale = f"{one.times.law.mean:.1f}/{one.times.quantile(0.95)}" if one.times.staleness else "–"
+        seen = one.times.staleness
+        stale = f"{seen.mean:.1f}/{seen.quantile(0.95)}" if seen.count else "–"
         made.add_row(
             one.name,
             str(one.workers),
@@ -142,7 +143,7 @@ def measured(known: Known, now: Candidate) -> str | None:
     speed, stale = known.run.summary["samples_per_s"], known.run.staleness
     return (
         f"Measured: {speed:.0f} samples/s, validation included, and a mean staleness of {stale:.2f}; simulated from its step"
-        f" times: {now.times.samples_per_s:.0f} and {now.times.law.mean:.2f}."
+        f" times: {now.times.samples_per_s:.0f} and {now.times.staleness.mean:.2f}."
     )
 
 
@@ -186,8 +187,8 @@ def _row(one: Candidate) -> dict[str, Any]:
         "samples_per_s": one.times.samples_per_s,
         "waiting": one.times.waiting,
         "exchanges_per_step": one.times.exchanges_per_step,
-        "staleness_mean": one.times.law.mean if one.times.staleness else None,
-        "staleness_p95": one.times.quantile(0.95),
+        "staleness_mean": one.times.staleness.mean if one.times.staleness.count else None,
+        "staleness_p95": one.times.staleness.quantile(0.95) if one.times.staleness.count else None,
         "dropped": one.times.dropped,
         "spectral_gap": gap(one.strategy, one.workers),
         "lr": one.lr,

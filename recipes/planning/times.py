@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from lightning_gossip.algorithm.staleness import StalenessHistogram
 from lightning_gossip.analysis import Atoms, Law, histogram
 from lightning_gossip.simulation import Cluster, Epochs, Links, Strategy, simulate
 
@@ -69,7 +70,7 @@ class Times:
         workers: n.
         steps_per_s: of every worker, in the mean: all workers' steps a second over n.
         samples_per_s: of all workers.
-        staleness: how many steps had each; empty where the algorithm has no such thing.
+        staleness: of its steps; empty where the algorithm has no such thing.
         dropped: share of the steps whose update was thrown away.
         exchanges_per_step: averagings, or pushes, of a worker per step of its own.
         waiting: share of the workers' time in which they wait.
@@ -78,7 +79,7 @@ class Times:
     workers: int
     steps_per_s: float
     samples_per_s: float
-    staleness: Mapping[int, int]
+    staleness: StalenessHistogram
     dropped: float
     exchanges_per_step: float
     waiting: float
@@ -91,16 +92,7 @@ class Times:
     @property
     def law(self) -> Atoms:
         """Of the staleness."""
-        return histogram(self.staleness)
-
-    def quantile(self, share: float) -> int | None:
-        """Of the staleness: the smallest one that so large a share of the steps does not exceed; None without staleness."""
-        seen, total = 0, sum(self.staleness.values())
-        for value, count in sorted(self.staleness.items()):
-            seen += count
-            if seen >= share * total:
-                return value
-        return None
+        return histogram(self.staleness.counts())
 
 
 def timed(
@@ -133,7 +125,7 @@ def timed(
         workers=n,
         steps_per_s=result.steps / total_s,
         samples_per_s=result.steps * machines.batch_size / result.time_s,
-        staleness=result.staleness.counts(),
+        staleness=result.staleness,
         dropped=sum(worker.dropped for worker in result.workers) / pushes if pushes else 0.0,
         exchanges_per_step=result.exchanges_per_step or 0.0,
         waiting=max(0.0, 1.0 - busy_s / total_s),

@@ -23,13 +23,13 @@ from lightning_gossip import ConfigurationError
 from lightning_gossip.analysis import (
     Problem,
 )
+from lightning_gossip.analysis.dynamics import synchronous
 from lightning_gossip.simulation import ADPSGD, APSGD, AllReduce
 from recipes.job import plain_errors
 from recipes.plan import as_measured, run
 from recipes.planning import curvature, curves, known, outputs
 from recipes.planning.choice import Candidate, Planner, counts, graphs, refined
 from recipes.planning.choices import Choices, choices_of, save
-from recipes.planning.dynamics import synchronous
 from recipes.planning.events import trigger
 from recipes.simulate import compose_strategies
 from recipes.train import CONF

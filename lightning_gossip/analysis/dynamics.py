@@ -31,24 +31,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy import optimize
 
 from lightning_gossip.algorithm.topology import Topology
-from lightning_gossip.analysis import (
-    Atoms,
-    LossCurve,
-    Problem,
-    Repeated,
-    Sum,
-    constant,
-    gossip_rms_decay,
-    of_staleness,
-    own_limit,
-    random_staleness_limit,
-    server_rms_decay,
-    stability_limit,
-)
+from lightning_gossip.analysis.combined import Repeated, Sum
+from lightning_gossip.analysis.delays import Atoms, constant
+from lightning_gossip.analysis.discrete import own_limit
+from lightning_gossip.analysis.gossip import gossip_rms_decay
+from lightning_gossip.analysis.hitting import LossCurve
+from lightning_gossip.analysis.mean_square import random_staleness_limit
+from lightning_gossip.analysis.memoryless import server_rms_decay
 from lightning_gossip.analysis.modes import Mode, rightmost_modes
+from lightning_gossip.analysis.problem import Problem
+from lightning_gossip.analysis.stability import limit_of, of_staleness, stability_limit
 
 _GRID = 1.25  # ratio of the dampings at which a slow function is asked; between them its logarithm is interpolated
 WORTH = 1.05  # what is predicted to be faster by less is no reason to change anything
@@ -195,7 +189,7 @@ def server(
 
     limit = 2.0 / scale
     if memoryless:
-        limit = _zero(rms_decay, limit)
+        limit = limit_of(rms_decay, limit)
     else:
         limit = min(limit, stability_limit(delay) / per_g)
         limit = min(limit, random_staleness_limit(staleness, momentum=momentum, nesterov=nesterov) / scale)
@@ -235,21 +229,10 @@ def gossip(
     def first_order(g: float) -> Falling | None:
         return _round(g, momentum, nesterov) if g < min(2.0 * _SMALL, 0.5 * (1.0 - math.sqrt(momentum)) ** 2) else None
 
-    limit = _zero(decay, own_limit(momentum, nesterov=nesterov))
+    limit = limit_of(decay, own_limit(momentum, nesterov=nesterov))
     return Dynamics(
         problem, steps_per_s, limit / max(problem.eigenvalues), _tabulated(lambda g: Falling(decay(g)), first_order)
     )
-
-
-def _zero(decay: Callable[[float], float], highest: float) -> float:
-    """Where a decay becomes negative."""
-    high = min(highest, 1e3)
-    if decay(high) > 0.0:
-        return high
-    low = high
-    while decay(low) <= 0.0 and low > 1e-9:
-        low *= 0.7
-    return float(optimize.brentq(decay, low, low / 0.7, rtol=1e-3)) if low < high else low
 
 
 def _few(staleness: Atoms) -> Atoms:
