@@ -55,7 +55,7 @@ def run_workers(job: Callable[[DictConfig], Any], cfg: DictConfig, workers: int)
     """
     resolved: Any = OmegaConf.to_container(cfg, resolve=True)  # Hydra's own resolvers know this process only
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(_PRELOAD))
-    with _reserved_port() as port:
+    with reserved_port() as port:
         environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(workers), "NODE_RANK": "0"}
         arguments = (job, resolved, environment, logging.getLogger().getEffectiveLevel())
         context: ProcessContext = start_processes(  # type: ignore[no-untyped-call]
@@ -70,7 +70,7 @@ def run_workers(job: Callable[[DictConfig], Any], cfg: DictConfig, workers: int)
 
 
 @contextlib.contextmanager
-def _reserved_port() -> Iterator[int]:
+def reserved_port() -> Iterator[int]:
     """A port that the kernel gives to nobody else in the seconds until rank 0 listens on it: torch's store reuses addresses."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -6,27 +6,18 @@ fraction of a second and inherits no thread. Each gets the environment that torc
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing as mp
 import os
-import socket
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from recipes.processes import reserved_port
+
 _context = mp.get_context("forkserver")
 _context.set_forkserver_preload(["lightning.pytorch", "torchmetrics", "lightning_gossip", "tests.strategies.models"])
-
-
-@contextlib.contextmanager
-def reserved_port() -> Iterator[int]:
-    """A port that the kernel gives to nobody else meanwhile; torch's store reuses addresses, so it can listen there."""
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("", 0))
-        yield int(holder.getsockname()[1])
 
 
 def launch(scenario: Callable[..., Any], *args: Any, workers: int = 2, timeout_s: float = 90.0, **kwargs: Any) -> list[Any]:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 
-from tests.strategies.launch import reserved_port
+from recipes.processes import reserved_port
 from tests.strategies.models import Net, loader, trainer
 
 pytestmark = pytest.mark.processes
