@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "lightning_gossip"
 ALLOWED = {
     "errors": set(),
     "algorithm": {"errors"},
-    "analysis": {"errors", "algorithm"},
+    "analysis": {"errors", "algorithm", "simulation"},
     "simulation": {"errors", "algorithm"},
     "transport": {"errors"},
     "runtime": {"errors", "algorithm", "transport"},

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from benchmarks.reproduction.report import Report, axes_of, progress
-from lightning_gossip.analysis import Curve, Link, Problem, Server, Setting
+from lightning_gossip.analysis import Curve, Problem, Server, Setting
 from lightning_gossip.simulation import (
     SGD,
     Cluster,
@@ -41,7 +41,13 @@ LR = 0.05
 SEEDS = range(4)
 LAWS: dict[str, Law] = {"constant": Constant(1.0), "Erlang-4": Erlang(1.0, 4), "exponential": Exponential(1.0)}
 BATCH = 256  # of softmax regression
+BYTES = 1_000  # of a model; only its time on a link matters
 COLOURS = ("#3b6ea8", "#c8553d", "#1b7f5c", "#8a6fb0")
+
+
+def links_of(transfer_s: float) -> Links | None:
+    """On which a vector that has the server's link for itself takes so long; None for no time."""
+    return Links(bandwidth=BYTES / transfer_s) if transfer_s else None
 
 
 @dataclass
@@ -77,8 +83,8 @@ class Scene:
             work=Steps(number=1_000_000, batch_size=BATCH),
             objective=self.objective,
             optimizer=SGD(lr=setting.lr),
-            links=Links(bandwidth=1_000.0 / self.transfer_s) if self.transfer_s else Links(),
-            model_bytes=1_000 if self.transfer_s else 0,
+            links=links_of(self.transfer_s),
+            model_bytes=BYTES,
             recording=Recording(evaluate_every=1 if isinstance(self.objective, Quadratic) else 4),
             target_loss=self.target if self.first else None,
             until_s=patience_s,
@@ -152,8 +158,7 @@ def _over_staleness() -> list[Scene]:
     scenes = []
     for link_name, transfer_s in (("ideal", 0.0), ("limited link", 0.1)):
         for name in ("Erlang-4", "exponential"):
-            link = Link(transfer_s=transfer_s) if transfer_s else None
-            server = Server(Problem(eigenvalues=SPECTRUM), TARGET, LAWS[name], link=link)
+            server = Server(Problem(eigenvalues=SPECTRUM), TARGET, LAWS[name], links=links_of(transfer_s), model_bytes=BYTES)
             curve = server.over_staleness(Setting(lr=0.12, active_workers=24), bounds)
             scenes.append(Scene(f"{link_name}, {name}", curve, Quadratic(SPECTRUM), LAWS[name], TARGET, transfer_s))
     return scenes
@@ -163,8 +168,7 @@ def _over_events() -> list[Scene]:
     thresholds = [None, 0.001, 0.002, 0.004, 0.008, 0.016, 0.024, 0.032, 0.048, 0.064]
     scenes = []
     for link_name, transfer_s in (("ideal", 0.0), ("limited link", 0.1), ("three times narrower", 0.3)):
-        link = Link(transfer_s=transfer_s) if transfer_s else None
-        server = Server(Problem(eigenvalues=SPECTRUM), TARGET, LAWS["Erlang-4"], link=link)
+        server = Server(Problem(eigenvalues=SPECTRUM), TARGET, LAWS["Erlang-4"], links=links_of(transfer_s), model_bytes=BYTES)
         curve = server.over_thresholds(Setting(lr=0.03, active_workers=24), thresholds)
         scenes.append(
             Scene(f"{link_name}, Erlang-4", curve, Quadratic(SPECTRUM), LAWS["Erlang-4"], TARGET, transfer_s, first=True)

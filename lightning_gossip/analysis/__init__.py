@@ -20,7 +20,6 @@ from lightning_gossip.analysis.mean_square import (
     stationary_variance,
 )
 from lightning_gossip.analysis.memoryless import server_rms_decay
-from lightning_gossip.analysis.play import Link
 from lightning_gossip.analysis.problem import Problem
 from lightning_gossip.analysis.schedule import Server
 from lightning_gossip.analysis.settings import Curve, Prediction, Setting
@@ -48,7 +47,6 @@ __all__ = [
     "Flat",
     "Gamma",
     "Law",
-    "Link",
     "LogNormal",
     "LossCurve",
     "Prediction",

@@ -9,28 +9,27 @@ N activated workers of step times Y (mean μ, standard deviation cv·μ) that pu
 - between a worker's pull and its push the others push N − 1 times on the average, whatever the law; the spread depends on it.
 
 The distribution of the staleness has no closed form in general, and a bound on it, an event trigger or a limited link change
-the rate as well: :func:`arrivals` plays them through, event by event, with the package's own
-:class:`~lightning_gossip.algorithm.ParameterServer` deciding who may pull and push. Where none of them is used
-:func:`free_arrivals` draws all renewals at once.
+the rate as well: :func:`arrivals` simulates them, times only. Where none of them is used :func:`free_arrivals` draws all
+renewals at once.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from lightning_gossip.algorithm.checks import check_integer, is_finite
-from lightning_gossip.algorithm.laws import Law
-from lightning_gossip.algorithm.server import OnStale, ParameterServer
+from lightning_gossip.algorithm.laws import FloatArray, Law
+from lightning_gossip.algorithm.server import OnStale
+from lightning_gossip.algorithm.staleness import StalenessHistogram
 from lightning_gossip.analysis.conversion import delay_of
 from lightning_gossip.analysis.delays import Atoms, Delay, histogram
-from lightning_gossip.analysis.play import Link, Play, Steps, Tally
 from lightning_gossip.analysis.stability import of_staleness
 from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.simulation import APSGD, Cluster, Epochs, Links, Recording, Result, simulate
 
 _SETTLING = 50  # rounds that are left out at the beginning: all workers start in phase
 
@@ -127,18 +126,20 @@ def arrivals(
     max_staleness: int | None = None,
     on_stale: OnStale = "drop",
     steps_per_update: float = 1.0,
-    link: Link | None = None,
+    links: Links | None = None,
+    model_bytes: int = 0,
     updates: int = 5_000,
     seed: int = 0,
 ) -> Arrivals:
-    """Workers of a parameter server, played through event by event.
+    """Workers of a parameter server, in the simulator.
 
     Args:
-        workers: n; the first one is the server's own and uses no link.
+        workers: n.
         compute: law of the step times, seconds.
         active_workers, max_staleness, on_stale: see :class:`~lightning_gossip.algorithm.ServerOptions`.
         steps_per_update: m, local steps between two pushes that an event trigger leaves, in the mean; at least 1.
-        link: of the server; None for one that takes no time.
+        links: between the workers; None for some that take no time.
+        model_bytes: of a model on its way.
         updates: how many pushes are counted, after those in which the workers still are in phase.
         seed: of the draws.
 
@@ -149,23 +150,49 @@ def arrivals(
     check_integer("updates", updates, example=5_000)
     if not is_finite(steps_per_update) or steps_per_update < 1.0:
         raise ConfigurationError(f"steps_per_update={steps_per_update!r} is not a number of at least 1: a push follows a step.")
-    constrained = link is not None or max_staleness is not None or active_workers is not None
-    if not constrained and steps_per_update == 1.0:
+    if links is None and max_staleness is None and active_workers is None and steps_per_update == 1.0:
         return free_arrivals(workers, compute, updates=updates, seed=seed)
-    server = ParameterServer(
-        torch.zeros(1), workers=workers, active_workers=active_workers, max_staleness=max_staleness, on_stale=on_stale
+    result = simulate(
+        APSGD(active_workers=active_workers, max_staleness=max_staleness, on_stale=on_stale),
+        Cluster(workers, compute if steps_per_update == 1.0 else _Several(compute, steps_per_update)),
+        work=Epochs(number=1, batches=_SETTLING * workers + updates),
+        links=links,
+        model_bytes=model_bytes,
+        seed=seed,
+        recording=Recording(trace=True, staleness=True),
     )
-    play = Play(server, Steps(steps_per_update, seed), workers, compute, link or Link(), seed)
-    before = play.until(_SETTLING * workers)
-    seen = play.until(_SETTLING * workers + updates).since(before)
-    return arrivals_of(seen, workers)
+    assert result.trace is not None and result.staleness_in_order is not None  # noqa: PT018 - as was asked for
+    pushes = [event.time_s for event in result.trace if event.kind == "push"][_SETTLING * workers :]
+    settled = StalenessHistogram()
+    for own in result.staleness_in_order:
+        for staleness in own[_SETTLING:-1]:  # the last one may have met others that were done
+            settled.record(staleness)
+    whole = arrivals_of(result)
+    return replace(whole, rate=(1.0 - whole.dropped) * (len(pushes) - 1) / (pushes[-1] - pushes[0]), staleness=settled.counts())
 
 
-def arrivals_of(seen: Tally, workers: int) -> Arrivals:
-    """What a tally says of so many workers."""
+def arrivals_of(result: Result) -> Arrivals:
+    """What a simulated run of a parameter server says, from its beginning to its end."""
+    pushed = sum(worker.exchanges for worker in result.workers)
+    dropped = sum(worker.dropped for worker in result.workers)
+    busy_s = sum(worker.busy_s for worker in result.workers)
     return Arrivals(
-        rate=seen.applied / seen.time_s,
-        staleness=seen.staleness,
-        dropped=1.0 - seen.applied / seen.pushed,
-        computing=min(1.0, seen.computed_s / (seen.time_s * workers)),
+        rate=(pushed - dropped) / result.time_s,
+        staleness=result.staleness.counts(),
+        dropped=dropped / pushed if pushed else 0.0,
+        computing=min(1.0, busy_s / (result.time_s * len(result.workers))),
     )
+
+
+@dataclass(frozen=True)
+class _Several(Law):
+    """The time of several steps in a row, a whole number of them, m in the mean."""
+
+    step: Law
+    mean: float
+
+    def draw(self, generator: np.random.Generator, count: int, start: int) -> FloatArray:
+        whole = int(self.mean)
+        numbers = whole + (generator.random(count) < self.mean - whole)
+        times = self.step.draw(generator, int(numbers.sum()), start)
+        return np.add.reduceat(times, np.cumsum(numbers) - numbers)

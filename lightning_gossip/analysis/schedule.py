@@ -6,7 +6,9 @@ the model pulled, with c the server's scale and γ the learning rate. Roots, res
 loss is reached. For memoryless step times the root mean square decays more slowly than the mean, and its exact rate
 (mean_square.py) is taken.
 
-With an event trigger the time between two updates depends on where the model is; that is played through (descent.py).
+With an event trigger the time between two updates depends on where the model is: as the gradients shrink it takes more steps
+until an update has grown, an unstable direction grows until it takes fewer again, and with noise it happens by chance. There is
+no closed form, and the quadratic is simulated.
 """
 
 from __future__ import annotations
@@ -22,18 +24,18 @@ from scipy import optimize
 
 from lightning_gossip.algorithm.checks import check_integer, check_positive
 from lightning_gossip.algorithm.laws import Exponential, Law
-from lightning_gossip.algorithm.server import OnStale, ParameterServer
+from lightning_gossip.algorithm.server import OnStale
 from lightning_gossip.analysis.arrivals import Arrivals, arrivals, arrivals_of
-from lightning_gossip.analysis.descent import Descent, run_down
 from lightning_gossip.analysis.hitting import LossCurve, loss_curve
 from lightning_gossip.analysis.mean_square import exact_limit, random_staleness_limit, rms_decay_rate
 from lightning_gossip.analysis.modes import Followed, Mode
-from lightning_gossip.analysis.play import Link, Play
 from lightning_gossip.analysis.problem import Problem
 from lightning_gossip.analysis.settings import Curve, Prediction, Setting
 from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.simulation import APSGD, SGD, Cluster, Links, Quadratic, Recording, Result, Steps, simulate
 
 _LATEST = 10.0  # times what it takes without a trigger: a run with one that takes longer is given up
+_ENDLESS = 1_000_000_000  # steps: the loss or the time ends a run
 _RUNS = 9  # with an event trigger; their mean, since a few of them take twice as long
 
 
@@ -45,7 +47,8 @@ class Server:
         target: of the loss, above 0.
         compute: law of the workers' step times, seconds.
         scale: c, of an update at the server; 1/n for n workers is the strategy's default.
-        link: of the server; None for one that takes no time.
+        links: between the workers; None for some that take no time.
+        model_bytes: of a model on its way.
         updates: that are played through for each law of the staleness.
         seed: of these.
     """
@@ -57,14 +60,16 @@ class Server:
         compute: Law,
         *,
         scale: float = 1.0,
-        link: Link | None = None,
+        links: Links | None = None,
+        model_bytes: int = 0,
         updates: int = 4_000,
         seed: int = 0,
     ) -> None:
         check_positive("target", target)
         check_positive("scale", scale)
         check_integer("updates", updates, example=4_000)
-        self.problem, self.target, self.compute, self.scale, self.link = problem, target, compute, scale, link
+        self.problem, self.target, self.compute, self.scale = problem, target, compute, scale
+        self.links, self.model_bytes = links, model_bytes
         self._updates, self._seed = updates, seed
         self._played = lru_cache(maxsize=256)(self._play)
 
@@ -160,13 +165,14 @@ class Server:
             self.compute,
             max_staleness=bound,
             on_stale=on_stale,
-            link=self.link,
+            links=self.links,
+            model_bytes=self.model_bytes,
             updates=self._updates,
             seed=self._seed,
         )
 
     def _never_wait(self, setting: Setting) -> bool:
-        return setting.max_staleness is None and self.link is None
+        return setting.max_staleness is None and self.links is None
 
     def _slowed(self, setting: Setting) -> Callable[[float], float] | None:
         """Exact decay of the root mean square per update, where it differs much from the mean's."""
@@ -186,28 +192,34 @@ class Server:
         """The mean of a few runs on the quadratic; the rest is of the one of median length."""
         without = self.predict(replace(setting, event_threshold=None))
         latest_s = _LATEST * min(without.time_s, self.predict(replace(setting, event_threshold=None, active_workers=1)).time_s)
-        runs = []
-        for seed in range(self._seed, self._seed + _RUNS):
-            descent = Descent(self.problem, setting.lr, threshold, seed)
-            model = descent.start.clone()
-            rules = ParameterServer(
-                model,
-                workers=setting.active_workers,
-                max_staleness=setting.max_staleness,
-                on_stale=setting.on_stale,
-                scale=self.scale,
-            )
-            play = Play(rules, descent, setting.active_workers, self.compute, self.link or Link(), seed)
-            runs.append(run_down(descent, play, model, self.target, latest_s))
-        if runs[0].time_s == 0.0:  # low enough already
-            return replace(without, setting=setting)
-        run = sorted(runs, key=lambda run: run.time_s)[_RUNS // 2]
-        if not run.tally.applied:
+        if math.isinf(latest_s):
             return Prediction(setting, math.inf, 0.0, without.margin, 0.0, 0.0, 0.0, 1.0)
-        seen = arrivals_of(run.tally, setting.active_workers)
-        time_s = math.fsum(run.time_s for run in runs) / _RUNS
+        if float(self.problem.losses.sum()) <= self.target:
+            return replace(without, setting=setting)
+        runs = [self._run(setting, threshold, latest_s, seed) for seed in range(self._seed, self._seed + _RUNS)]
+        times_s = [run.time_s if run.ended == "target" else math.inf for run in runs]
+        seen = arrivals_of(runs[int(np.argsort(times_s)[_RUNS // 2])])
+        if not seen.staleness:
+            return Prediction(setting, math.inf, 0.0, without.margin, 0.0, 0.0, 0.0, 1.0)
+        time_s = math.fsum(times_s) / _RUNS
         decay = 0.5 * math.log(float(self.problem.losses.sum()) / self.target) / time_s
         return Prediction(setting, time_s, decay, without.margin, seen.rate, seen.law.mean, seen.dropped, seen.computing)
+
+    def _run(self, setting: Setting, threshold: float, latest_s: float, seed: int) -> Result:
+        problem = self.problem
+        return simulate(
+            APSGD(max_staleness=setting.max_staleness, on_stale=setting.on_stale, scale=self.scale, event_trigger=threshold),
+            Cluster(setting.active_workers, self.compute),
+            work=Steps(number=_ENDLESS),
+            links=self.links,
+            objective=Quadratic(problem.eigenvalues, noise=problem.noise, start_at=problem.distances.tolist()),
+            optimizer=SGD(lr=setting.lr),
+            model_bytes=self.model_bytes,
+            recording=Recording(evaluate_every=1),
+            target_loss=self.target,
+            until_s=latest_s,
+            seed=seed,
+        )
 
 
 def _in_seconds(mode: Mode | Followed, rate: float, rms_decay: float | None) -> Mode | Followed:

@@ -75,7 +75,7 @@ class Quadratic(Objective):
         spectrum: h, the eigenvalues of the Hessian, each at least 0.
         noise: standard deviation of the gradient per coordinate, at least 0.
         heterogeneity: standard deviation over the workers of each coordinate of b_i, at least 0.
-        start_at: every coordinate of the model at the beginning.
+        start_at: the model at the beginning: every coordinate, or each one.
         workers: n; needed for heterogeneity.
         seed: of b.
 
@@ -93,7 +93,7 @@ class Quadratic(Objective):
         *,
         noise: float = 0.0,
         heterogeneity: float = 0.0,
-        start_at: float = 1.0,
+        start_at: float | Sequence[float] = 1.0,
         workers: int | None = None,
         seed: int = 0,
     ) -> None:
@@ -102,12 +102,15 @@ class Quadratic(Objective):
             raise ConfigurationError(f"spectrum={spectrum!r} is not a list of eigenvalues of at least 0, such as [0.1, 1.0].")
         check_not_negative("noise", noise)
         check_not_negative("heterogeneity", heterogeneity)
-        if not is_finite(start_at):
-            raise ConfigurationError(f"start_at={start_at!r} is not a finite number.")
+        start = [start_at] * len(values) if isinstance(start_at, (int, float)) else list(start_at)
+        if len(start) != len(values) or not all(map(is_finite, start)):
+            raise ConfigurationError(
+                f"start_at={start_at!r} is not a finite number, or one for each of {len(values)} eigenvalues."
+            )
         self.numel = len(values)
         self._h = torch.tensor(values, dtype=self.dtype)
         self._noise = noise
-        self._start_at = start_at
+        self._start = torch.tensor(start, dtype=self.dtype)
         self._minima: Tensor | None = None
         if heterogeneity > 0.0:
             if workers is None:
@@ -118,7 +121,7 @@ class Quadratic(Objective):
 
     def start(self, generator: torch.Generator) -> Tensor:
         """See :meth:`Objective.start`."""
-        return torch.full((self.numel,), self._start_at, dtype=self.dtype)
+        return self._start.clone()
 
     def gradients(
         self, models: Tensor, ranks: Sequence[int], batches: Sequence[Batch], generators: Sequence[np.random.Generator]

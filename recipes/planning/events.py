@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_gossip.analysis import Law, Link, Samples, Server, Setting
+from lightning_gossip.analysis import Law, Samples, Server, Setting
 from lightning_gossip.analysis.dynamics import WORTH
 from lightning_gossip.simulation import APSGD
 from recipes.planning.choice import Candidate
@@ -49,11 +49,11 @@ def trigger(known: Known, best: Candidate) -> Trigger | None:
     if not isinstance(strategy, APSGD) or known.momentum or not known.machines.take_time or best.times.waiting < _WAITING:
         return None
     scale = 1.0 / best.workers if strategy.scale is None else strategy.scale
-    bandwidth = min(links.bandwidth, links.shared or math.inf)
-    link = Link(transfer_s=known.machines.model_bytes / bandwidth, latency_s=links.latency_s)
     problem = known.problem
     excess = float(problem.losses.sum())
-    server = Server(problem, best.target * excess, _pooled(known), scale=scale, link=link)
+    server = Server(
+        problem, best.target * excess, _pooled(known), scale=scale, links=links, model_bytes=known.machines.model_bytes
+    )
     first = float(np.linalg.norm(best.best_lr * np.asarray(problem.eigenvalues) * problem.distances))
     setting = Setting(lr=best.best_lr, active_workers=strategy.active_workers or best.workers)
     thresholds = [None, *(share * first for share in _SHARES)]

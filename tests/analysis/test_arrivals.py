@@ -7,10 +7,9 @@ import pytest
 
 from lightning_gossip.algorithm.laws import Constant, Erlang, Exponential, Law, LogNormal, Uniform
 from lightning_gossip.analysis.arrivals import arrival_rate, arrivals, free_arrivals, run_time
-from lightning_gossip.analysis.play import Link
 from lightning_gossip.analysis.stability import of_staleness
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.simulation import Cluster, Links, Recording, Steps, make_strategy, simulate
+from lightning_gossip.simulation import Links
 
 
 @pytest.mark.parametrize(
@@ -26,12 +25,12 @@ def test_the_staleness_of_16_workers_has_the_mean_15_and_the_law_s_spread(law: L
 
 
 @pytest.mark.parametrize("law", [Exponential(0.1), Erlang(0.1, 4), LogNormal(0.1, 0.7)])
-def test_playing_event_by_event_gives_what_the_renewals_give(law: Law) -> None:
-    played = arrivals(6, law, active_workers=6, updates=30_000)
+def test_simulating_a_server_gives_what_the_renewals_give(law: Law) -> None:
+    simulated = arrivals(6, law, active_workers=6, updates=30_000)
     drawn = free_arrivals(6, law, updates=30_000)
-    assert played.rate == pytest.approx(drawn.rate, rel=0.03)
-    assert played.law.mean == pytest.approx(5.0, abs=0.02)
-    assert played.law.variance == pytest.approx(drawn.law.variance, rel=0.06)
+    assert simulated.rate == pytest.approx(drawn.rate, rel=0.03)
+    assert simulated.law.mean == pytest.approx(5.0, abs=0.02)
+    assert simulated.law.variance == pytest.approx(drawn.law.variance, rel=0.06)
 
 
 @pytest.mark.parametrize("law", [Exponential(1.0), Erlang(1.0, 4), Uniform(1.0, 0.5)])
@@ -46,43 +45,25 @@ def test_the_time_to_many_updates(law: Law) -> None:
     assert ends.std() == pytest.approx(predicted.deviation_s, rel=0.15)
 
 
-@pytest.mark.parametrize(
-    ("options", "links"),
-    [
-        ({"max_staleness": 5}, None),
-        ({"max_staleness": 9}, None),
-        ({"max_staleness": 7, "on_stale": "wait"}, None),
-        ({"max_staleness": 14, "on_stale": "wait"}, None),
-        ({"active_workers": 3}, None),
-        ({}, 0.05),
-        ({}, 0.3),
-        ({"max_staleness": 6}, 0.1),
-    ],
-    ids=str,
-)
-def test_a_constrained_server_is_the_simulator_s(options: dict[str, object], links: float | None) -> None:
-    """Rate and staleness, over as many updates of the simulator's own processes, links and server."""
-    workers, law = 8, Erlang(1.0, 2)
-    link = None if links is None else Link(transfer_s=links)
-    seen = arrivals(workers, law, updates=8_000, link=link, **options)  # type: ignore[arg-type]
-    result = simulate(
-        make_strategy("apsgd", **options),
-        Cluster(workers, law),
-        work=Steps(number=4_000),
-        links=Links() if links is None else Links(bandwidth=1_000.0 / links),
-        model_bytes=0 if links is None else 1_000,
-        recording=Recording(staleness=True),
-        until_s=1_000.0,
-        seed=3,
-    )
-    assert result.staleness_in_order is not None
-    staleness = np.concatenate([np.asarray(values[50:]) for values in result.staleness_in_order])
-    applied = sum(map(len, result.staleness_in_order))
-    dropped = sum(worker.dropped for worker in result.workers)
-    assert seen.rate == pytest.approx(applied / result.time_s, rel=0.03)
-    assert seen.law.mean == pytest.approx(staleness.mean(), rel=0.03, abs=0.05)
-    assert math.sqrt(seen.law.variance) == pytest.approx(staleness.std(), rel=0.06, abs=0.05)
-    assert seen.dropped == pytest.approx(dropped / max(1, applied + dropped), abs=0.02)
+def test_a_bound_drops_what_is_staler_and_slows_no_worker() -> None:
+    seen = arrivals(8, Erlang(1.0, 2), max_staleness=6, updates=20_000)
+    assert max(seen.staleness) == 6
+    assert seen.computing == pytest.approx(1.0, abs=0.01)
+    assert seen.rate == pytest.approx(8.0 * (1.0 - seen.dropped), rel=0.02)
+    assert 0.1 < seen.dropped < 0.9
+
+
+def test_waiting_drops_nothing_and_leaves_the_mean_staleness() -> None:
+    seen = arrivals(8, Erlang(1.0, 2), max_staleness=7, on_stale="wait", updates=20_000)
+    assert seen.staleness.keys() == {7}, "with a bound of N − 1 the workers take turns"
+    assert seen.dropped == 0.0
+    assert seen.computing < 0.9
+
+
+def test_a_cap_leaves_as_many_workers_as_it_says() -> None:
+    seen = arrivals(8, Erlang(1.0, 2), active_workers=3, updates=20_000)
+    assert seen.rate == pytest.approx(3.0, rel=0.02)
+    assert seen.law.mean == pytest.approx(2.0, abs=0.02)
 
 
 def test_steps_between_two_pushes_thin_the_updates() -> None:
@@ -93,9 +74,9 @@ def test_steps_between_two_pushes_thin_the_updates() -> None:
 
 def test_a_link_can_carry_no_more_than_its_bandwidth() -> None:
     own = 1.0 / 0.1  # the server's own worker uses no link
-    free = arrivals(16, Exponential(0.1), link=Link(transfer_s=0.1), updates=20_000)
+    free = arrivals(16, Exponential(0.1), links=Links(bandwidth=1_000.0 / 0.1), model_bytes=1_000, updates=20_000)
     assert free.rate <= 1.02 * (own + 10.0)
-    in_step = arrivals(16, Constant(0.1), link=Link(transfer_s=0.1), updates=2_000)
+    in_step = arrivals(16, Constant(0.1), links=Links(bandwidth=1_000.0 / 0.1), model_bytes=1_000, updates=2_000)
     # the others share each direction fairly, so all 15 are down together, compute, and go up together
     assert in_step.rate == pytest.approx(own + 15.0 / (1.5 + 0.1 + 1.5), rel=0.01)
 
@@ -113,7 +94,6 @@ def test_the_same_seed_gives_the_same_arrivals() -> None:
         (lambda: arrivals(4, Constant(1.0), steps_per_update=0.5), "steps_per_update=0.5"),
         (lambda: arrivals(4, Constant(1.0), max_staleness=2, on_stale="wait"), "max_staleness=3"),
         (lambda: arrivals(4, Constant(1.0), active_workers=5), "active_workers=5 of 4"),
-        (lambda: Link(transfer_s=-1.0), "transfer_s=-1.0"),
         (lambda: run_time(0, 4, Constant(1.0)), "updates=0"),
     ],
 )

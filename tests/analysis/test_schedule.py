@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.reproduction.schedule import softmax_on_digits
+from benchmarks.reproduction.schedule import BYTES, links_of, softmax_on_digits
 from lightning_gossip.algorithm.laws import Constant, Erlang, Exponential, Law, Uniform
 from lightning_gossip.analysis.mean_square import rms_decay_rate
-from lightning_gossip.analysis.play import Link
 from lightning_gossip.analysis.problem import Problem
 from lightning_gossip.analysis.schedule import Server
 from lightning_gossip.analysis.settings import Curve, Setting
@@ -20,7 +19,6 @@ from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation import (
     SGD,
     Cluster,
-    Links,
     Objective,
     Quadratic,
     Recording,
@@ -55,8 +53,8 @@ def simulated(
             work=Steps(number=100_000, batch_size=batch_size),
             objective=Quadratic(SPECTRUM) if objective is None else objective,
             optimizer=SGD(lr=lr),
-            links=Links(bandwidth=1_000.0 / transfer_s) if transfer_s else Links(),
-            model_bytes=1_000 if transfer_s else 0,
+            links=links_of(transfer_s),
+            model_bytes=BYTES,
             recording=Recording(evaluate_every=1 if objective is None else 4),
             target_loss=target if first else None,
             until_s=until_s,
@@ -129,8 +127,7 @@ def test_time_against_workers_of_memoryless_step_times_flattens(numbers: list[in
 def test_time_against_the_staleness_bound_has_a_best_bound(bounds: list[int | None], transfer_s: float) -> None:
     """24 workers at a learning rate that diverges without a bound."""
     law = Erlang(1.0, 4)
-    link = Link(transfer_s=transfer_s) if transfer_s else None
-    server = Server(Problem(eigenvalues=SPECTRUM), TARGET, law, link=link)
+    server = Server(Problem(eigenvalues=SPECTRUM), TARGET, law, links=links_of(transfer_s), model_bytes=BYTES)
     curve = server.over_staleness(Setting(lr=0.12, active_workers=24), bounds)
     predicted = [prediction.time_s for prediction in curve.predictions]
     times = [
@@ -156,7 +153,7 @@ def test_an_event_threshold_pays_on_a_limited_link(
     thresholds: list[float | None], transfer_s: float, seeds: Sequence[int]
 ) -> None:
     law = Erlang(1.0, 4)
-    server = Server(Problem(eigenvalues=SPECTRUM), TARGET, law, link=Link(transfer_s=transfer_s))
+    server = Server(Problem(eigenvalues=SPECTRUM), TARGET, law, links=links_of(transfer_s), model_bytes=BYTES)
     curve = server.over_thresholds(Setting(lr=0.03, active_workers=24), thresholds)
     predicted = [prediction.time_s for prediction in curve.predictions]
     times = [
