@@ -275,16 +275,17 @@ def test_the_rendezvous_leaves_the_exact_mean_bit_identical_on_all_ranks() -> No
 def _evaluate_mode() -> Any:
     at_start, at_end = [], []
 
-    class Watch(Callback):
-        def on_train_batch_start(self, trainer: Any, model: Any, batch: Any, batch_idx: int) -> None:
-            if batch_idx == 1 and trainer.current_epoch == 1:
-                at_start.append(flat(model).sum().item())
+    class Own(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if batch_idx == 0 and self.current_epoch == 1:  # before any step of this epoch
+                at_start.append(flat(self).sum().item())
+            return super().training_step(batch, batch_idx)
 
-        def on_validation_end(self, trainer: Any, model: Any) -> None:
-            at_end.append(flat(model).sum().item())
+        def on_validation_end(self) -> None:
+            at_end.append(flat(self).sum().item())
 
     strategy = ADPSGDStrategy(at_rendezvous="evaluate", exchanges_per_step=0)
-    t, model = fit(callbacks=[Watch()], strategy=strategy, validation=loader(32, shuffle=False))
+    t, model = fit(Own(), strategy=strategy, validation=loader(32, shuffle=False))
     fitted = flat(model).sum().item()
     t.validate(model, loader(32, shuffle=False), verbose=False)
     assert flat(model).sum().item() == fitted
@@ -440,7 +441,8 @@ class Quitter(Callback):
     """One rank wants to stop in the middle of an epoch."""
 
     def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-        if trainer.global_rank == 1 and trainer.current_epoch == 1 and args[-1] == 1:
+        # of the batches that it shares each worker is sure of one only
+        if trainer.global_rank == 1 and trainer.current_epoch == 1 and args[-1] == 0:
             trainer.should_stop = True
 
 
