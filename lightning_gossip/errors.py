@@ -20,23 +20,33 @@ class PeerError(GossipError, RuntimeError):
         rank: the peer, or None if it is not known which.
         phase: what was being waited for, for example ``"reply"`` or ``"exchange"``.
         seconds: how long it was waited for.
+        timed_out: the peer may be there and merely slow: the time was over, and no connection closed.
     """
 
     def __init__(
-        self, message: str, *, rank: int | None = None, phase: str | None = None, seconds: float | None = None
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        phase: str | None = None,
+        seconds: float | None = None,
+        timed_out: bool = False,
     ) -> None:
         super().__init__(message)
         self.rank = rank
         self.phase = phase
         self.seconds = seconds
+        self.timed_out = timed_out
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_peer_error, (str(self), self.rank, self.phase, self.seconds)
+        return _rebuild_peer_error, (type(self), str(self), self.rank, self.phase, self.seconds, self.timed_out)
 
 
 class ProtocolError(GossipError, RuntimeError):
     """Ours: two workers understand the protocol differently. Please report it."""
 
 
-def _rebuild_peer_error(message: str, rank: int | None, phase: str | None, seconds: float | None) -> PeerError:
-    return PeerError(message, rank=rank, phase=phase, seconds=seconds)
+def _rebuild_peer_error(
+    kind: type[PeerError], message: str, rank: int | None, phase: str | None, seconds: float | None, timed_out: bool
+) -> PeerError:
+    return kind(message, rank=rank, phase=phase, seconds=seconds, timed_out=timed_out)

@@ -199,6 +199,10 @@ class Ledger:
         """Note that the oldest held batch has been trained on."""
         self._stepped += 1
 
+    def stepped_on(self) -> list[int]:
+        """Their positions."""
+        return self._claimed[: self._stepped]
+
     def unstepped(self) -> list[int]:
         """Positions claimed and not stepped on: an interrupted epoch has to hand them out again."""
         return self._claimed[self._stepped :]

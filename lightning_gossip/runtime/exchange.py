@@ -37,14 +37,14 @@ class Exchanger:
         chunk_bytes: size of a chunk. Long enough that a chunk's latency does not matter, short enough that the lock is
             held for a millisecond at most.
         depth: chunks in flight. With two, one is on the wire while the other is copied and merged.
-        timeout_s: deadline of each chunk.
+        timeout_s: deadline of each chunk; may be changed between two runs.
     """
 
     def __init__(self, transport: Transport, *, chunk_bytes: int = 4 << 20, depth: int = 2, timeout_s: float) -> None:
         self._transport = transport
         self._chunk_bytes = chunk_bytes
         self._depth = depth
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._buffers: list[tuple[Tensor, Tensor]] = []
 
     def run(self, peer: int, model: PublishedModel) -> int:
@@ -78,7 +78,7 @@ class Exchanger:
         self._buffers = []
 
     def _finish(self, model: PublishedModel, chunk: slice, mine: Tensor, theirs: Tensor, pending: Pending) -> None:
-        pending.wait(self._timeout_s)
+        pending.wait(self.timeout_s)
         model.merge(chunk, half_difference(mine, theirs))
 
     def _allocate(self, length: int, dtype: torch.dtype) -> None:

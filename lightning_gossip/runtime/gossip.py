@@ -34,10 +34,13 @@ from lightning_gossip.algorithm.staleness import StalenessHistogram
 from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
 from lightning_gossip.runtime.clock import Deadline, Timeline, now_s
 from lightning_gossip.runtime.exchange import Exchanger, LockedReplica
+from lightning_gossip.runtime.partners import FixedPartners, Partners
 from lightning_gossip.runtime.session import Session
 from lightning_gossip.transport.base import Kind, Message, Transport
 
 log = logging.getLogger(__name__)
+
+_NOBODY_S = 0.25  # before a worker that is alone for the moment looks again
 
 
 @dataclass
@@ -56,28 +59,30 @@ class Gossip:
 
     Args:
         transport: connection to the other workers. Owned: closed with this object.
-        picker: whom to average with, and whether this worker starts exchanges.
+        picker: whom to average with, and whether this worker starts exchanges; a picker alone means that the first failure of a
+            peer ends the gossip.
         exchanges_per_step: completed exchanges that each worker should see in one step of its neighbourhood; 0 for none.
-        timeout_s: deadline of a reply and of each chunk.
+        timeout_s: the longest deadline of a reply and of each chunk.
         timeline: where exchanges are recorded.
         chunk_bytes: see :class:`~lightning_gossip.runtime.exchange.Exchanger`.
+        counters: to go on with.
     """
 
     def __init__(
         self,
         transport: Transport,
-        picker: PartnerPicker,
+        picker: PartnerPicker | Partners,
         *,
         exchanges_per_step: float = 1.0,
         timeout_s: float = 120.0,
         timeline: Timeline | None = None,
         chunk_bytes: int = 4 << 20,
+        counters: GossipCounters | None = None,
     ) -> None:
-        self.counters = GossipCounters()
+        self.counters = GossipCounters() if counters is None else counters
         self.exchanges_per_step = exchanges_per_step
         self._transport = transport
-        self._picker = picker
-        self._timeout_s = timeout_s
+        self._partners = FixedPartners(picker, timeout_s) if isinstance(picker, PartnerPicker) else picker
         self._timeline = timeline if timeline is not None else Timeline()
         self._exchanger = Exchanger(transport, chunk_bytes=chunk_bytes, timeout_s=timeout_s)
         self._model_lock = threading.Lock()
@@ -92,7 +97,7 @@ class Gossip:
     def start(self) -> None:
         """Start the threads. Nothing is exchanged before :meth:`open`."""
         targets: list[tuple[str, Callable[[], None]]] = [("gossip-listener", self._listen)]
-        if self._picker.initiates:
+        if self._partners.initiates or not isinstance(self._partners, FixedPartners):
             targets.append(("gossip-caller", self._call))
         for name, target in targets:
             thread = threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True)
@@ -140,7 +145,7 @@ class Gossip:
         Raises:
             PeerError: when the exchange under way does not end in time.
         """
-        self._session.drain(self._timeout_s)
+        self._session.drain(self._partners.drain_s)
         self.raise_failure()
         self._exchanger.release()  # a rendezvous needs memory of its own
         replica = self._open_replica()
@@ -153,7 +158,10 @@ class Gossip:
         """Ask all workers to come to a rendezvous after their current step."""
         for peer in range(self._transport.world_size):
             if peer != self._transport.rank:
-                self._transport.post(peer, Message(Kind.MEET, self._session.number))
+                try:
+                    self._transport.post(peer, Message(Kind.MEET, self._session.number))
+                except PeerError as error:
+                    self._partners.lost(peer, error)
         self._session.note_meeting(self._session.number)
 
     @property
@@ -175,26 +183,28 @@ class Gossip:
 
         Args:
             together: all workers close now: each one's STOP message ends its successor's listener. Otherwise (after a
-                failure) the listener is left to the end of the process, since only a message from another worker wakes it.
+                failure) the listener is left to the end of the process, since only a message from another worker wakes it;
+                except where a worker's message to itself does.
             timeout_s: deadline for the threads.
         """
         if not self._session.stop():
             return
-        if together:
-            successor = (self._transport.rank + 1) % self._transport.world_size
+        transport = self._transport
+        ends_all = together or transport.wakes_itself
+        if ends_all:
             try:
-                self._transport.post(successor, Message(Kind.STOP))
+                transport.post((transport.rank + (not transport.wakes_itself)) % transport.world_size, Message(Kind.STOP))
             except PeerError as error:
-                log.warning("rank %d: %s", self._transport.rank, error)
+                log.warning("rank %d: %s", transport.rank, error)
         deadline = Deadline.after(timeout_s)
         for thread in self._threads:
-            if together or thread.name != "gossip-listener":
+            if ends_all or thread.name != "gossip-listener":
                 thread.join(deadline.left_s)
         alive = [thread.name for thread in self._threads if thread.is_alive()]
-        if together and alive:
-            log.warning("rank %d: %s did not end within %.3g s", self._transport.rank, ", ".join(alive), timeout_s)
+        if ends_all and alive:
+            log.warning("rank %d: %s did not end within %.3g s", transport.rank, ", ".join(alive), timeout_s)
         if not alive:
-            self._transport.close()
+            transport.close()
 
     # -- the gossip threads ------------------------------------------------------------------------------------------
 
@@ -223,10 +233,13 @@ class Gossip:
         self._session.note_peer_step(peer, request.step_us * 1e-6)
         try:
             self._transport.reply(peer, self._message(Kind.ACCEPT if accepted and same_layout else Kind.REFUSE))
-        except BaseException:
+        except BaseException as error:
             if accepted:
                 self._session.end()
-            raise
+            if not isinstance(error, PeerError):
+                raise
+            self._partners.lost(peer, error)
+            return
         if accepted and same_layout:
             self._exchange(peer)
         elif accepted:
@@ -236,10 +249,17 @@ class Gossip:
     def _call(self) -> None:
         refusals = 0
         while not self._session.has_ended:
-            if not self._session.await_start(self.exchanges_per_step * self._picker.start_share, self._timeout_s):
+            if not self._session.await_start(self._rate, self._partners.looks_again_s):
+                self._probe()
                 continue
-            peer = self._picker.pick()
+            peer = self._partners.pick()
+            if peer is None:
+                self._probe()
+                self._session.draw_again(now_s() + _NOBODY_S)
+                continue
             answer = self._request(peer)
+            if answer is None:
+                continue
             self._session.note_peer_step(peer, answer.step_us * 1e-6)
             if answer.kind is Kind.ACCEPT:
                 self._exchange(peer)
@@ -251,17 +271,33 @@ class Gossip:
                 if answer.session == self._session.number and answer.layout != self._layout:
                     raise self._layout_error(peer)
 
-    def _request(self, peer: int) -> Message:
+    def _probe(self) -> None:
+        """A worker that only answers would not notice that a caller of its has died."""
+        for peer in self._partners.silent():
+            try:
+                self._transport.probe(peer)
+            except PeerError as error:  # noqa: PERF203 - seldom more than one
+                self._partners.lost(peer, error)
+
+    @property
+    def _rate(self) -> float:
+        return self.exchanges_per_step * self._partners.start_share
+
+    def _request(self, peer: int) -> Message | None:
         try:
-            return self._transport.request(peer, self._message(Kind.EXCHANGE), self._timeout_s)
-        except BaseException:
-            self._session.end()
-            raise
+            return self._transport.request(peer, self._message(Kind.EXCHANGE), self._partners.answer_s)
+        except BaseException as error:
+            self._session.draw_again(now_s())
+            if not isinstance(error, PeerError):
+                raise
+            self._partners.lost(peer, error)
+            return None
 
     def _exchange(self, peer: int) -> None:
         """The exchange itself; this worker is busy when it begins and free when it ends."""
         started_s = now_s()
         try:
+            self._exchanger.timeout_s = self._partners.deadline_s
             sent = self._exchanger.run(peer, LockedReplica(self._open_replica(), self._model_lock))
             with self._model_lock:
                 self._open_replica().exchange_done()
@@ -270,6 +306,9 @@ class Gossip:
             self.counters.bytes_sent += sent
             self.counters.exchange_s += ended_s - started_s
             self._timeline.record("exchange", started_s, ended_s, peer)
+            self._partners.took(peer, ended_s - started_s)
+        except PeerError as error:
+            self._partners.lost(peer, error)
         finally:
             self._session.end()
 

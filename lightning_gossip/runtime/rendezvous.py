@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,9 @@ from torch import Tensor
 
 from lightning_gossip.algorithm.flat import chunk_slices
 from lightning_gossip.errors import ConfigurationError, PeerError
+from lightning_gossip.runtime import membership
 
+T = TypeVar("T")
 _CHUNK_NUMEL = 1 << 20  # elements per all-reduce: bounds the extra memory to one chunk
 
 
@@ -26,13 +28,26 @@ def gather(mine: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
 
     Args:
         mine: this worker's.
-        group: of all workers; the default group if None.
+        group: of all workers; the default group if None. Where deaths are survived, the default one only.
     """
+    members = membership.current()
+    if members is not None and group is None:
+        return members.gather(mine)
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [mine]
     everyones: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyones, mine, group=group)
     return everyones
+
+
+def together(collective: Callable[[], T]) -> T:
+    """Run collectives on the default group; where deaths are survived, again and with those that are left, if one dies.
+
+    Args:
+        collective: leaves its inputs as they are, if it fails.
+    """
+    members = membership.current()
+    return collective() if members is None else members.attempt(collective)
 
 
 class Purpose(IntEnum):
@@ -76,16 +91,7 @@ class Rendezvous:
             PeerError: if a worker has ended.
             ConfigurationError: on all ranks, if they came for different things that cannot be done together.
         """
-        mine = torch.tensor([purpose, should_stop, optimizer_steps], dtype=torch.int64, device=self._device)
-        everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        try:
-            dist.all_gather(everyones, mine)
-        except RuntimeError as error:
-            raise PeerError(
-                f"Another worker ended before it came to the rendezvous ({purpose.name}); its own log says why.",
-                phase="rendezvous",
-            ) from error
-        rows = torch.stack(everyones).tolist()
+        rows = self._rows(purpose, [int(purpose), int(should_stop), optimizer_steps])
         purposes = [Purpose(row[0]) for row in rows]
         stop = Purpose.STOP in purposes
         if not stop and len(set(purposes)) > 1:
@@ -97,8 +103,26 @@ class Rendezvous:
             )
         return Agreement(stop, any(row[1] for row in rows), tuple(row[2] for row in rows))
 
+    def _rows(self, purpose: Purpose, mine: list[int]) -> list[list[int]]:
+        members = membership.current()
+        if members is not None:
+            return members.gather(mine)
+        row = torch.tensor(mine, dtype=torch.int64, device=self._device)
+        everyones = [torch.empty_like(row) for _ in range(dist.get_world_size())]
+        try:
+            dist.all_gather(everyones, row)
+        except RuntimeError as error:
+            raise PeerError(
+                f"Another worker ended before it came to the rendezvous ({purpose.name}); its own log says why.",
+                phase="rendezvous",
+            ) from error
+        rows: list[list[int]] = torch.stack(everyones).tolist()
+        return rows
+
     def average(self, flat: Tensor) -> float:
         """Replace a vector by its mean over all workers, the same bits on all of them.
+
+        Where deaths are survived, call it in :func:`together`: it fails if a worker dies, and the vector is then of no use.
 
         Args:
             flat: shape (d,), changed in place.
@@ -149,14 +173,22 @@ class Rendezvous:
 
     def mean(self, value: float) -> float:
         """The mean of a number over all workers."""
-        total = torch.tensor([value], dtype=torch.float64, device=self._device)
-        dist.all_reduce(total)
-        return float(total) / dist.get_world_size()
+
+        def mean() -> float:
+            total = torch.tensor([value], dtype=torch.float64, device=self._device)
+            dist.all_reduce(total)
+            return float(total) / dist.get_world_size()
+
+        return together(mean)
 
     def all_equal(self, values: Sequence[int]) -> bool:
         """Whether all workers hold the same integers."""
-        mine = torch.tensor(list(values), dtype=torch.int64, device=self._device)
-        low, high = mine.clone(), mine.clone()
-        dist.all_reduce(low, op=dist.ReduceOp.MIN)
-        dist.all_reduce(high, op=dist.ReduceOp.MAX)
-        return bool((low == high).all())
+
+        def equal() -> bool:
+            mine = torch.tensor(list(values), dtype=torch.int64, device=self._device)
+            low, high = mine.clone(), mine.clone()
+            dist.all_reduce(low, op=dist.ReduceOp.MIN)
+            dist.all_reduce(high, op=dist.ReduceOp.MAX)
+            return bool((low == high).all())
+
+        return together(equal)

@@ -6,9 +6,11 @@ One round trip a claim while the epoch is long, a second one near its end, where
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from lightning_gossip.algorithm.work import Ledger, may_claim
+from lightning_gossip.runtime.connection import look_up
 
 _REFRESH_CLAIMS = 16  # step times change slowly; near the end they are read before each claim
 _PUBLISH_CHANGE = 0.1  # publish the own step time again when it has changed by a tenth
@@ -42,6 +44,7 @@ class EpochQueue:
         lookahead: batches that the data loader keeps ahead of a step.
         speeds_key: prefix of the keys with everybody's step time, the same for all epochs of a fit, so that a new epoch
             begins with what the last one measured; default: ``key``, and nothing is known at the start.
+        gone: asked for the ranks that have died; they claim no more.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class EpochQueue:
         batches: int,
         lookahead: int,
         speeds_key: str | None = None,
+        gone: Callable[[], frozenset[int]] = frozenset,
     ) -> None:
         self.ledger = Ledger()
         self.batches = batches
@@ -64,6 +68,7 @@ class EpochQueue:
         self._rank = rank
         self._workers = workers
         self._lookahead = lookahead
+        self._gone = gone
         self._remaining = batches - workers
         self._step_times = [math.nan] * workers
         self._published_s: float | None = None
@@ -119,8 +124,9 @@ class EpochQueue:
                 rank=self._rank,
                 lookahead=self._lookahead,
             ):
-                # The counter decides between workers that leave at the same moment: the last one stays.
-                self._last_left = self._store.add(f"{self._key}/left", 1) == self._workers
+                # The counter decides between workers that leave at the same moment: the last one stays. Where one has died
+                # that can be wrong for a moment; what nobody takes is handed out again after the rendezvous.
+                self._last_left = self._store.add(f"{self._key}/left", 1) >= self._workers - len(self._gone())
                 if not self._last_left:
                     self.left_early = self._remaining > 0
                     return None
@@ -132,9 +138,13 @@ class EpochQueue:
         """Bring the own step time, everybody's, and what remains up to date, as far as the decision needs it."""
         self._publish(step_s)
         if self._claims % _REFRESH_CLAIMS == 1 or self._is_near_end(step_s):
-            keys = [self._time_key(rank) for rank in range(self._workers)]
+            gone = self._gone()
+            alive = [rank for rank in range(self._workers) if rank not in gone]
+            keys = [self._time_key(rank) for rank in alive]
+            self._step_times = [math.inf if rank in gone else p for rank, p in enumerate(self._step_times)]
             if self._store.check(keys):  # a worker that has not begun this epoch has set nothing, and is not waited for
-                self._step_times = [self._read(value) for value in self._store.multi_get(keys)]
+                for rank, value in zip(alive, self._store.multi_get(keys), strict=True):
+                    self._step_times[rank] = self._read(value)
             self._remaining = self.batches - self._workers - self._store.add(f"{self._key}/next", 0)
 
     def _is_near_end(self, step_s: float | None) -> bool:
@@ -160,3 +170,56 @@ class EpochQueue:
 
     def _time_key(self, rank: int) -> str:
         return f"{self._speeds_key}/step_s/{rank}"
+
+
+class Named(Protocol):
+    """Who has a name."""
+
+    @property
+    def me(self) -> object:
+        """The name."""
+
+    @property
+    def generation(self) -> int:
+        """How often they have changed."""
+
+
+class Journal:
+    """What one worker has finished, written down for those who outlive it. One key a worker and hand-out.
+
+    Args:
+        store: shared by all workers.
+        key: prefix of the keys, the same on all.
+        members: asked for this worker's name when a hand-out begins.
+    """
+
+    def __init__(self, store: Any, key: str, members: Named) -> None:
+        self.key = key
+        self._store = store
+        self._members = members
+        self._name = str(members.me)
+        self._hand_out = ""
+        self.generation = members.generation  # of the members, when the hand-out began
+
+    def begin(self, hand_out: str) -> None:
+        """A new hand-out of batches begins, and the last one is of no interest any more.
+
+        Args:
+            hand_out: its name, the same on all workers.
+        """
+        if self._hand_out:
+            self._store.delete_key(self._at(self._name))
+        self._hand_out, self._name = hand_out, str(self._members.me)
+        self.generation = self._members.generation
+
+    def finished(self, position: int) -> None:
+        """The batch at this position has been trained on. The caller does not wait for the store."""
+        self._store.append(self._at(self._name), f"{position},")
+
+    def read(self, name: str) -> list[int]:
+        """What another worker, which is dead, has finished in this hand-out."""
+        found = look_up(self._store, self._at(name)) or b""  # a worker that was only taken for dead may delete it
+        return [int(position) for position in found.decode().split(",")[:-1]]
+
+    def _at(self, name: str) -> str:
+        return f"{self.key}/finished/{self._hand_out}/{name}"

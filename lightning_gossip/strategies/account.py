@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lightning_gossip.runtime import membership
 from lightning_gossip.runtime.clock import StepTimer, Timeline, now_s
 from lightning_gossip.runtime.rendezvous import gather
 from lightning_gossip.strategies.algorithm import Algorithm, Step
@@ -94,3 +95,5 @@ class Account:
         self.steps = round(sum(steps for steps, _ in everyones) / len(everyones))  # schedules by step go on alike
         self.report.workers = [WorkerReport(**own) for _, own in everyones]
         self.report.rendezvous += 1
+        members = membership.current()
+        self.report.lost = [] if members is None else [worker.number for worker in members.lost]

@@ -9,17 +9,29 @@ from typing_extensions import override
 
 from lightning_gossip.algorithm.graphs import make_topology
 from lightning_gossip.algorithm.partner import PartnerPicker, Roles, resolve_roles
+from lightning_gossip.algorithm.repair import topology_for
 from lightning_gossip.algorithm.replica import Replica
+from lightning_gossip.algorithm.topology import Topology
+from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline
-from lightning_gossip.runtime.gossip import Gossip
-from lightning_gossip.runtime.rendezvous import Rendezvous
+from lightning_gossip.runtime.connection import another
+from lightning_gossip.runtime.gossip import Gossip, GossipCounters
+from lightning_gossip.runtime.partners import ChangingPartners
+from lightning_gossip.runtime.rendezvous import Rendezvous, together
 from lightning_gossip.runtime.staging import replica_of
 from lightning_gossip.strategies.algorithm import Algorithm, Step
 from lightning_gossip.strategies.decentralized import DecentralizedStrategy
 from lightning_gossip.strategies.model import SharedModel
 from lightning_gossip.strategies.options import TopologySpec, check_choice, check_number, topology_of
 from lightning_gossip.strategies.reports import WorkerReport
+from lightning_gossip.strategies.survival import JoinerOptimizer, OnPeerFailure, Survival
+from lightning_gossip.transport.base import Transport
+from lightning_gossip.transport.edges import EdgeTransport
 from lightning_gossip.transport.gloo import GlooTransport
+from lightning_gossip.transport.memory import MemoryNetwork
+
+_FOREVER_S = 10 * 365 * 86400.0  # the listener ends by a message, never by a time-out
+_SEED_STRIDE = 1_000_003
 
 
 class ADPSGDStrategy(DecentralizedStrategy):
@@ -35,6 +47,13 @@ class ADPSGDStrategy(DecentralizedStrategy):
             graph); 0 for none.
         exchange_timeout_s: deadline, in seconds, of an answer and of each chunk of a model.
         seed: of the partner choice.
+        on_peer_failure: ``"continue"``: a worker whose process ends without a word (killed, machine gone) is left out, and the
+            others go on; ``"raise"``: all end. An exception in a worker's code ends all either way.
+        min_workers: with fewer left the job ends, with a PeerError.
+        max_workers: how many may be in the job when workers come later; as many as it began with, if None.
+        peer_timeout_s: silence, in seconds, after which a worker is taken for dead although no connection has closed.
+        joiner_optimizer: a worker that comes later begins with a ``"copy"`` of another one's optimizer state, or ``"fresh"``.
+        store: ``"tcp://host:port"``, where the workers meet, if it is to outlive rank 0 (``python -m lightning_gossip.store``).
         options: see :class:`~lightning_gossip.strategies.DecentralizedStrategy`.
 
     Example::
@@ -54,9 +73,16 @@ class ADPSGDStrategy(DecentralizedStrategy):
         exchanges_per_step: float = 1.0,
         exchange_timeout_s: float = 120.0,
         seed: int = 0,
+        on_peer_failure: OnPeerFailure = "continue",
+        min_workers: int = 1,
+        max_workers: int | None = None,
+        peer_timeout_s: float = 30.0,
+        joiner_optimizer: JoinerOptimizer = "copy",
+        store: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        self.survival = Survival(on_peer_failure, min_workers, max_workers, peer_timeout_s, joiner_optimizer, store)
         check_choice("roles", roles, get_args(Roles))
         check_number("exchanges_per_step", exchanges_per_step)
         check_number("exchange_timeout_s", exchange_timeout_s, above=0.0)
@@ -66,14 +92,31 @@ class ADPSGDStrategy(DecentralizedStrategy):
         self._exchange_timeout_s = exchange_timeout_s
         self._seed = seed
 
+    @property
+    @override
+    def collective_timeout_s(self) -> float:
+        return self._exchange_timeout_s
+
     @override
     def check(self, workers: int) -> None:
         resolve_roles(make_topology(self.topology, workers), self.roles)
+        if self.survival.min_workers > workers:
+            raise ConfigurationError(f"min_workers={self.survival.min_workers} is more than the {workers} workers of the job.")
 
     @override
     def algorithm(self, timeline: Timeline) -> Algorithm:
-        picker = PartnerPicker(make_topology(self.topology, self.workers), self.global_rank, roles=self.roles, seed=self._seed)
-        return GossipAlgorithm(self, picker, timeline, self._exchange_timeout_s)
+        return GossipAlgorithm(self, timeline, self._exchange_timeout_s)
+
+    def picker(self) -> tuple[Topology, PartnerPicker]:
+        """The graph of the present workers, and this one's partners in it."""
+        members = self.members
+        if members is None:
+            topology = make_topology(self.topology, self.workers)
+            return topology, PartnerPicker(topology, self.global_rank, roles=self.roles, seed=self._seed)
+        numbers = [worker.number for worker in members.members]
+        topology = topology_for(self.topology, numbers, self.workers, self.roles)
+        seed = self._seed + _SEED_STRIDE * members.generation  # ranks change, and two of them must not repeat one stream
+        return topology, PartnerPicker(topology, members.rank, roles=self.roles, seed=seed)
 
 
 class GossipAlgorithm(Algorithm):
@@ -81,28 +124,80 @@ class GossipAlgorithm(Algorithm):
 
     Args:
         strategy: asked for ``exchanges_per_step`` at the beginning of each session.
-        picker: whom to average with.
         timeline: where exchanges are recorded.
-        timeout_s: deadline of an answer and of each chunk.
+        timeout_s: the longest deadline of an answer and of each chunk.
     """
 
-    def __init__(self, strategy: ADPSGDStrategy, picker: PartnerPicker, timeline: Timeline, timeout_s: float) -> None:
+    def __init__(self, strategy: ADPSGDStrategy, timeline: Timeline, timeout_s: float) -> None:
         self._strategy = strategy
-        self._picker = picker
         self._timeline = timeline
         self._timeout_s = timeout_s
         self._gossip: Gossip | None = None
+        self._picker: PartnerPicker | None = None
+        self._partners: ChangingPartners | None = None
+        self._counters = GossipCounters()
+        self._failed = 0
         self._replica: Replica | None = None
         self._model = SharedModel(nn.Module())
         self._session = 0
-        self._restored_staleness: dict[str, Any] | None = None
+        self._restored_picker: dict[str, Any] | None = None
 
     @override
     def start(self) -> None:
-        self._gossip = Gossip(GlooTransport(self._timeout_s), self._picker, timeout_s=self._timeout_s, timeline=self._timeline)
-        if self._restored_staleness is not None:
-            self._gossip.counters.staleness.load_state_dict(self._restored_staleness)
+        members = self._strategy.members
+        if members is None:
+            _, self._picker = self._picked()
+            transport: Transport = GlooTransport(self._timeout_s)
+            partners: PartnerPicker | ChangingPartners = self._picker
+        else:
+            transport = members.attempt(self._connect)
+            assert self._partners is not None
+            partners = self._partners
+        self._gossip = Gossip(transport, partners, timeout_s=self._timeout_s, timeline=self._timeline, counters=self._counters)
         self._gossip.start()
+
+    def _picked(self) -> tuple[Topology, PartnerPicker]:
+        topology, picker = self._strategy.picker()
+        if self._restored_picker is not None:
+            picker.load_state_dict(self._restored_picker)
+        return topology, picker
+
+    def _connect(self) -> Transport:
+        """Connect with those who are members now, and draw partners among them. Collective; new keys each time."""
+        members = self._strategy.members
+        assert members is not None
+        topology, self._picker = self._picked()
+        self._session = max(self._session, members.generation << 20)  # the same on all, those included that have just come
+        self._partners = ChangingPartners(
+            members.watch,
+            members.members,
+            topology,
+            roles=self._strategy.roles,
+            picker=self._picker,
+            ceiling_s=self._timeout_s,
+        )
+        if len(members.members) == 1:
+            return MemoryNetwork(1).transport(0)
+        transport = EdgeTransport(
+            members.store,
+            another(members.store, timeout_s=_FOREVER_S),
+            another(members.store),
+            f"lightning_gossip/gossip/{members.generation}/{members.round}",
+            rank=members.rank,
+            world_size=len(members.members),
+            timeout_s=self._timeout_s,
+        )
+        transport.make_edges(self._picker.neighbours)
+        return transport
+
+    @override
+    def follow_members(self) -> None:
+        if self._gossip is not None:
+            self._gossip.close(together=True)
+        if self._partners is not None:
+            self._failed += self._partners.dropped
+        self._restored_picker = None  # of the ranks before
+        self.start()
 
     @override
     def open(self, model: nn.Module) -> None:
@@ -125,9 +220,19 @@ class GossipAlgorithm(Algorithm):
 
     @override
     def average(self, meeting: Rendezvous) -> float:
-        assert self._replica is not None
-        distance = meeting.average(self._replica.settle())
-        self._replica.copy_out(self._model.tensors)
+        replica = self._replica
+        assert replica is not None
+        begun = False
+
+        def average() -> float:
+            nonlocal begun
+            if begun:  # a worker died in the middle: y is half averaged, and x still is what it was
+                replica.push_pull(self._model.tensors, forward_passes=0)
+            begun = True
+            return meeting.average(replica.settle())
+
+        distance = together(average)
+        replica.copy_out(self._model.tensors)
         return distance + self._model.average_unfrozen(meeting)
 
     @override
@@ -153,16 +258,19 @@ class GossipAlgorithm(Algorithm):
         report.exchanges = counters.exchanges
         report.refused = counters.refused
         report.bytes_sent = counters.bytes_sent
+        report.failed = self._failed + (self._partners.dropped if self._partners is not None else 0)
         report.describe_staleness(counters.staleness)
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"picker": self._picker.state_dict(), "staleness": self._running.counters.staleness.state_dict()}
+        assert self._picker is not None
+        picker = self._picker if self._partners is None else self._partners.picker
+        return {"picker": picker.state_dict(), "staleness": self._counters.staleness.state_dict()}
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._picker.load_state_dict(state["picker"])
-        self._restored_staleness = state["staleness"]
+        self._restored_picker = state["picker"]
+        self._counters.staleness.load_state_dict(state["staleness"])
 
     @property
     def _running(self) -> Gossip:

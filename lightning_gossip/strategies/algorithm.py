@@ -95,6 +95,10 @@ class Algorithm(ABC):
             together: all workers do so; otherwise (after a failure) this one alone, and it must not wait for the others.
         """
 
+    def follow_members(self) -> None:
+        """Workers have died or come; between two sessions, and all that are there do so."""
+        return
+
     @abstractmethod
     def shared(self) -> list[Tensor]:
         """The tensors that the open session averages."""

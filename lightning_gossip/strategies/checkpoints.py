@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gossip.runtime.rendezvous import gather
+from lightning_gossip.runtime.rendezvous import gather, together
 from lightning_gossip.strategies.optimizer_state import is_averaged
 
 KEY = "lightning_gossip"  # of our part of the checkpoint
@@ -30,6 +30,11 @@ def mean_optimizer_state(state_dict: dict[str, Any], device: torch.device) -> di
         state_dict: ``optimizer.state_dict()``; not changed.
         device: where the default group's collectives run.
     """
+    return together(lambda: _mean_optimizer_state(state_dict, device))
+
+
+def _mean_optimizer_state(state_dict: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    # no gather after an all-reduce: a worker for which the latter failed would be a round behind
     mine: dict[Key, Tensor] = {
         (parameter, name): value
         for parameter, state in state_dict["state"].items()

@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from typing_extensions import override
 
 from lightning_gossip.algorithm.work import Batch, EpochPlan, at_least_one_each, check_enough_batches
-from lightning_gossip.runtime.work_queue import EpochQueue, Store
+from lightning_gossip.runtime.work_queue import EpochQueue, Journal, Store
 
 
 def plan_of(loader: object, seed: int) -> EpochPlan | str:
@@ -79,14 +79,25 @@ class EpochBatches(Sampler[Batch], ABC):
         workers: how many there are.
         epoch: asked for the current epoch when an iteration begins.
         training: asked whether an iteration that begins is the training loop's.
+        journal: where finished batches are noted for those who outlive this worker; None if nobody asks.
     """
 
     def __init__(
-        self, plan: EpochPlan, *, rank: int, workers: int, epoch: Callable[[], int], training: Callable[[], bool]
+        self,
+        plan: EpochPlan,
+        *,
+        rank: int,
+        workers: int,
+        epoch: Callable[[], int],
+        training: Callable[[], bool],
+        journal: Journal | None = None,
     ) -> None:
         self.plan = plan
         self.rank = rank
         self.workers = workers
+        self.journal = journal
+        self.orphans: list[int] = []  # claimed by workers that have died: as if this one held them
+        self.hand_outs = 0  # how many iterations of the training loop there have been, the same on all workers
         self._epoch = epoch
         self._training = training
         self._resume_at: EpochPosition | None = None
@@ -136,6 +147,29 @@ class EpochBatches(Sampler[Batch], ABC):
         """Positions that are this worker's and that it has not trained on."""
 
     @abstractmethod
+    def stepped(self) -> list[int]:
+        """Positions that this worker has trained on in this hand-out."""
+
+    def move_to(self, key: str) -> None:
+        """Take part in the hand-outs under another prefix of keys."""
+        if self.journal is not None:
+            self.journal.key = key
+
+    def find_orphans(self, everyones: Iterable[Iterable[int]], finished: Iterable[int]) -> list[int]:
+        """Positions that workers have died with: nobody alive has trained on them or holds them, and they are not free.
+
+        Args:
+            everyones: stepped and unstepped positions of the workers that are left.
+            finished: those that the dead have trained on, by their journals.
+        """
+        known = {position for theirs in everyones for position in theirs}.union(finished, self.unclaimed())
+        return [position for position in range(len(self._batches)) if position not in known]
+
+    def _note(self, position: int) -> None:
+        if self.journal is not None:
+            self.journal.finished(position)
+
+    @abstractmethod
     def unclaimed(self) -> list[int]:
         """Positions that are nobody's yet; meaningful while nobody claims."""
 
@@ -162,6 +196,10 @@ class EpochBatches(Sampler[Batch], ABC):
             batches = at_least_one_each(left, self.workers)
             self._indices = resume.pending if not resume.pieces and len(left) == len(batches) else None
         self._batches = batches
+        self.orphans = []
+        self.hand_outs += 1
+        if self.journal is not None:
+            self.journal.begin(f"{epoch}/{self.hand_outs}")
         return batches
 
 
@@ -169,11 +207,12 @@ class SharedBatches(EpochBatches):
     """The batches that this worker claims from the epoch shared by all. Has no length: nobody knows how many they will be.
 
     Args:
-        plan, rank, workers, epoch, training: see :class:`EpochBatches`.
+        plan, rank, workers, epoch, training, journal: see :class:`EpochBatches`.
         store: holds the shared counter.
         key: prefix of this fit's keys in the store, the same on all workers and new for each fit.
         lookahead: see :func:`lookahead_of`.
         batch_s: asked for this worker's time a batch in seconds.
+        gone: asked for the ranks that have died since the last rendezvous.
     """
 
     def __init__(
@@ -188,32 +227,39 @@ class SharedBatches(EpochBatches):
         key: str,
         lookahead: int,
         batch_s: Callable[[], float | None],
+        journal: Journal | None = None,
+        gone: Callable[[], frozenset[int]] = frozenset,
     ) -> None:
         check_enough_batches(len(plan), workers)
-        super().__init__(plan, rank=rank, workers=workers, epoch=epoch, training=training)
+        super().__init__(plan, rank=rank, workers=workers, epoch=epoch, training=training, journal=journal)
         self.queue: EpochQueue | None = None
         self._store = store
         self._key = key
         self._lookahead = lookahead
         self._batch_s = batch_s
-        self._iterations = 0
+        self._gone = gone
 
     @override
     def _hand_out(self) -> Iterator[Batch]:
         batches = self._begin()
-        self._iterations += 1
         queue = EpochQueue(
             self._store,
-            f"{self._key}/{self._epoch()}/{self._iterations}",
+            f"{self._key}/{self._epoch()}/{self.hand_outs}",
             rank=self.rank,
             workers=self.workers,
             batches=len(batches),
             lookahead=self._lookahead,
-            speeds_key=self._key,
+            speeds_key=f"{self._key}/{self.workers}",
+            gone=self._gone,
         )
         self.queue = queue
         while (position := queue.claim(self._batch_s())) is not None:
             yield batches[position]
+
+    @override
+    def move_to(self, key: str) -> None:
+        super().move_to(key)
+        self._key = key
 
     @property
     @override
@@ -225,11 +271,16 @@ class SharedBatches(EpochBatches):
         assert self.queue is not None
         position = self.queue.ledger.current
         self.queue.ledger.step()
+        self._note(position)
         return position
 
     @override
     def unstepped(self) -> list[int]:
-        return [] if self.queue is None else self.queue.ledger.unstepped()
+        return [] if self.queue is None else self.queue.ledger.unstepped() + self.orphans
+
+    @override
+    def stepped(self) -> list[int]:
+        return [] if self.queue is None else self.queue.ledger.stepped_on()
 
     @override
     def unclaimed(self) -> list[int]:
@@ -240,9 +291,16 @@ class StaticBatches(EpochBatches):
     """Every n-th batch of the epoch, the same number for each worker; the first ones again where it does not come out even."""
 
     def __init__(
-        self, plan: EpochPlan, *, rank: int, workers: int, epoch: Callable[[], int], training: Callable[[], bool]
+        self,
+        plan: EpochPlan,
+        *,
+        rank: int,
+        workers: int,
+        epoch: Callable[[], int],
+        training: Callable[[], bool],
+        journal: Journal | None = None,
     ) -> None:
-        super().__init__(plan, rank=rank, workers=workers, epoch=epoch, training=training)
+        super().__init__(plan, rank=rank, workers=workers, epoch=epoch, training=training, journal=journal)
         self._own: list[int] = []
         self._stepped = 0
 
@@ -270,11 +328,16 @@ class StaticBatches(EpochBatches):
     @override
     def step(self) -> int:
         self._stepped += 1
+        self._note(self._own[self._stepped - 1])
         return self._own[self._stepped - 1]
 
     @override
     def unstepped(self) -> list[int]:
-        return self._own[self._stepped :]
+        return self._own[self._stepped :] + self.orphans
+
+    @override
+    def stepped(self) -> list[int]:
+        return self._own[: self._stepped]
 
     @override
     def unclaimed(self) -> list[int]:

@@ -25,13 +25,13 @@ from typing_extensions import override
 
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline
-from lightning_gossip.runtime.rendezvous import Purpose
+from lightning_gossip.runtime.rendezvous import Purpose, gather, together
 from lightning_gossip.strategies import checkpoints
 from lightning_gossip.strategies.algorithm import Algorithm
 from lightning_gossip.strategies.fit import Fit
 from lightning_gossip.strategies.hooks import StrategyHooks
 from lightning_gossip.strategies.logging import LocalMetrics
-from lightning_gossip.strategies.loops import free_epoch_loop, synchronize_results
+from lightning_gossip.strategies.loops import defer_epoch_schedulers, free_epoch_loop, synchronize_results
 from lightning_gossip.strategies.options import (
     AtRendezvous,
     CheckpointKind,
@@ -127,9 +127,14 @@ class DecentralizedStrategy(WorkerProcesses):
         self._loaded = None
         self.report, self.timeline = fit.account.report, timeline
         fit.work.install(self._patches)
-        self._local_metrics = LocalMetrics(trainer.lightning_module, lambda: not fit.in_session)
+        self._local_metrics = LocalMetrics(
+            trainer.lightning_module, lambda: not fit.in_session, survives=self.members is not None
+        )
         trainer.callbacks.insert(0, StrategyHooks(fit))  # type: ignore[attr-defined]
         free_epoch_loop(trainer, fit, self._patches, forward_signal=self.signal_started_workers)
+        if self.members is not None:
+            defer_epoch_schedulers(trainer, fit, self._patches)
+            self.members.changed[:] = [self.members_changed, fit.changes.note]
 
     @override
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
@@ -188,6 +193,9 @@ class DecentralizedStrategy(WorkerProcesses):
     @override
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
+        if self.members is not None and not isinstance(exception, SIGTERMException):
+            self.members.watch.failed(f"{type(exception).__name__}: {exception}")
+            self.members.watch.rest()  # it has said so when this returns
         if self._fit is not None and not isinstance(exception, SIGTERMException):
             self._fit.fail()
 
@@ -198,15 +206,24 @@ class DecentralizedStrategy(WorkerProcesses):
     @override
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         if self._all_are_here("a barrier"):
-            super().barrier(*args, **kwargs)
+            if self.members is not None:
+                gather(None)
+            else:
+                super().barrier(*args, **kwargs)
 
     @override
     def broadcast(self, obj: TBroadcast, src: int = 0) -> TBroadcast:
-        return super().broadcast(obj, src) if self._all_are_here("a broadcast (trainer.log_dir makes one)") else obj
+        if not self._all_are_here("a broadcast (trainer.log_dir makes one)"):
+            return obj
+        return super().broadcast(obj, src) if self.members is None else self.members.broadcast(obj, src)
 
     @override
     def reduce(self, tensor: Tensor, group: Any | None = None, reduce_op: ReduceOp | str | None = "mean") -> Tensor:
-        return super().reduce(tensor, group, reduce_op) if self._all_are_here("a reduction") else tensor
+        if not self._all_are_here("a reduction"):
+            return tensor
+        if group is not None or not isinstance(tensor, Tensor):
+            return super().reduce(tensor, group, reduce_op)
+        return together(lambda: super(DecentralizedStrategy, self).reduce(tensor.clone(), group, reduce_op))
 
     @override
     def all_gather(self, tensor: Tensor, group: Any | None = None, sync_grads: bool = False) -> Tensor:
@@ -215,7 +232,9 @@ class DecentralizedStrategy(WorkerProcesses):
                 "all_gather in a training step needs all workers at the same step, and nobody waits for anybody inside an"
                 " epoch. Use what this worker has, or gather in on_train_epoch_end."
             )
-        return super().all_gather(tensor, group, sync_grads)
+        if group is not None or sync_grads:
+            return super().all_gather(tensor, group, sync_grads)
+        return together(lambda: super(DecentralizedStrategy, self).all_gather(tensor, group, sync_grads))
 
     def _all_are_here(self, what: str) -> bool:
         return self._fit is None or self._fit.meet_for(what)
@@ -253,7 +272,15 @@ class DecentralizedStrategy(WorkerProcesses):
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
         if self._fit is not None and not self._fit.failed:
             self._fit.extend_checkpoint(checkpoint, filepath)
-        super().save_checkpoint(checkpoint, filepath, storage_options)
+        members = self.members
+        if members is None or self._fit is None or self._fit.failed:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+            return
+        writer = None
+        while writer not in members.members:  # killed while it wrote: the next one does
+            writer = members.members[0]
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+            gather(None)
 
     @override
     def remove_checkpoint(self, filepath: _PATH) -> None:

@@ -20,6 +20,7 @@ from lightning_gossip.runtime.rendezvous import Agreement, Purpose, Rendezvous, 
 from lightning_gossip.strategies import checkpoints, resume
 from lightning_gossip.strategies.account import Account
 from lightning_gossip.strategies.algorithm import Algorithm
+from lightning_gossip.strategies.changes import Changes
 from lightning_gossip.strategies.options import FitOptions
 from lightning_gossip.strategies.work import FitWork, set_global_step
 
@@ -54,6 +55,7 @@ class Fit:
         self.in_session = False
         self.stop_requested = False
         self.failed = False
+        self.at_epoch_end: Callable[[], None] | None = None  # a schedule by epoch that waits for the epoch's end
         self._stopped_together = False
         self._make_algorithm = make_algorithm
         self._algorithm: Algorithm | None = None
@@ -68,6 +70,7 @@ class Fit:
         self._own_model: list[Tensor] | None = None
         key, seed = strategy.broadcast((uuid.uuid4().hex[:12], int(os.environ.get("PL_GLOBAL_SEED", 0))))
         self.work = FitWork(trainer, options.work_sharing, key=key, seed=seed, batch_s=lambda: self.account.batch_s)
+        self.changes = Changes(trainer, self.work, self.account)
 
     # -- in the order of the training loop ---------------------------------------------------------------------------
 
@@ -81,8 +84,14 @@ class Fit:
             resume.apply(self._restored, self._restored_from, self.trainer, self.work, self._algorithm)
         steps = self.trainer.global_step if self._restored is None else self._restored["steps"]
         self.account.begin(steps, self.work.planned_steps())
+        self.changes.begin_fit()
         if self._algorithm is not None:
             self._algorithm.start()
+
+    def begin_epoch(self) -> None:
+        """Nobody has taken a batch of the epoch yet."""
+        if self.changes.begin_epoch(self._algorithm):
+            self._own_model = None  # of the time when this worker was left behind
 
     def before_batch(self, batch: Any) -> None:
         """A batch has been fetched and is about to be trained on."""
@@ -141,7 +150,13 @@ class Fit:
         self.account.close_session()
         self.trainer.should_stop = self.trainer.should_stop or agreement.should_stop
         set_global_step(self.trainer, round(sum(agreement.optimizer_steps) / len(agreement.optimizer_steps)))
+        if self.changes.inherit() and not agreement.stop and self.changes.go_on(self._algorithm):
+            self.at_epoch_end = None
+            return  # to the appendix of the epoch
         pending = agreement.stop and self._prepare_stop()
+        if self.at_epoch_end is not None and not pending:
+            self.at_epoch_end()
+        self.at_epoch_end = None
         if not pending and (agreement.stop or purpose is Purpose.EPOCH_END):
             self.work.end_epoch()
         self.account.publish(self.work, self._algorithm)
@@ -169,6 +184,7 @@ class Fit:
             SIGTERMException: on a worker that was told to stop too late for the others to hear of it.
         """
         self._own_model = None
+        self.changes.end_fit()
         self.close(together=True)
         if self.stop_requested and not self._stopped_together:
             self.failed = True  # nobody else stops

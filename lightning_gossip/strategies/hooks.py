@@ -19,6 +19,10 @@ class StrategyHooks(Callback):
         self._fit = fit
 
     @override
+    def on_train_epoch_start(self, *_: Any) -> None:
+        self._fit.begin_epoch()
+
+    @override
     def on_train_batch_end(self, *_: Any) -> None:
         self._fit.after_batch()
 

@@ -18,6 +18,7 @@ from torchmetrics import Metric
 from typing_extensions import override
 
 from lightning_gossip.runtime.rendezvous import gather
+from lightning_gossip.strategies.survival import survive_in
 
 _warned: set[str] = set()
 
@@ -82,9 +83,10 @@ class LocalMetrics:
     Args:
         model: whose metrics.
         may_synchronize: asked at each computation.
+        survives: whether a worker may die meanwhile.
     """
 
-    def __init__(self, model: torch.nn.Module, may_synchronize: Callable[[], bool]) -> None:
+    def __init__(self, model: torch.nn.Module, may_synchronize: Callable[[], bool], *, survives: bool = False) -> None:
         self._changed: list[tuple[Metric, str, Any]] = []
         for module in model.modules():
             if isinstance(module, Metric):
@@ -96,6 +98,8 @@ class LocalMetrics:
                 self._set(module, "distributed_available_fn", gated)
                 # a value computed in the middle of the epoch must not be returned at its end
                 self._set(module, "compute_with_cache", False)
+                if survives:
+                    survive_in(module, self._set)
 
     def _set(self, metric: Metric, name: str, value: Any) -> None:
         self._changed.append((metric, name, getattr(metric, name)))

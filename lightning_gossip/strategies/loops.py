@@ -70,3 +70,17 @@ def free_epoch_loop(trainer: pl.Trainer, fit: Fit, patches: Patches, *, forward_
     patches.set(loop, "_broadcast_sigterm_tensor", lambda: None)
     patches.set(loop.val_loop, "run", validate_after_rendezvous)
     patches.set(trainer._signal_connector, "_sigterm_notifier_fn", note_sigterm)
+
+
+def defer_epoch_schedulers(trainer: pl.Trainer, fit: Fit, patches: Patches) -> None:
+    """Schedules by epoch step when the epoch has ended for all: after the rendezvous, which may add an appendix to it."""
+    loop = trainer.fit_loop.epoch_loop
+    update = loop.update_lr_schedulers
+
+    def deferred(interval: str, update_plateau_schedulers: bool) -> None:
+        if interval == "epoch" and not update_plateau_schedulers and fit.in_session:
+            fit.at_epoch_end = lambda: update(interval, update_plateau_schedulers)
+        else:
+            update(interval, update_plateau_schedulers)
+
+    patches.set(loop, "update_lr_schedulers", deferred)

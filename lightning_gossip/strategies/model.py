@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from lightning_gossip.algorithm.flat import FlatModel
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.runtime.rendezvous import Rendezvous, gather
+from lightning_gossip.runtime.rendezvous import Rendezvous, gather, together
 
 
 def shared_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
@@ -85,7 +85,7 @@ class SharedModel:
         if not unfrozen:
             return 0.0
         flat = FlatModel(unfrozen)
-        distance = meeting.average(flat.read(unfrozen))
+        distance = together(lambda: meeting.average(flat.read(unfrozen)))
         flat.write(unfrozen)
         return distance
 
@@ -129,12 +129,16 @@ def start_equal(model: nn.Module) -> None:
                 f"The model of rank {rank} differs from that of rank 0 in {what}."
                 " All ranks must build the same model: do not let its shape depend on the rank or on unseeded randomness."
             )
-    with torch.no_grad():
+
+    @torch.no_grad()
+    def copy() -> None:
         for _, tensor in everything:
             contiguous = tensor.detach().contiguous()
             dist.broadcast(torch.view_as_real(contiguous) if contiguous.is_complex() else contiguous, src=0)
             if contiguous.data_ptr() != tensor.data_ptr():
                 tensor.copy_(contiguous)
+
+    together(copy)
 
 
 def _is_averaged(buffer: Tensor) -> bool:

@@ -5,12 +5,14 @@ Lightning treats its DDPStrategy specially (samplers, launchers, compiled models
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any, get_args
 
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins import Precision
@@ -18,10 +20,15 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.nn import Module
 from typing_extensions import override
 
+from lightning_gossip.runtime import membership
+from lightning_gossip.runtime.default_group import make_default_group
+from lightning_gossip.runtime.membership import Membership
+from lightning_gossip.strategies import survival
 from lightning_gossip.strategies.launchers import CheckedMultiProcessingLauncher, CheckedSubprocessLauncher
 from lightning_gossip.strategies.model import start_equal
 from lightning_gossip.strategies.options import StartMethod, check_choice, refuse_unknown
 from lightning_gossip.strategies.preflight import check_model, check_plugins, check_trainer
+from lightning_gossip.strategies.survival import Survival
 
 _DEFAULT_TIMEOUT_S = 1800.0  # of torch's process groups
 
@@ -37,6 +44,8 @@ class WorkerProcesses(DDPStrategy):
     Raises:
         ConfigurationError: for a value that cannot work, and for an unknown argument.
     """
+
+    survival = Survival(on_peer_failure="raise")
 
     def __init__(
         self,
@@ -69,6 +78,7 @@ class WorkerProcesses(DDPStrategy):
             timeout=timeout,
             start_method=start_method,
         )
+        self._members: Membership | None = None
 
     def __repr__(self) -> str:
         # Fabric and pytorch_lightning print this when they refuse the object
@@ -107,6 +117,40 @@ class WorkerProcesses(DDPStrategy):
         if self.launcher is not None:
             self.launcher.kill(signum)
 
+    # -- ranks that change ---------------------------------------------------------------------------------------------
+
+    @property
+    def members(self) -> Membership | None:
+        """Who is in the job, where deaths are survived."""
+        return self._members
+
+    @property
+    @override
+    def global_rank(self) -> int:
+        members = self.members
+        if members is None:
+            return int(super().global_rank)
+        return max(1, members.me.number) if members.alone else members.rank  # rank 0 writes, and a worker alone does not
+
+    @property
+    @override
+    def world_size(self) -> int:
+        members = self.members
+        if members is None:
+            return int(super().world_size)
+        return max(self.workers, members.me.number + 1) if members.alone else len(members.members)
+
+    @property
+    @override
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        if self.members is None:
+            return super().distributed_sampler_kwargs
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    def members_changed(self) -> None:
+        """Ranks have changed: what Lightning keeps of them follows."""
+        rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]  # one object for all of Lightning's packages
+
     @override
     def _configure_launcher(self) -> None:
         assert self.cluster_environment is not None
@@ -116,15 +160,53 @@ class WorkerProcesses(DDPStrategy):
         else:
             launcher = CheckedMultiProcessingLauncher(self, start_method=self._start_method)
         launcher.preflight = self.preflight
+        launcher.survives = self.survival.survives
         self._launcher = launcher
 
     @override
     def setup_distributed(self) -> None:
-        if self.workers > 1:
+        if self.workers > 1 and self.survival.survives:
+            self._meet()
+        elif self.workers > 1:
+            membership.set_current(None)  # of a Trainer before this one
             super().setup_distributed()
         else:  # plain training: no group
             reset_seed()
             self.set_world_ranks()
+
+    def _meet(self) -> None:
+        reset_seed()
+        self._members = None  # so that the ranks are those that this process was started with
+        self.set_world_ranks()
+        assert self.cluster_environment is not None
+        os.environ["MASTER_ADDR"] = self.cluster_environment.main_address
+        os.environ["MASTER_PORT"] = str(self.cluster_environment.main_port)
+        self._process_group_backend = self._get_process_group_backend()
+        self._members = members = survival.begin(
+            self.survival,
+            number=int(self.cluster_environment.global_rank()),
+            workers=self.workers,
+            make_group=make_default_group(
+                self._process_group_backend,
+                self.collective_timeout_s,
+                device=None if self.root_device.type == "cpu" else self.root_device,
+            ),
+            timeout_s=self.timeout_s,
+        )
+        members.changed[:] = [self.members_changed]
+        self.members_changed()
+
+    @property
+    def collective_timeout_s(self) -> float:
+        """Seconds that one collective may take when all have met, where deaths are survived."""
+        return self.timeout_s
+
+    @override
+    def teardown(self) -> None:
+        members = self.members
+        if members is not None:
+            members.rest()
+        super().teardown()
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:

@@ -15,11 +15,12 @@ class WorkerReport:
     ``None`` where the strategy has no such thing.
 
     Args:
-        rank: whose.
+        rank: whose: the one that it was started with, also when ranks have changed since.
         steps: optimizer steps, its own.
         samples: samples it trained on.
         exchanges: completed exchanges, started or answered.
         refused: requests of its own that a busy worker refused.
+        failed: exchanges, begun or asked for, that ended with the partner's failure.
         bytes_sent: payload of its exchanges.
         staleness_mean, staleness_p95, staleness_max: changes of its published model (of the server's, with a parameter server)
             between pull and push of a step.
@@ -42,6 +43,7 @@ class WorkerReport:
     samples: int = 0
     exchanges: int | None = None
     refused: int | None = None
+    failed: int | None = None
     bytes_sent: int | None = None
     staleness_mean: float | None = None
     staleness_p95: float | None = None
@@ -79,8 +81,10 @@ class FitReport:
         workers: one account each, by rank.
         consensus_distance: (1/n) Σ ‖x_i − x̄‖² just before the last rendezvous averaged the models.
         rendezvous: how many there have been.
+        lost: ranks of the workers that the job has lost and went on without, in that order.
     """
 
     workers: list[WorkerReport] = field(default_factory=list)
     consensus_distance: float | None = None
     rendezvous: int = 0
+    lost: list[int] = field(default_factory=list)

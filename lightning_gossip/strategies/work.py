@@ -21,7 +21,10 @@ from lightning.pytorch.utilities.data import _extract_batch_size
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.runtime.work_queue import Store
+from lightning_gossip.runtime.connection import ReportingStore
+from lightning_gossip.runtime.membership import Membership
+from lightning_gossip.runtime.rendezvous import gather
+from lightning_gossip.runtime.work_queue import Journal, Store
 from lightning_gossip.strategies.data import (
     EpochBatches,
     EpochPosition,
@@ -123,7 +126,9 @@ class FitWork:
             if self._option == "auto":
                 rank_zero_info(f"Each worker keeps its static share of the data, as under DDP: {reason}.")
             return dataloader
+        members = self._trainer.strategy.members  # type: ignore[attr-defined]
         options: dict[str, Any] = {
+            "journal": None if members is None else Journal(ReportingStore(members.store), self._store_key, members),
             "rank": self._trainer.global_rank,
             "workers": self._trainer.world_size,
             "epoch": lambda: _epochs_processed(self._trainer),
@@ -136,8 +141,12 @@ class FitWork:
         else:
             self.batches = SharedBatches(
                 plan,
-                store=cast(Store, dist.distributed_c10d._get_default_store()),
-                key=f"lightning_gossip/{self._key}/work",
+                store=cast(
+                    Store,
+                    ReportingStore(dist.distributed_c10d._get_default_store() if members is None else members.store),
+                ),
+                key=self._store_key,
+                gone=frozenset if members is None else members.gone,
                 lookahead=lookahead_of(loaders[0]),
                 batch_s=self._batch_s,
                 **options,
@@ -213,6 +222,99 @@ class FitWork:
         """It has been."""
         if self.batches is not None:
             self.batches.step()
+
+    # -- workers that come later ---------------------------------------------------------------------------------------
+
+    @property
+    def hands_out_again(self) -> bool:
+        """Whether Lightning begins a new iteration for the coming epoch, so that others may take part in it."""
+        loop = self._trainer.fit_loop
+        return self._trainer.current_epoch > 0 and not loop.is_resuming and not loop.epoch_loop.restarting
+
+    def news(self) -> dict[str, Any]:
+        """What a worker that comes later needs to take batches of the same epochs."""
+        return {
+            "key": self._key,
+            "seed": self._seed,
+            "plan": None if self.batches is None else asdict(self.batches.plan),
+            "hand_outs": 0 if self.batches is None else self.batches.hand_outs,
+            "count": None if self._count is None else self._count.state(Fraction(0)),
+        }
+
+    def follow(self, news: dict[str, Any]) -> None:
+        """Take batches of the epochs that :meth:`news` tells of.
+
+        Raises:
+            ConfigurationError: if this worker was started with other data.
+        """
+        self._key, self._seed = news["key"], news["seed"]
+        mine = None if self.batches is None else asdict(self.batches.plan)
+        if (mine is None) != (news["plan"] is None) or (mine and {**mine, "seed": 0} != {**news["plan"], "seed": 0}):
+            raise ConfigurationError(
+                f"This worker came later, with other data or batches ({mine}) than the others ({news['plan']}). Start it with"
+                " the same command."
+            )
+        if self.batches is not None:
+            self.batches.plan = type(self.batches.plan)(**news["plan"])
+            self.batches.hand_outs = news["hand_outs"]
+            self.batches.move_to(self._store_key)
+        if self._count is not None and news["count"] is not None:
+            self._count.load(news["count"], Fraction(0))
+
+    @property
+    def _store_key(self) -> str:
+        return f"lightning_gossip/{self._key}/work"
+
+    # -- members that change -----------------------------------------------------------------------------------------
+
+    def is_of(self, generation: int) -> bool:
+        """Whether the batches under way were handed out to these members; True where they are Lightning's own."""
+        journal = None if self.batches is None else self.batches.journal
+        return journal is None or journal.generation == generation
+
+    def inherit(self, members: Membership) -> None:
+        """Workers have died in this hand-out: rank 0 holds from now on what they have not finished. Collective."""
+        if self.batches is None or self.batches.journal is None:
+            return
+        finished = [position for worker in members.lost for position in self.batches.journal.read(str(worker))]
+        # the journal of a worker that was only taken for dead may grow: one worker's reading counts
+        everyones = gather((self.batches.stepped() + self.batches.unstepped(), finished))
+        orphans = self.batches.find_orphans([theirs for theirs, _ in everyones], everyones[0][1])
+        self.batches.orphans = orphans if members.rank == 0 else []
+
+    def go_on(self) -> bool:
+        """Hand out again what is left of the epoch although all have ended it. Collective.
+
+        Returns:
+            Whether there was anything.
+        """
+        if self.batches is None:
+            return False
+        unstepped = [position for theirs in gather(self.batches.unstepped()) for position in theirs]
+        position = self.batches.position(unstepped)
+        if not position.pending and not position.pieces:
+            return False
+        self.follow_members()
+        loop = self._trainer.fit_loop
+        self.batches.resume(position)
+        if isinstance(self.batches, StaticBatches):
+            self._align_progress(self.batches.nominal_length - self.batches.resumed_share(position))
+        with self._training_iterates():
+            iter(loop._data_fetcher)  # type: ignore[arg-type]
+        loop.epoch_loop.batch_progress.is_last_batch = False
+        return True
+
+    def follow_members(self) -> None:
+        """The next hand-out is for the workers that are there now."""
+        fit_loop = self._trainer.fit_loop
+        if self.batches is None:
+            fit_loop._combined_loader = None  # the loader is asked for again, and gets a sampler for these workers
+            fit_loop.setup_data()
+        else:
+            self.batches.rank, self.batches.workers = self._trainer.global_rank, self._trainer.world_size
+            if isinstance(self.batches, StaticBatches):
+                fit_loop.max_batches = self.batches.nominal_length
+        fit_loop.epoch_loop.val_loop._combined_loader = None
 
     def end_epoch(self) -> None:
         """All workers have ended the epoch: schedules stand at the same count everywhere."""

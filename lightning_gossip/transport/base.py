@@ -86,6 +86,7 @@ class Transport(ABC):
 
     rank: int
     world_size: int
+    wakes_itself = False  # whether a message from a worker to itself ends its own listener
 
     @abstractmethod
     def post(self, peer: int, message: Message) -> None:
@@ -123,6 +124,14 @@ class Transport(ABC):
         """Start to send ``mine`` and to receive into ``theirs``."""
         receiving = self.receive(peer, theirs)
         return _Both(receiving, self.send(peer, mine))
+
+    def probe(self, peer: int) -> None:
+        """See whether the connection with a peer still stands, where that can be seen without the peer.
+
+        Raises:
+            PeerError: if it has closed.
+        """
+        return
 
     @abstractmethod
     def close(self) -> None:

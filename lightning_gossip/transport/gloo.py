@@ -25,7 +25,7 @@ from lightning_gossip.transport.base import WORDS, Kind, Message, Pending, Trans
 
 log = logging.getLogger(__name__)
 
-_FOREVER = timedelta(days=3650)  # the listener ends by a message, never by a time-out
+FOREVER = timedelta(days=3650)  # the listener ends by a message, never by a time-out
 _REQUEST, _REPLY, _VECTOR = 1, 2, 3  # tags
 _FLUSH_S = 10.0  # for the peers' listeners to read the last messages when all close together
 
@@ -49,7 +49,7 @@ class GlooTransport(Transport):
 
     def post(self, peer: int, message: Message) -> None:
         words = torch.tensor(message.words(), dtype=torch.int64)
-        with _PeerTrouble(peer, "message"):
+        with PeerTrouble(peer, "message"):
             work = _started(dist.isend(words, dst=peer, group=_open(self._control), tag=_REQUEST))
         if message.kind in (Kind.MEET, Kind.STOP, Kind.FAILED):
             self._others.append((message.kind, work, words))
@@ -59,42 +59,37 @@ class GlooTransport(Transport):
     def next_message(self) -> tuple[int, Message]:
         words = torch.zeros(WORDS, dtype=torch.int64)
         work = _started(dist.irecv(words, group=_open(self._control), tag=_REQUEST))
-        work.wait(_FOREVER)
-        return int(work._source_rank()), _parse(words)
+        work.wait(FOREVER)
+        return int(work._source_rank()), parse(words)
 
     def reply(self, peer: int, message: Message) -> None:
         words = torch.tensor(message.words(), dtype=torch.int64)
-        with _PeerTrouble(peer, "reply"):
+        with PeerTrouble(peer, "reply"):
             sending = _started(dist.isend(words, dst=peer, group=_open(self._data), tag=_REPLY))
             sending.wait(timedelta(seconds=self._timeout_s))
 
     def await_reply(self, peer: int, timeout_s: float) -> Message:
         words = torch.zeros(WORDS, dtype=torch.int64)
-        with _PeerTrouble(peer, "reply"):
+        with PeerTrouble(peer, "reply"):
             receiving = _started(dist.irecv(words, src=peer, group=_open(self._data), tag=_REPLY))
             receiving.wait(timedelta(seconds=timeout_s))
         self._requests.pop(peer, None)
-        return _parse(words)
+        return parse(words)
 
     def send(self, peer: int, vector: Tensor) -> Pending:
-        with _PeerTrouble(peer, "exchange"):
-            return _Transfer(peer, _started(dist.isend(vector, dst=peer, group=_open(self._data), tag=_VECTOR)))
+        with PeerTrouble(peer, "exchange"):
+            return Transfer(peer, _started(dist.isend(vector, dst=peer, group=_open(self._data), tag=_VECTOR)))
 
     def receive(self, peer: int, vector: Tensor) -> Pending:
-        with _PeerTrouble(peer, "exchange"):
-            return _Transfer(peer, _started(dist.irecv(vector, src=peer, group=_open(self._data), tag=_VECTOR)))
+        with PeerTrouble(peer, "exchange"):
+            return Transfer(peer, _started(dist.irecv(vector, src=peer, group=_open(self._data), tag=_VECTOR)))
 
     def close(self) -> None:
         """Destroy both groups, once the peers have read this worker's STOP and FAILED messages.
 
         A listener still blocked on a group keeps it alive until its STOP arrives.
         """
-        for kind, work, _ in self._others:
-            if kind in (Kind.STOP, Kind.FAILED):
-                try:
-                    work.wait(timedelta(seconds=_FLUSH_S))
-                except RuntimeError:
-                    log.warning("rank %d: a peer did not read that this worker has ended", self.rank)
+        flush(self._others, self.rank)
         self._requests.clear()
         self._others.clear()
         for group in (self._control, self._data):
@@ -103,17 +98,30 @@ class GlooTransport(Transport):
         self._control = self._data = None
 
 
+def flush(posted: list[tuple[Kind, dist.Work, Tensor]], rank: int) -> None:
+    """Wait until the peers have read that this worker has ended, a few seconds at most."""
+    for kind, work, _ in posted:
+        if kind in (Kind.STOP, Kind.FAILED):
+            try:
+                work.wait(timedelta(seconds=_FLUSH_S))
+            except RuntimeError:
+                log.warning("rank %d: a peer did not read that this worker has ended", rank)
+
+
 @dataclass
-class _Transfer:
+class Transfer:
+    """A vector under way."""
+
     peer: int
     work: dist.Work
 
     def wait(self, timeout_s: float) -> None:
-        with _PeerTrouble(self.peer, "exchange"):
+        """See :class:`~lightning_gossip.transport.base.Pending`."""
+        with PeerTrouble(self.peer, "exchange"):
             self.work.wait(timedelta(seconds=timeout_s))
 
 
-class _PeerTrouble:
+class PeerTrouble:
     """Turns Gloo's errors, which are bare RuntimeErrors, into a PeerError that names the peer, the phase and the wait."""
 
     def __init__(self, peer: int, phase: str) -> None:
@@ -128,12 +136,14 @@ class _PeerTrouble:
         if isinstance(error, RuntimeError) and not isinstance(error, (PeerError, ProtocolError)):
             waited = time.monotonic() - self._start
             reason = re.sub(r"^\[[^\]]*\]\s*", "", str(error).strip()).split(". ")[0]  # without Gloo's file, line and advice
+            timed_out = "timed out" in str(error).lower()  # Gloo says so in its text only
+            state = "is frozen or slow, or cannot be reached" if timed_out else "has probably ended; its own log says why"
             raise PeerError(
-                f"The {self._phase} with rank {self._peer} failed after {waited:.1f} s: {reason}."
-                f" Rank {self._peer} has probably ended; its own log says why.",
+                f"The {self._phase} with rank {self._peer} failed after {waited:.1f} s: {reason}. Rank {self._peer} {state}.",
                 rank=self._peer,
                 phase=self._phase,
                 seconds=waited,
+                timed_out=timed_out,
             ) from error
 
 
@@ -163,7 +173,12 @@ def _started(work: dist.Work | None) -> dist.Work:
     return work
 
 
-def _parse(words: Tensor) -> Message:
+def parse(words: Tensor) -> Message:
+    """A message from the wire.
+
+    Raises:
+        ProtocolError: if it is none.
+    """
     try:
         return Message.from_words([int(word) for word in words])
     except ValueError as error:

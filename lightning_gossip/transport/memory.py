@@ -90,4 +90,5 @@ def _get(source: queue.Queue[T], timeout_s: float, peer: int, phase: str) -> T:
             rank=peer,
             phase=phase,
             seconds=timeout_s,
+            timed_out=True,
         ) from None

@@ -82,7 +82,7 @@ def _work(sender: Connection, rank: int, workers: int, port: int, scenario: Call
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
         RANK=str(rank),
-        LOCAL_RANK=str(rank),
+        LOCAL_RANK=str(rank % workers),
         GROUP_RANK="0",
         WORLD_SIZE=str(workers),
         LOCAL_WORLD_SIZE=str(workers),

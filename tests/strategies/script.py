@@ -1,4 +1,4 @@
-"""A user's script, for the tests of Lightning's launchers: ``python script.py OUT STRATEGY [MODE] [DEVICES]``."""
+"""A user's script, for the tests of Lightning's launchers: ``python script.py OUT STRATEGY [MODE] [DEVICES] [NODES]``."""
 
 from __future__ import annotations
 
@@ -22,21 +22,28 @@ class Trouble(Callback):
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
+        self.rank = -1
+
+    def on_fit_start(self, trainer: Trainer, model: Any) -> None:
+        self.rank = trainer.global_rank  # that of the start: when a worker has died the others have new ones
 
     def on_train_batch_start(self, trainer: Trainer, model: Any, batch: Any, batch_idx: int) -> None:
         rank = 0 if self.mode == "raise0" else 1
-        if trainer.global_rank == rank and batch_idx == 3 and self.mode != "fit":
+        if self.rank == rank and batch_idx == 3 and self.mode != "fit":
             print(f"strikes at {time.monotonic()}", flush=True)  # the machine's clock, one for all processes
             if self.mode.startswith("raise"):
                 raise ArithmeticError(f"rank {rank} breaks in step 3")
+            if self.mode == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
             if self.mode == "sigterm":
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
-def main(out: str, strategy: str, mode: str = "fit", devices: str = "2") -> None:
+def main(out: str, strategy: str, mode: str = "fit", devices: str = "2", nodes: str = "1") -> None:
     trainer = Trainer(
         strategy=strategy,
         devices=int(devices),
+        num_nodes=int(nodes),
         accelerator="cpu",
         max_epochs=2,
         logger=False,

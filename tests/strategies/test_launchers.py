@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -138,3 +139,41 @@ def test_a_name_used_without_the_import_is_lightnings_own_error() -> None:
     code, output, _ = finish(process)
     assert code != 0
     assert "You selected an invalid strategy name: `strategy='adpsgd'`" in output
+
+
+def _is_whole(folder: Path, left: list[int]) -> None:
+    """Those that were left have ended both epochs, and taken every sample of the second one."""
+    result = json.loads((folder / "result.json").read_text())
+    assert [worker["rank"] for worker in result["workers"]] == left
+    # of the first epoch all but what the killed one had finished: at most 3 batches, and it was killed in the fourth
+    assert 2 * 400 - 3 * 4 <= sum(worker["samples"] for worker in result["workers"]) <= 2 * 400
+
+
+@pytest.mark.parametrize("strategy", ["adpsgd", pytest.param("adpsgd_fork", marks=pytest.mark.slow)])
+def test_the_launcher_lets_the_others_go_on_when_a_worker_is_killed(strategy: str, tmp_path: Path) -> None:
+    code, output, left = finish(start([SCRIPT, str(tmp_path), strategy, "kill", "3"]))
+    assert code == 0, output
+    assert left == []
+    assert "rank 1 is gone; 2 workers go on" in output
+    _is_whole(tmp_path, [0, 2])
+
+
+@pytest.mark.slow
+def test_with_a_torchrun_agent_for_each_worker_the_others_go_on(tmp_path: Path) -> None:
+    def agent(rank: int) -> subprocess.Popen[str]:
+        where = ["--nnodes=3", f"--node-rank={rank}", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
+        return start(["-m", "torch.distributed.run", *where, SCRIPT, str(tmp_path), "adpsgd", "kill", "1", "3"])
+
+    with reserved_port() as port:
+        agents = [agent(rank) for rank in range(3)]
+        try:
+            assert agents[1].wait(90) != 0
+            deadline_s = time.monotonic() + 60
+            while not (tmp_path / "result.json").exists() and time.monotonic() < deadline_s:
+                time.sleep(0.1)  # nobody tells a file's coming
+            _is_whole(tmp_path, [0, 2])
+        finally:
+            for process in agents:  # those that are left wait for five minutes for the one that has gone
+                process.send_signal(signal.SIGTERM)
+            outputs = [finish(process)[1] for process in agents]
+    assert all("rank 1 is gone; 2 workers go on" in outputs[rank] for rank in (0, 2))

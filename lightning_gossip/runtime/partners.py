@@ -1,0 +1,250 @@
+"""Whom the gossip averages with, and what becomes of a partner that fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from typing_extensions import override
+
+from lightning_gossip.algorithm.liveness import Patience, Verdict
+from lightning_gossip.algorithm.partner import PartnerPicker, Roles
+from lightning_gossip.algorithm.repair import repaired
+from lightning_gossip.algorithm.topology import Topology
+from lightning_gossip.errors import PeerError
+from lightning_gossip.runtime.board import Worker
+from lightning_gossip.runtime.clock import now_s
+from lightning_gossip.runtime.watch import Watch
+
+log = logging.getLogger(__name__)
+
+_FLOOR_S = 2.0  # an answering process may be stopped by its host for a second; a shorter deadline only loses edges
+_PAUSE_S = (1.0, 30.0)  # after a failure, before the peer is drawn again: doubles from the first to the second
+
+
+class Partners(Protocol):
+    """As the gossip threads see it; ranks are the transport's."""
+
+    @property
+    def initiates(self) -> bool:
+        """Whether this worker starts exchanges at present."""
+
+    @property
+    def start_share(self) -> float:
+        """See :class:`~lightning_gossip.algorithm.partner.PartnerPicker`."""
+
+    @property
+    def deadline_s(self) -> float:
+        """Of one chunk; of an answer too, unless it may have to wait for such a deadline itself."""
+
+    @property
+    def answer_s(self) -> float:
+        """Deadline of an answer."""
+
+    @property
+    def drain_s(self) -> float:
+        """How long the exchange under way may last when all meet."""
+
+    @property
+    def looks_again_s(self) -> float:
+        """How long a worker that has nothing to start waits before it asks again."""
+
+    def pick(self) -> int | None:
+        """The next partner; None if there is nobody at present."""
+
+    def silent(self) -> list[int]:
+        """Neighbours that have not beaten for a while, of whom nothing else is known."""
+
+    def took(self, peer: int, seconds: float) -> None:
+        """An exchange with a peer went well."""
+
+    def lost(self, peer: int, error: PeerError) -> None:
+        """Something with a peer failed; raises the error if that ends the gossip."""
+
+
+class FixedPartners(Partners):
+    """One picker, one deadline; the first failure ends the gossip (``on_peer_failure="raise"``).
+
+    Args:
+        picker: draws.
+        timeout_s: the deadline.
+    """
+
+    def __init__(self, picker: PartnerPicker, timeout_s: float) -> None:
+        self._picker = picker
+        self._timeout_s = timeout_s
+
+    @property
+    @override
+    def initiates(self) -> bool:
+        return self._picker.initiates
+
+    @property
+    @override
+    def start_share(self) -> float:
+        return self._picker.start_share
+
+    @property
+    @override
+    def deadline_s(self) -> float:
+        return self._timeout_s
+
+    @property
+    @override
+    def answer_s(self) -> float:
+        return self._timeout_s
+
+    @property
+    @override
+    def drain_s(self) -> float:
+        return self._timeout_s
+
+    @property
+    @override
+    def looks_again_s(self) -> float:
+        return self._timeout_s  # a picker does not change its mind
+
+    @override
+    def pick(self) -> int | None:
+        return self._picker.pick()
+
+    @override
+    def silent(self) -> list[int]:
+        return []
+
+    @override
+    def took(self, peer: int, seconds: float) -> None:
+        """Nothing follows from it."""
+
+    @override
+    def lost(self, peer: int, error: PeerError) -> None:
+        raise error
+
+
+class ChangingPartners(Partners):
+    """Draws among the neighbours that are alive, in the graph of those that are not dead.
+
+    A peer that fails is not drawn for a while, which doubles with each failure and ends when it beats again; one that is silent
+    is not drawn at all; one that is dead leaves the graph, which is repaired. Used by the gossip threads; the training thread
+    reads the counts.
+
+    Args:
+        watch: knows who is alive.
+        members: in the order of the transport's ranks.
+        topology: over these ranks.
+        roles: as for :class:`~lightning_gossip.algorithm.partner.PartnerPicker`.
+        picker: of this topology; its random stream goes on over repaired graphs.
+        ceiling_s: the longest deadline.
+
+    Attributes:
+        dropped: exchanges that failed.
+    """
+
+    def __init__(
+        self,
+        watch: Watch,
+        members: Sequence[Worker],
+        topology: Topology,
+        *,
+        roles: Roles,
+        picker: PartnerPicker,
+        ceiling_s: float,
+    ) -> None:
+        self.dropped = 0
+        self._watch = watch
+        self._members = list(members)
+        self._me = self._members.index(watch.me)
+        self._topology = topology
+        self._roles = roles
+        self._picker = picker
+        self._alive = list(range(len(members)))
+        self._patience = Patience(floor_s=_FLOOR_S, ceiling_s=ceiling_s)
+        self._pauses: dict[int, tuple[float, float]] = {}  # by peer: until when, and how long that was
+
+    @property
+    def picker(self) -> PartnerPicker:
+        """What draws at present."""
+        return self._picker
+
+    @property
+    @override
+    def initiates(self) -> bool:
+        self._repair()
+        return self._picker.initiates
+
+    @property
+    @override
+    def start_share(self) -> float:
+        self._repair()
+        return self._picker.start_share
+
+    @property
+    @override
+    def deadline_s(self) -> float:
+        return self._patience.deadline_s
+
+    @property
+    @override
+    def answer_s(self) -> float:
+        return 2 * self._patience.deadline_s  # the peer may be waiting for a third one that does not answer
+
+    @property
+    @override
+    def drain_s(self) -> float:
+        return 2 * self.answer_s  # an answer, and the chunks after it
+
+    @property
+    @override
+    def looks_again_s(self) -> float:
+        return 1.0  # a repaired graph may have another role for it
+
+    @override
+    def pick(self) -> int | None:
+        self._repair()
+        if not self._picker.initiates:
+            return None
+        at_s = now_s()
+        for _ in range(4 * len(self._picker.neighbours)):
+            peer = self._alive[self._picker.pick()]
+            if self._watch.verdict(self._members[peer]) is Verdict.ALIVE and self._pauses.get(peer, (at_s, 0.0))[0] <= at_s:
+                return peer
+        return None
+
+    @override
+    def silent(self) -> list[int]:
+        neighbours = [self._alive[rank] for rank in self._picker.neighbours]
+        return [peer for peer in neighbours if self._watch.verdict(self._members[peer]) is Verdict.SILENT]
+
+    @override
+    def took(self, peer: int, seconds: float) -> None:
+        self._patience.took(seconds)
+        if self._pauses.pop(peer, None) is not None:
+            log.warning("%s: rank %d answers again", self._watch.me, self._members[peer].number)
+
+    @override
+    def lost(self, peer: int, error: PeerError) -> None:
+        self.dropped += 1
+        worker = self._members[peer]
+        if error.timed_out:
+            self._patience.in_vain()
+        else:
+            self._watch.broke(worker)
+        shortest_s, longest_s = _PAUSE_S
+        pause_s = min(longest_s, 2 * self._pauses[peer][1]) if peer in self._pauses else shortest_s
+        self._pauses[peer] = (now_s() + pause_s, pause_s)
+        log.warning("%s: rank %d is left out: %s", self._watch.me, worker.number, error)
+
+    def _repair(self) -> None:
+        me = self._me
+        alive = [
+            rank for rank, worker in enumerate(self._members) if rank == me or self._watch.verdict(worker) is not Verdict.DEAD
+        ]
+        if alive != self._alive:
+            self._alive = alive
+            graph = repaired(self._topology, alive)
+            stream = self._picker.state_dict()["generator"]
+            self._picker = PartnerPicker(graph, alive.index(me), roles="auto" if self._roles == "auto" else "symmetric")
+            self._picker.load_state_dict({"rank": alive.index(me), "generator": stream})
+            neighbours = [self._members[alive[rank]].number for rank in self._picker.neighbours]
+            log.warning("%s: the graph is repaired, its neighbours are now %s", self._watch.me, neighbours)

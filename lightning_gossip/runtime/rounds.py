@@ -1,0 +1,84 @@
+"""The rounds of one worker, one after the other: say, wait, read, forget."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from lightning_gossip.errors import PeerError
+from lightning_gossip.runtime.board import Board, Worker
+from lightning_gossip.runtime.connection import store_lost
+from lightning_gossip.runtime.watch import Watch
+
+log = logging.getLogger(__name__)
+
+
+class Rounds:
+    """Used by the training thread.
+
+    Args:
+        store: its connection.
+        watch: of this worker; marks the dead absent while a round is waited for.
+        prefix: of the keys.
+        timeout_s: how long a round waits for a worker that is alive, in seconds.
+
+    Attributes:
+        number: of the next round, the same on all members at the same point of their programs.
+    """
+
+    def __init__(self, store: Store, watch: Watch, prefix: str, timeout_s: float) -> None:
+        self.number = 0
+        self._first = 0
+        self._board = Board(store, f"{prefix}/round")
+        self._watch = watch
+        self._timeout_s = timeout_s
+
+    def begin_at(self, number: int) -> None:
+        """This worker takes part from this round on."""
+        self.number = self._first = number
+
+    def hold(self, members: Sequence[Worker], value: bytes, *, tidies: bool) -> list[bytes | None] | None:
+        """Say this worker's part, and hear the others'.
+
+        Args:
+            members: who takes part.
+            value: what this worker says.
+            tidies: whether it deletes what belongs to nobody in the round before.
+
+        Returns:
+            What each member said, None for one that was absent; None if this worker itself was taken for dead.
+
+        Raises:
+            PeerError: if a worker does not come, has failed, or the store is gone.
+        """
+        number, me = self.number, self._watch.me
+        self.number += 1
+        self._watch.raise_failure()
+        try:
+            if not self._board.say(number, me, value):
+                return None
+            if not self._board.fill(number, members):
+                self._watch.look_at(members, number)
+                reason = self._board.wait(number, self._timeout_s)
+                if not self._board.is_full(number, members):
+                    raise PeerError(reason, phase="watch")
+            self._watch.look_at(members)
+            said = self._board.read(number, members)
+        except dist.DistError as error:
+            raise store_lost() from error
+        self._forget(number - 1, me, tidies)
+        return said
+
+    def _forget(self, number: int, me: Worker, tidies: bool) -> None:
+        """Everybody has spoken in the round after it, so everybody has read it."""
+        if number < self._first:
+            return
+        try:
+            self._board.forget(number, me)
+            if tidies:
+                self._board.forget_round(number)
+        except dist.DistError as error:  # the round is complete; whoever holds the store may have ended after it
+            log.info("%s: a round could not be deleted: %s", me, error)

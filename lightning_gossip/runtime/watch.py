@@ -1,0 +1,236 @@
+"""The watch: one thread a process that beats, listens for the others' beats, and marks the dead absent.
+
+It has a connection to the store of its own, since a connection serves one call at a time and the training thread's may wait.
+Its lock guards what the threads share and is never held while the store is asked.
+
+One value a worker carries everything that it tells the others: its counter, the name of its process, whose connections it has
+seen close, whose end it has seen, and whether it has failed by an exception or rests (between two fits nobody needs to be
+watched).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from torch._C._distributed_c10d import Store
+
+from lightning_gossip.algorithm.liveness import Liveness, Verdict
+from lightning_gossip.errors import PeerError
+from lightning_gossip.runtime.board import Board, Worker
+from lightning_gossip.runtime.clock import now_s
+from lightning_gossip.runtime.connection import look_up, store_lost
+from lightning_gossip.runtime.processes import has_ended, identity
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 0.5
+_SILENT_BEATS = 4  # a busy host delays a thread by a second now and then
+
+
+class Watch:
+    """One worker's.
+
+    Args:
+        store: a connection of its own.
+        prefix: of the keys of all workers.
+        me: this worker.
+        dead_s: silence after which a worker is dead, in seconds.
+        beat_s: time between two beats, in seconds.
+    """
+
+    def __init__(self, store: Store, prefix: str, me: Worker, *, dead_s: float, beat_s: float = BEAT_S) -> None:
+        self.me = me
+        self._store = store
+        self._prefix = prefix
+        self._board = Board(store, f"{prefix}/round")
+        self._beat_s = beat_s
+        self._liveness = Liveness[Worker](silent_s=min(_SILENT_BEATS * beat_s, dead_s), dead_s=dead_s)
+        self._members: tuple[Worker, ...] = ()
+        self._round: int | None = None
+        self._failure: str | None = None
+        self._lost: BaseException | None = None  # the store, if it is
+        self._said: dict[str, Any] = {
+            "beat": 0,
+            "process": identity(),
+            "broken": [],
+            "ended": [],
+            "failed": None,
+            "rests": False,
+        }
+        self._seen: set[Worker] = set()  # whose value exists
+        self._numbers: tuple[int, ...] = ()
+        self._knocking: list[Worker] = []
+        self._wake = threading.Condition()
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+
+    # -- any thread --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Beat from now on; again after :meth:`rest`."""
+        with self._wake:
+            self._said["rests"] = False
+            self._stopped = False
+        if self._thread is None:
+            self._tell()
+            self._thread = threading.Thread(target=self._run, name="gossip-watch", daemon=True)
+            self._thread.start()
+
+    def rest(self, timeout_s: float = 10.0) -> None:
+        """Nobody watches this worker, and it watches nobody, until :meth:`start`; its thread ends. May be called twice."""
+        with self._wake:
+            self._stopped = True
+            self._said["rests"] = self._said["failed"] is None
+            self._wake.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                log.warning("%s: the watch did not end within %.3g s", self.me, timeout_s)
+            self._thread = None
+
+    def look_at(self, members: Sequence[Worker], waiting_for: int | None = None) -> None:
+        """Watch these workers; ``waiting_for`` is the round that the training thread waits for, if any."""
+        with self._wake:
+            self._members, self._round = tuple(members), waiting_for
+            self._wake.notify_all()
+
+    def be_reborn(self, me: Worker) -> None:
+        """This worker goes on under a new name, since its old one is dead to the others."""
+        with self._wake:
+            self.me = me
+
+    def look_out(self, numbers: Sequence[int]) -> None:
+        """Also watch whoever knocks under one of these numbers."""
+        with self._wake:
+            self._numbers = tuple(numbers)
+
+    def knocking(self, numbers: Sequence[int]) -> list[Worker]:
+        """Workers that wait to be taken in and are alive, as far as is known."""
+        with self._wake:
+            return [
+                worker
+                for worker in self._knocking
+                if worker.number in numbers and self._liveness.verdict(worker) is Verdict.ALIVE
+            ]
+
+    def broke(self, worker: Worker) -> None:
+        """A connection with a worker has closed."""
+        with self._wake:
+            self._liveness.broke(worker)
+            self._wake.notify_all()
+
+    def ended(self, worker: Worker) -> None:
+        """A worker's process has ended without a word."""
+        with self._wake:
+            self._liveness.ended(worker)
+            self._said["ended"] = sorted({*map(tuple, self._said["ended"]), tuple(worker)})
+            self._wake.notify_all()
+
+    def failed(self, reason: str) -> None:
+        """This worker has failed by an exception: tell the others, who end too."""
+        with self._wake:
+            self._said["failed"] = self._said["failed"] or reason
+            self._wake.notify_all()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether this worker, another one or the store has failed."""
+        return self._said["failed"] is not None or self._failure is not None or self._lost is not None
+
+    def verdict(self, worker: Worker) -> Verdict:
+        """About one worker, now."""
+        with self._wake:
+            return self._liveness.verdict(worker)
+
+    def raise_failure(self) -> None:
+        """Raise if another worker has failed, or the store is gone.
+
+        Raises:
+            PeerError: saying which.
+        """
+        if self._failure is not None:
+            raise PeerError(self._failure, phase="watch")
+        if self._lost is not None:
+            raise store_lost() from self._lost
+
+    # -- the watch thread --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._tick():
+                with self._wake:
+                    if not self._stopped:
+                        self._wake.wait(self._beat_s)
+            self._tell()
+        except Exception as error:  # noqa: BLE001 - kept, and raised on the training thread
+            self._lost = error
+
+    def _tick(self) -> bool:
+        self._tell()
+        with self._wake:
+            members, number = self._members, self._round
+        knocking = self._hear_knocks(members)
+        self._listen([worker for worker in (*members, *knocking) if worker != self.me])
+        if number is not None:
+            for worker in members:
+                if worker != self.me and self.verdict(worker) is Verdict.DEAD:
+                    self._board.mark_absent(number, worker)
+            if self._failure is not None:
+                self._board.wake(number, self._failure)
+            else:
+                self._board.fill(number, members)
+        with self._wake:
+            return not self._stopped
+
+    def _tell(self) -> None:
+        with self._wake:
+            self._said["beat"] += 1
+            self._said["broken"] = sorted(self._liveness.broken)
+            said = json.dumps(self._said)
+        self._store.set(self._key(self.me), said)
+
+    def _hear_knocks(self, members: Sequence[Worker]) -> list[Worker]:
+        lives = {worker.number: worker.life for worker in members}
+        knocking = []
+        for number in self._numbers:
+            life = look_up(self._store, f"{self._prefix}/knock/{number}")
+            if life is not None and int(life) > lives.get(number, 0):
+                knocking.append(Worker(number, int(life)))
+        with self._wake:
+            self._knocking = knocking
+        return knocking
+
+    def _listen(self, others: Sequence[Worker]) -> None:
+        for worker in others:
+            if worker not in self._seen and self._store.check([self._key(worker)]):
+                self._seen.add(worker)
+        known = [worker for worker in others if worker in self._seen]
+        values = self._store.multi_get([self._key(worker) for worker in known]) if known else []
+        lives = [f"{self._prefix}/life/{worker.number}" for worker in known]
+        current = [int(life) for life in self._store.multi_get(lives)] if known else []
+        at_s = now_s()
+        with self._wake:
+            self._liveness.look(at_s=at_s)
+            for worker, value, life in zip(known, map(json.loads, values), current, strict=True):
+                beat = value["beat"] if not value["rests"] else -round(at_s * 1000)  # resting is as good as beating
+                self._liveness.heard(worker, beat=beat, at_s=at_s)
+                for broken in value["broken"]:
+                    self._suspect(Worker(*broken))
+                for ended in value["ended"]:
+                    self._liveness.ended(Worker(*ended))
+                if life > worker.life or (not value["rests"] and has_ended(value["process"])):
+                    self._liveness.ended(worker)
+                if value["failed"] is not None and self._failure is None:
+                    self._failure = f"Rank {worker.number} has failed and all end: {value['failed']}. Its own log has the rest."
+
+    def _suspect(self, worker: Worker) -> None:
+        # somebody else's word, while it does not beat
+        if worker not in self._liveness.broken and self._liveness.verdict(worker) is not Verdict.ALIVE:
+            self._liveness.broke(worker)
+
+    def _key(self, worker: Worker) -> str:
+        return f"{self._prefix}/beat/{worker}"

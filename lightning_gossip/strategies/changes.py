@@ -1,0 +1,134 @@
+"""What a fit does when workers have died or come; nothing where deaths are not survived."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+
+from lightning_gossip.runtime.membership import Membership
+from lightning_gossip.runtime.rendezvous import gather
+from lightning_gossip.strategies import joining
+from lightning_gossip.strategies.account import Account
+from lightning_gossip.strategies.algorithm import Algorithm
+from lightning_gossip.strategies.model import start_equal
+from lightning_gossip.strategies.survival import Survival
+from lightning_gossip.strategies.work import FitWork
+
+
+class Changes:
+    """Of one worker in one fit. All members call the same methods at the same points.
+
+    Args:
+        trainer: whose fit.
+        work: its batches.
+        account: its steps.
+    """
+
+    def __init__(self, trainer: pl.Trainer, work: FitWork, account: Account) -> None:
+        self._trainer = trainer
+        self._work = work
+        self._account = account
+        self._due = False  # members have changed since the last hand-out of batches
+        self._has_just_come = False
+
+    def note(self) -> None:
+        """Ranks are others than before; what depends on them follows where nothing is under way."""
+        self._due = True
+
+    def begin_fit(self) -> None:
+        """Look out for those who come later, or be taken in as one."""
+        members = self._members
+        if members is None:
+            return
+        members.watch.look_out(self._numbers)
+        if members.alone:
+            self._join(members, ready=0)
+            self._due = False
+            self._has_just_come = True  # the others take nobody else in before this epoch
+            self._work.follow_members()
+        else:
+            members.open_doors()
+
+    def begin_epoch(self, algorithm: Algorithm | None) -> bool:
+        """Take in those who wait, or be taken in; nobody has taken a batch of the epoch yet.
+
+        Returns:
+            Whether this worker was taken in.
+        """
+        members = self._members
+        joins = members is not None and members.alone
+        if members is not None and joins:
+            self._join(members, ready=1)
+        elif members is not None and self._work.hands_out_again and not self._has_just_come:
+            self._admit(members)
+        self._has_just_come = False
+        while self._due:  # somebody may die meanwhile
+            self._due = False
+            self._work.follow_members()
+            if algorithm is not None:
+                algorithm.follow_members()
+        return joins
+
+    def inherit(self) -> bool:
+        """Whether workers have died since the batches were handed out; what they have not finished is then known."""
+        members = self._members
+        if members is None or members.alone or self._work.is_of(members.generation):
+            return False
+        self._work.inherit(members)
+        return True
+
+    def go_on(self, algorithm: Algorithm | None) -> bool:
+        """Add an appendix to an epoch that all have ended, of what the dead have left; False if there is nothing."""
+        # one whose loop ends before its last batch (early stopping) cannot go on, and then nobody does
+        if not all(gather(bool(self._trainer.is_last_batch))) or not self._work.go_on():
+            return False
+        self._due = False
+        if algorithm is not None:
+            algorithm.follow_members()
+        return True
+
+    def end_fit(self) -> None:
+        """Nobody is taken in any more."""
+        if self._members is not None:
+            self._members.close_doors(self._numbers)
+
+    def _admit(self, members: Membership) -> None:
+        free = self._survival.most(self._trainer.strategy.workers) - len(members.members)  # type: ignore[attr-defined]
+        waiting = members.watch.knocking(self._numbers)
+        joiners = gather(waiting)[0][: max(0, free)]
+        if joiners:
+            members.admit(joiners, members.broadcast(joining.tell(self._trainer, self._work, steps=self._account.steps)))
+            self._share_state(receives=False)
+
+    def _join(self, members: Membership, *, ready: int) -> None:
+        news = members.join(members.timeout_s)
+        joining.follow(news, self._trainer, self._work, ready=ready)
+        self._account.steps = news.steps
+        self._due = True
+        self._share_state(receives=True)
+
+    def _share_state(self, *, receives: bool) -> None:
+        """The mean model, and by option an optimizer state, of rank 0, which those who come never are; all take part."""
+        start_equal(self._trainer.lightning_module)
+        if self._survival.joiner_optimizer == "copy":
+            joining.copy_optimizers(self._trainer, receives=receives)
+
+    @property
+    def _members(self) -> Membership | None:
+        members: Membership | None = self._strategy.members
+        return members
+
+    @property
+    def _survival(self) -> Survival:
+        survival: Survival = self._strategy.survival
+        return survival
+
+    @property
+    def _numbers(self) -> range:
+        """Ranks that a worker may have been started with."""
+        return range(self._survival.most(self._strategy.workers))
+
+    @property
+    def _strategy(self) -> Any:
+        return self._trainer.strategy

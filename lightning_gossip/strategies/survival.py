@@ -1,0 +1,165 @@
+"""What a strategy needs to survive its workers: the options, the start, and what follows in Lightning when ranks change."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from torch._C._distributed_c10d import Store, TCPStore
+from torchmetrics import Metric
+
+from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.runtime import membership
+from lightning_gossip.runtime.board import Worker
+from lightning_gossip.runtime.connection import another, connect, parse_address
+from lightning_gossip.runtime.membership import Membership
+from lightning_gossip.runtime.watch import Watch
+from lightning_gossip.strategies.options import check_choice, check_number
+
+log = logging.getLogger(__name__)
+
+OnPeerFailure = Literal["continue", "raise"]
+JoinerOptimizer = Literal["copy", "fresh"]
+_PREFIX = "lightning_gossip/members"
+
+
+@dataclass(frozen=True)
+class Survival:
+    """What happens when a worker dies.
+
+    Args:
+        on_peer_failure: ``"continue"``: the others go on without it; ``"raise"``: all end.
+        min_workers: with fewer left the job ends.
+        max_workers: workers that may be in the job, those that come later included; None for as many as it began with.
+        peer_timeout_s: silence, in seconds, after which a worker is taken for dead although nothing else speaks for it.
+        joiner_optimizer: what a worker that comes later begins with: a ``"copy"`` of rank 0's optimizer state, or ``"fresh"``.
+        store: where the workers meet, ``tcp://host:port``, if not in rank 0 or torchrun's agent.
+    """
+
+    on_peer_failure: OnPeerFailure = "continue"
+    min_workers: int = 1
+    max_workers: int | None = None
+    peer_timeout_s: float = 30.0
+    joiner_optimizer: JoinerOptimizer = "copy"
+    store: str | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("on_peer_failure", self.on_peer_failure, get_args(OnPeerFailure))
+        check_choice("joiner_optimizer", self.joiner_optimizer, get_args(JoinerOptimizer))
+        check_number("peer_timeout_s", self.peer_timeout_s, above=0.0)
+        check_number("min_workers", self.min_workers, at_least=1)
+        if self.max_workers is not None:
+            check_number("max_workers", self.max_workers, at_least=self.min_workers)
+        if self.store is not None:
+            parse_address(self.store)
+            if not self.survives:
+                raise ConfigurationError("store=... is for on_peer_failure='continue'. Leave it out, or write that.")
+
+    def most(self, workers: int) -> int:
+        """How many workers there may be in a job that began with so many."""
+        return workers if self.max_workers is None else max(self.max_workers, workers)
+
+    @property
+    def survives(self) -> bool:
+        """Whether a death is survived; torch older than 2.8 has no queues in its store, and there none is."""
+        return self.on_peer_failure == "continue" and hasattr(TCPStore, "queue_push")
+
+
+def begin(
+    survival: Survival, *, number: int, workers: int, make_group: Callable[[Store, int, int], None], timeout_s: float
+) -> Membership:
+    """Meet the other workers of the job and make the default group, or prepare to be taken in if they have begun.
+
+    Args:
+        survival: the options.
+        number: of this worker, the rank that it was started with.
+        workers: how many were started together.
+        make_group: makes the default process group.
+        timeout_s: how long to wait for them.
+
+    Raises:
+        ConfigurationError: if there may not be so many.
+
+    Returns:
+        The membership; ``alone`` if this worker has to be taken in by :meth:`Membership.join`.
+    """
+    kept = membership.kept()
+    if kept is not None:
+        membership.set_current(kept)
+        kept.watch.start()
+        return kept
+    if number >= survival.most(workers):
+        raise ConfigurationError(
+            f"This worker was started as rank {number} of a job that began with {workers} workers, and"
+            f" max_workers={survival.max_workers}. Pass a max_workers of at least {number + 1} to all workers."
+        )
+    store = connect(survival.store, rank=number, timeout_s=timeout_s)
+    prefix = f"{_PREFIX}/{_job()}"
+    me = Worker(number, store.add(f"{prefix}/life/{number}", 1))
+    late = number >= workers or me.life > 1 or store.check([f"{prefix}/begun"])
+    watch = Watch(another(store), prefix, me, dead_s=survival.peer_timeout_s)
+    members = [me] if late else [Worker(rank, 1) for rank in range(workers)]
+    made = Membership(
+        store,
+        watch,
+        prefix,
+        members,
+        make_group=make_group,
+        min_workers=survival.min_workers,
+        timeout_s=timeout_s,
+    )
+    membership.set_current(made)
+    watch.look_at(members)
+    watch.start()
+    if late:
+        log.warning("Rank %d comes later than the others: it will be taken in at the beginning of an epoch.", number)
+        made.stay_alone()
+    else:
+        made.hello()
+        store.set(f"{prefix}/begun", "1")
+    return made
+
+
+def _job() -> str:
+    """What tells the jobs apart that use one store one after the other."""
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    if os.environ.get("LOCAL_WORLD_SIZE", "1") == "1":
+        return run  # an agent that starts its only worker again brings back a member of the same job
+    return f"{run}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def survive_in(metric: Metric, set_attribute: Callable[[Metric, str, Any], None]) -> None:
+    """Let a metric's states be gathered among those that are left, all from the same workers.
+
+    Args:
+        metric: a torchmetrics metric.
+        set_attribute: sets an attribute of it, to be put back later.
+    """
+    synchronize = metric.sync
+
+    def gathered(state: Any, group: Any = None) -> list[Any]:
+        members = membership.current()
+        assert members is not None
+        before = members.members
+        states = [theirs.to(state.device) for theirs in members.gather(state.detach().cpu())]
+        if members.members != before:
+            raise _MembersChanged
+        return states
+
+    def again(*args: Any, **kwargs: Any) -> None:
+        while True:
+            try:
+                synchronize(*args, **kwargs)
+            except _MembersChanged:
+                continue  # states are set when all have been gathered, so this one is as it was
+            return
+
+    set_attribute(metric, "dist_sync_fn", gathered)
+    set_attribute(metric, "sync", again)
+
+
+class _MembersChanged(Exception):
+    """A worker has died between two states of one metric."""

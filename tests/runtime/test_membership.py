@@ -1,0 +1,343 @@
+"""Rounds among workers that are threads on one store in memory: who dies when is chosen, and groups are not made."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from lightning_gossip.algorithm.liveness import Verdict
+from lightning_gossip.errors import PeerError
+from lightning_gossip.runtime.board import Board, Worker
+from lightning_gossip.runtime.membership import Membership
+from lightning_gossip.runtime.processes import has_ended, identity
+from lightning_gossip.runtime.watch import Watch
+from tests.workers import run_threads
+
+BEAT_S, PATIENCE_S = 0.02, 20.0
+DEAD_S = 60.0  # a busy host stops a thread for a while: here the end of a worker is told, and silence means nothing
+
+
+class Died(Exception):
+    """What ends a worker's script as SIGKILL would."""
+
+
+class Party:
+    """The members of one job, each to be driven by a thread of its own."""
+
+    def __init__(self, workers: int, *, min_workers: int = 1) -> None:
+        self.store = dist.HashStore()
+        self.min_workers = min_workers
+        self.members = [Worker(number, 1) for number in range(workers)]
+        self.all: list[Membership] = []
+        self.made: list[tuple[int, int]] = []  # (rank, size) of each group
+        self.fail_groups: Callable[[Worker, int], bool] = lambda me, generation: False
+        for worker in self.members:
+            self.add(worker)
+
+    def add(self, worker: Worker) -> Membership:
+        self.store.set(f"p/life/{worker.number}", str(worker.life))
+        watch = Watch(self.store, "p", worker, dead_s=DEAD_S, beat_s=BEAT_S)
+        made: list[Membership] = []
+
+        def make(_: Any, rank: int, size: int) -> None:
+            self.made.append((rank, size))
+            if self.fail_groups(worker, made[0].generation):
+                raise RuntimeError("no group")
+
+        made.append(
+            Membership(
+                self.store,
+                watch,
+                "p",
+                self.members if worker in self.members else [worker],
+                make_group=make,
+                min_workers=self.min_workers,
+                timeout_s=PATIENCE_S,
+            )
+        )
+        self.all.append(made[0])
+        return made[0]
+
+    def bury(self, worker: Worker) -> None:
+        """Tell the others that a worker's process has ended, as the kernel would."""
+        for member in self.all:
+            if member.me != worker:
+                member.watch.ended(worker)
+
+    def die(self, member: Membership) -> None:
+        """Stop beating without a word, and end the script."""
+        self.bury(member.me)
+        watch = member.watch
+        with watch._wake:
+            watch._stopped = True
+            watch._tell = lambda: None  # type: ignore[method-assign]  # a killed process writes nothing more
+            watch._wake.notify_all()
+        raise Died
+
+    def run(self, script: Callable[[Membership], Any]) -> list[Any]:
+        """What each member's script returned, or the exception that ended it."""
+
+        def guarded(member: Membership) -> Any:
+            member.watch.look_at(member.members)
+            member.watch.start()
+            try:
+                return script(member)
+            except (Died, PeerError) as error:
+                return error
+
+        return run_threads([lambda member=member: guarded(member) for member in self.all], 2 * PATIENCE_S)  # type: ignore[misc]
+
+
+@pytest.fixture
+def party() -> Iterator[Callable[..., Party]]:
+    made: list[Party] = []
+
+    def make(workers: int, **options: Any) -> Party:
+        made.append(Party(workers, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        for member in each.all:
+            member.watch.rest()
+
+
+def test_everybody_gets_everybodys_value_by_rank(party: Callable[..., Party]) -> None:
+    results = party(4).run(lambda member: [member.gather((member.rank, n)) for n in range(5)])
+    assert results == [[[(rank, n) for rank in range(4)] for n in range(5)]] * 4
+
+
+def test_a_large_value_is_cut_and_put_together(party: Callable[..., Party]) -> None:
+    large = bytes(range(256)) * 40_000  # 10 MB; a TCPStore takes 8
+    results = party(2).run(lambda member: member.gather(large if member.rank == 0 else b""))
+    assert results == [[large, b""]] * 2
+
+
+def test_a_worker_that_dies_before_it_speaks_is_left_out_of_that_round_and_all_after_it(party: Callable[..., Party]) -> None:
+    made = party(3)
+
+    def script(member: Membership) -> Any:
+        first = member.gather(member.me.number)
+        if member.me.number == 1:
+            made.die(member)
+        return first, member.gather(member.me.number), member.gather(member.rank), member.lost, member.members
+
+    results = made.run(script)
+    expected = ([0, 1, 2], [0, 2], [0, 1], [Worker(1, 1)], (Worker(0, 1), Worker(2, 1)))
+    assert [results[0], results[2]] == [expected] * 2
+    assert (1, 2) in made.made  # worker 2 has become rank 1 of 2
+
+
+def test_a_worker_that_dies_after_it_spoke_has_its_say_in_that_round(party: Callable[..., Party]) -> None:
+    made = party(3)
+
+    def script(member: Membership) -> Any:
+        if member.me.number == 1:
+            member._rounds._board.say(0, member.me, b"\x80\x04K\x07.")  # 7, pickled
+            made.die(member)
+        return member.gather(member.me.number), member.gather(member.me.number)
+
+    results = made.run(script)
+    assert [results[0], results[2]] == [([0, 7, 2], [0, 2])] * 2
+
+
+def test_the_first_to_write_has_decided() -> None:
+    store = dist.HashStore()
+    board, worker = Board(store, "r"), Worker(1, 1)
+    board.mark_absent(0, worker)
+    assert not board.say(0, worker, b"too late")
+    assert board.say(1, worker, b"in time")
+    board.mark_absent(1, worker)
+    assert board.read(0, [worker]) == [None]
+    assert board.read(1, [worker]) == [b"in time"]
+
+
+def test_an_attempt_that_fails_for_one_is_made_again_by_all(party: Callable[..., Party]) -> None:
+    made = party(3)
+
+    def script(member: Membership) -> Any:
+        tries = 0
+
+        def collective() -> int:
+            nonlocal tries
+            tries += 1
+            if tries == 1 and member.rank == 2:
+                raise RuntimeError("a connection broke")
+            return tries
+
+        return member.attempt(collective), member.generation, len(member.members)
+
+    assert made.run(script) == [(2, 1, 3)] * 3
+
+
+def test_a_result_that_every_survivor_has_got_is_kept(party: Callable[..., Party]) -> None:
+    made = party(3)
+
+    def script(member: Membership) -> Any:
+        tries = []
+
+        def collective() -> str:
+            tries.append(member.me.number)
+            if member.me.number == 0:
+                made.die(member)
+            return "done"
+
+        return member.attempt(collective), len(tries), len(member.members)
+
+    assert made.run(script)[1:] == [("done", 1, 2)] * 2
+
+
+def test_groups_that_could_not_be_made_are_made_again(party: Callable[..., Party]) -> None:
+    made = party(3)
+    made.fail_groups = lambda me, generation: me.number == 1 and generation == 0
+    assert made.run(lambda member: (member.hello(), member.generation)[1]) == [1, 1, 1]
+
+
+def test_with_too_few_left_all_end(party: Callable[..., Party]) -> None:
+    made = party(3, min_workers=3)
+
+    def script(member: Membership) -> Any:
+        if member.me.number == 0:
+            made.die(member)
+        return member.gather(None)
+
+    for error in made.run(script)[1:]:
+        assert isinstance(error, PeerError)
+        assert "min_workers=3" in str(error)
+
+
+def test_an_exception_of_one_ends_all(party: Callable[..., Party]) -> None:
+    made = party(3)
+
+    def script(member: Membership) -> Any:
+        if member.me.number == 2:
+            member.watch.failed("ArithmeticError: no")
+            return None
+        return member.gather(None)
+
+    for error in made.run(script)[:2]:
+        assert isinstance(error, PeerError)
+        assert "Rank 2 has failed" in str(error)
+        assert "ArithmeticError: no" in str(error)
+
+
+def test_the_value_of_a_sender_that_dies_is_replaced_by_a_survivors(party: Callable[..., Party]) -> None:
+    made = party(3)
+
+    def script(member: Membership) -> Any:
+        if member.me.number == 0:
+            made.die(member)
+        return member.broadcast(member.me.number, source=0)
+
+    assert made.run(script)[1:] == [1, 1]
+
+
+def test_who_was_taken_for_dead_is_alone_until_it_is_taken_in_again(party: Callable[..., Party]) -> None:
+    made = party(3)
+    thawed, taken_in = threading.Event(), threading.Event()
+
+    def script(member: Membership) -> Any:
+        numbers = range(3)
+        member.watch.look_out(numbers)
+        if member.me.number == 2:
+            watch = member.watch
+            tell, watch._tell = watch._tell, lambda: None  # type: ignore[method-assign]  # frozen
+            made.bury(member.me)
+            assert thawed.wait(PATIENCE_S)
+            watch._tell = tell  # type: ignore[method-assign]
+            assert member.gather("lonely") == ["lonely"]
+            assert member.alone
+            news = member.join(PATIENCE_S)
+            return news, member.gather(member.me), member.rank
+        assert len(member.gather(None)) == 2
+        thawed.set()
+        while not (waiting := member.gather(member.watch.knocking(numbers))[0]):
+            taken_in.wait(BEAT_S)
+        member.admit(waiting, "news")
+        return member.gather(member.me)
+
+    results = made.run(script)
+    now = [Worker(0, 1), Worker(1, 1), Worker(2, 2)]
+    assert results == [now, now, ("news", now, 2)]
+
+
+def test_a_new_worker_comes_last_in_the_ranks_and_too_late_is_told_so(party: Callable[..., Party]) -> None:
+    made = party(2)
+    newcomer = made.add(Worker(2, 1))
+
+    def script(member: Membership) -> Any:
+        member.watch.look_out(range(3))
+        if member is newcomer:
+            member.stay_alone()
+            member.join(PATIENCE_S)
+            member.gather("here")
+            made.die(member)
+        while not (waiting := member.gather(member.watch.knocking(range(3)))[0]):
+            threading.Event().wait(BEAT_S)
+        member.admit(waiting, None)
+        both = member.gather("here"), member.gather(None), len(member.members)
+        member.close_doors(range(3))
+        return both
+
+    results = made.run(script)
+    assert results[:2] == [(["here"] * 3, [None, None], 2)] * 2
+    with pytest.raises(PeerError, match="comes too late"):
+        made.add(Worker(1, 2)).join(1.0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_survivors_agree_on_every_round_whoever_dies_whenever(seed: int, party: Callable[..., Party]) -> None:
+    random_ = random.Random(seed)
+    made, rounds = party(5), 12
+    deaths = {number: random_.randrange(rounds) for number in random_.sample(range(5), 3)}
+    in_attempts = {number: random_.random() < 0.5 for number in deaths}
+
+    def script(member: Membership) -> Any:
+        seen: list[Any] = []
+        number = member.me.number
+        for round_ in range(rounds):
+
+            def collective(round_: int = round_) -> int:
+                if deaths.get(number) == round_ and in_attempts[number]:
+                    made.die(member)
+                return round_
+
+            if deaths.get(number) == round_ and not in_attempts[number]:
+                made.die(member)
+            seen += [member.gather(number), member.attempt(collective), member.members]
+        return seen
+
+    results = made.run(script)
+    left = [number for number in range(5) if number not in deaths]
+    assert all(results[number] == results[left[0]] for number in left)
+    assert results[left[0]][-1] == tuple(Worker(number, 1) for number in left)
+    assert made.all[left[0]].watch.verdict(Worker(left[1], 1)) is Verdict.ALIVE
+
+
+def test_a_process_of_this_machine_is_seen_to_end() -> None:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, (identity() or "").encode())
+        signal.pause()
+    name = os.read(reader, 1000).decode()
+    try:
+        assert not has_ended(name)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        assert has_ended(name)  # though its parent has not asked for it yet
+        os.waitpid(child, 0)
+        os.close(reader)
+        os.close(writer)
+    assert has_ended(name)
+    assert not has_ended(identity())
+    assert not has_ended(None)
+    assert not has_ended("another machine pid:[1] 1 1")

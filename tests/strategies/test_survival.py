@@ -1,0 +1,227 @@
+"""Workers that are killed, frozen, or come back: what the others do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from lightning.pytorch import Callback, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.optim import Adam
+
+from lightning_gossip import ADPSGDStrategy
+from tests.strategies.jobs import DIED, job, kill_myself, store, survivors
+from tests.strategies.models import Net, flat, loader, trainer
+
+pytestmark = pytest.mark.processes
+
+SAMPLES = 240
+HOOKS = {  # where a worker is killed: (hook, in which epoch)
+    "during setup": ("setup", 0),
+    "before the first exchange": ("on_train_start", 0),
+    "inside the epoch": ("on_train_batch_start", 1),
+    "during a validation": ("on_validation_batch_start", 1),
+    "between validation and checkpoint": ("on_validation_end", 1),
+    "when the epoch has ended": ("on_train_epoch_end", 1),
+    "when the next one begins": ("on_train_epoch_start", 1),
+}
+
+
+class Killed(Callback):
+    """Ends its process without a word: at a hook, in an epoch, on one rank; in the sixth batch, if it is a batch's hook."""
+
+    def __init__(self, rank: int, hook: str, epoch: int) -> None:
+        self._batches = 0
+
+        def kill(trainer: Any, *_: Any, **__: Any) -> None:
+            if _number() != rank or (trainer.current_epoch, trainer.sanity_checking) != (epoch, False):
+                return
+            self._batches += 1
+            if self._batches > 5 or hook != "on_train_batch_start":
+                kill_myself()
+
+        setattr(self, hook, kill)
+
+
+class Steps(Callback):
+    """Steps of a length, and the samples of each epoch, written down as they are trained on."""
+
+    def __init__(self, folder: str, step_s: float = 0.005) -> None:
+        self._folder = Path(folder)
+        self._step_s = step_s
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        time.sleep(self._step_s)
+
+    def on_train_batch_end(self, trainer: Any, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        with open(self._folder / f"{trainer.current_epoch}-{os.getpid()}", "a") as file:
+            file.write("".join(f"{index}\n" for index in batch[2].tolist()))
+
+
+def _number() -> int:
+    return int(os.environ["RANK"])
+
+
+def _epoch(folder: Path, epoch: int) -> Counter[int]:
+    """How often each sample was taken."""
+    files = list(folder.glob(f"{epoch}-*"))
+    return Counter(int(line) for file in files for line in file.read_text().split())
+
+
+def _fit(folder: str, *callbacks: Any, epochs: int = 3, step_s: float = 0.005, **options: Any) -> dict[str, Any]:
+    seed_everything(0)
+    strategy = ADPSGDStrategy(**{"peer_timeout_s": 6.0, **options})
+    made = [*callbacks, Steps(folder, step_s), ModelCheckpoint(folder, save_last=True)]
+    t = trainer(max_epochs=epochs, strategy=strategy, callbacks=made, devices=3)
+    model = Net(make_optimizer=lambda module: Adam(module.parameters(), lr=0.01))
+    t.fit(model, loader(SAMPLES, 4), loader(32, 4, shuffle=False))
+    return {
+        "epochs": t.current_epoch,
+        "model": flat(model).tolist(),
+        "world_size": t.world_size,
+        "ranks": [worker.rank for worker in strategy.report.workers],
+        "lost": strategy.report.lost,
+        "accuracy": t.callback_metrics["val_acc"].item(),
+        "momentum": sum(float(state["exp_avg"].norm()) for state in t.optimizers[0].state.values()),
+    }
+
+
+def _killed(folder: str, rank: int, where: str, options: dict[str, Any]) -> dict[str, Any]:
+    return _fit(folder, Killed(rank, *HOOKS[where]), **options)
+
+
+def _check(results: list[dict[str, Any]], folder: Path, *, lost: list[int], epochs: int = 3) -> None:
+    left = [rank for rank in range(3) if rank not in lost]
+    for result in results:
+        assert result["epochs"] == epochs
+        assert result["model"] == results[0]["model"]
+        assert result["accuracy"] == results[0]["accuracy"]
+        assert (result["world_size"], result["ranks"], result["lost"]) == (len(left), left, lost)
+    state = torch.load(folder / "last.ckpt", weights_only=False)
+    assert state["epoch"] == epochs - 1
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "during setup",
+        "inside the epoch",
+        pytest.param("before the first exchange", marks=pytest.mark.slow),
+        pytest.param("during a validation", marks=pytest.mark.slow),
+        "between validation and checkpoint",
+        pytest.param("when the epoch has ended", marks=pytest.mark.slow),
+        pytest.param("when the next one begins", marks=pytest.mark.slow),
+    ],
+)
+def test_the_others_end_every_epoch_when_a_worker_is_killed(where: str, tmp_path: Path) -> None:
+    with job(_killed, str(tmp_path), 2, where, {}, workers=3) as running:
+        running.start_all()
+        outcomes = running.outcomes()
+    assert dict(outcomes)[2] == DIED
+    _check(survivors(outcomes), tmp_path, lost=[2])
+    for epoch in range(3):
+        taken = _epoch(tmp_path, epoch)
+        assert set(taken) == set(range(SAMPLES)), f"epoch {epoch}"
+        # the batch under way when it was killed, and none that it had noted as finished
+        assert sum(taken.values()) <= SAMPLES + 4
+
+
+@pytest.mark.parametrize(
+    "where", ["between validation and checkpoint", pytest.param("inside the epoch", marks=pytest.mark.slow)]
+)
+def test_rank_0_is_survived_when_the_store_lives_elsewhere(where: str, tmp_path: Path) -> None:
+    with store() as address, job(_killed, str(tmp_path), 0, where, {"store": address}, workers=3) as running:
+        running.start_all()
+        outcomes = running.outcomes()
+    assert dict(outcomes)[0] == DIED
+    _check(survivors(outcomes), tmp_path, lost=[0])
+    assert set(_epoch(tmp_path, 2)) == set(range(SAMPLES))
+
+
+def test_without_a_store_elsewhere_the_death_of_rank_0_ends_all_and_says_why(tmp_path: Path) -> None:
+    with job(_killed, str(tmp_path), 0, "inside the epoch", {}, workers=3) as running:
+        running.start_all()
+        outcomes = dict(running.outcomes())
+    assert outcomes[0] == DIED
+    for rank in (1, 2):
+        assert "PeerError" in outcomes[rank]
+        assert "rank 0 cannot be survived" in outcomes[rank]
+
+
+@pytest.mark.parametrize("options", [{"min_workers": 3}, {"on_peer_failure": "raise"}])
+def test_all_end_when_too_few_are_left_or_none_may_die(options: dict[str, Any], tmp_path: Path) -> None:
+    with job(_killed, str(tmp_path), 2, "inside the epoch", options, workers=3) as running:
+        running.start_all()
+        outcomes = dict(running.outcomes())
+    assert outcomes[2] == DIED
+    assert all("PeerError" in outcomes[rank] for rank in (0, 1))
+
+
+def _until_it_is_back(folder: str, rank: int, workers: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Rank 2 is killed in its first life; all train on until as many have met as the test says."""
+
+    class Patient(Callback):
+        def on_train_epoch_end(self, trainer: Any, model: Any) -> None:
+            if trainer.current_epoch > 2 and trainer.world_size == workers:
+                trainer.should_stop = True
+
+    first_life = not Path(folder, "killed").exists()
+    callbacks: list[Callback] = [Patient()]
+    if _number() == rank and first_life:
+        Path(folder, "killed").touch()
+        callbacks.append(Killed(rank, *HOOKS["inside the epoch"]))
+    return _fit(folder, *callbacks, epochs=400, **options)
+
+
+@pytest.mark.parametrize("new_rank", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_worker_that_comes_back_or_a_new_one_is_taken_in_and_ends_with_the_same_model(new_rank: int, tmp_path: Path) -> None:
+    with job(_until_it_is_back, str(tmp_path), 2, 3, {"max_workers": 4}, workers=3) as running:
+        pids = running.start_all()
+        psutil.wait_procs([psutil.Process(pids[2])], timeout=40)
+        running.start(new_rank)
+        outcomes = running.outcomes()
+    results = survivors(outcomes)
+    assert len(results) == 3
+    for result in results:
+        assert result["model"] == results[0]["model"]
+        assert result["ranks"] == [0, 1, new_rank]
+        assert result["epochs"] == results[0]["epochs"]
+        assert result["momentum"] > 0
+    for epoch in (0, results[0]["epochs"] - 1):
+        assert set(_epoch(tmp_path, epoch)) == set(range(SAMPLES))
+
+
+def _until_it_thaws(folder: str, options: dict[str, Any]) -> dict[str, Any]:
+    class Frozen(Callback):
+        lonely = 0
+
+        def on_train_batch_start(self, trainer: Any, model: Any, batch: Any, batch_idx: int) -> None:
+            if _number() == 2 and (trainer.current_epoch, batch_idx) == (1, 5):
+                Path(folder, "pid").write_text(str(os.getpid()))
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+        def on_train_epoch_end(self, trainer: Any, model: Any) -> None:
+            self.lonely += trainer.world_size == 2
+            if self.lonely == 2 and trainer.is_global_zero:  # the others have done a whole epoch without it
+                os.kill(int(Path(folder, "pid").read_text()), signal.SIGCONT)
+            if trainer.world_size == 3 and trainer.strategy.report.lost == [2]:
+                trainer.should_stop = True
+
+    return _fit(folder, Frozen(), epochs=400, **options)
+
+
+def test_a_worker_that_was_frozen_for_long_is_taken_in_again(tmp_path: Path) -> None:
+    with job(_until_it_thaws, str(tmp_path), {"peer_timeout_s": 3.0}, workers=3) as running:
+        running.start_all()
+        outcomes = running.outcomes()
+    results = survivors(outcomes)
+    for result in results:
+        assert result["model"] == results[0]["model"]
+        assert (result["ranks"], result["lost"]) == ([0, 1, 2], [2])

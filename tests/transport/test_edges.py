@@ -1,0 +1,106 @@
+"""A group for each edge: one bad neighbour costs one edge, and an edge that broke is made anew."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.distributed import TCPStore
+
+from lightning_gossip.errors import PeerError
+from lightning_gossip.runtime.connection import another
+from lightning_gossip.transport.base import Kind, Message
+from lightning_gossip.transport.edges import EdgeTransport
+from tests.workers import run_threads
+
+PATIENCE_S = 10.0
+
+
+@pytest.fixture
+def transports() -> Iterator[list[EdgeTransport]]:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    made = [
+        EdgeTransport(another(store), another(store), another(store), "test", rank=rank, world_size=3, timeout_s=PATIENCE_S)
+        for rank in range(3)
+    ]
+    yield made
+    for transport in made:
+        transport.close()
+
+
+def ask(caller: EdgeTransport, peer: EdgeTransport, timeout_s: float = PATIENCE_S) -> Message:
+    """A request and its answer."""
+
+    def answer() -> None:
+        rank, message = peer.next_message()
+        peer.reply(rank, Message(Kind.ACCEPT, session=message.session))
+
+    def request() -> Message:
+        return caller.request(peer.rank, Message(Kind.EXCHANGE, session=7), timeout_s)
+
+    answered: Message = run_threads([request, answer], 2 * PATIENCE_S)[0]
+    return answered
+
+
+def swap(one: EdgeTransport, other: EdgeTransport) -> None:
+    """Each gets the other's vector."""
+
+    def end(mine: EdgeTransport, peer: EdgeTransport) -> torch.Tensor:
+        theirs = torch.zeros(5)
+        mine.swap(peer.rank, torch.full((5,), float(mine.rank)), theirs).wait(PATIENCE_S)
+        return theirs
+
+    got = run_threads([lambda: end(one, other), lambda: end(other, one)], 2 * PATIENCE_S)
+    assert [float(vector[0]) for vector in got] == [other.rank, one.rank]
+
+
+def test_an_edge_is_made_with_the_first_request(transports: list[EdgeTransport]) -> None:
+    a, b, _ = transports
+    assert ask(a, b) == Message(Kind.ACCEPT, session=7)
+    swap(a, b)
+    assert ask(b, a).kind is Kind.ACCEPT
+    swap(a, b)
+
+
+def test_a_peer_that_does_not_answer_costs_its_own_edge_only(transports: list[EdgeTransport]) -> None:
+    a, b, c = transports
+    ask(a, b)
+    ask(a, c)
+    with pytest.raises(PeerError) as caught:
+        a.request(c.rank, Message(Kind.EXCHANGE), 0.2)  # nobody listens
+    assert caught.value.timed_out
+    assert caught.value.rank == c.rank
+    swap(a, b)
+
+
+@pytest.mark.parametrize("who_notices", [0, 1])
+def test_an_edge_that_broke_is_made_anew_by_the_next_request(who_notices: int, transports: list[EdgeTransport]) -> None:
+    a, b, _ = transports
+    ask(a, b)
+    (a, b)[who_notices].drop((b, a)[who_notices].rank)
+    if who_notices == 1:  # the caller learns of it by its first try
+        with pytest.raises(PeerError):
+            ask(a, b, 1.0)
+    ask(a, b)
+    swap(a, b)
+
+
+def test_a_request_of_an_edge_that_has_broken_since_is_refused_at_once(transports: list[EdgeTransport]) -> None:
+    a, b, _ = transports
+    ask(a, b)
+    a.post(b.rank, Message(Kind.EXCHANGE))  # and then b was frozen, and its own try failed
+    peer, _ = b.next_message()
+    b.drop(a.rank)
+    with pytest.raises(PeerError, match="of an edge that has broken"):
+        b.reply(peer, Message(Kind.ACCEPT))
+
+
+def test_a_worker_ends_its_own_listener(transports: list[EdgeTransport]) -> None:
+    got: list[tuple[int, Message]] = []
+    listener = threading.Thread(target=lambda: got.append(transports[0].next_message()))
+    listener.start()
+    transports[0].post(0, Message(Kind.STOP))
+    listener.join(PATIENCE_S)
+    assert got == [(0, Message(Kind.STOP))]
