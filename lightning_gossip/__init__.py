@@ -1,7 +1,7 @@
 """Decentralized training for PyTorch Lightning. Importing this package makes ``Trainer(strategy="adpsgd")`` known."""
 
 from lightning_gossip.algorithm import AdaptivePeriod, ConstantPeriod, EventTrigger, PostLocal
-from lightning_gossip.errors import ConfigurationError, GossipError, PeerError, ProtocolError
+from lightning_gossip.errors import ConfigurationError, GossipError, NonFiniteError, PeerError, ProtocolError
 from lightning_gossip.strategies import (
     ADPSGDStrategy,
     APSGDStrategy,
@@ -26,6 +26,7 @@ __all__ = [
     "EventTrigger",
     "FitReport",
     "GossipError",
+    "NonFiniteError",
     "PeerError",
     "PeriodicAveragingStrategy",
     "PostLocal",

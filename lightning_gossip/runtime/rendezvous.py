@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gossip.algorithm.flat import chunk_slices
-from lightning_gossip.errors import ConfigurationError, PeerError
+from lightning_gossip.errors import ConfigurationError, NonFiniteError, PeerError
 from lightning_gossip.runtime import membership
 
 T = TypeVar("T")
@@ -130,12 +130,35 @@ class Rendezvous:
         Returns:
             This worker's squared distance ‖x_i − x̄‖² to the mean.
         """
-        world_size = dist.get_world_size()
+        return self._average(flat, dist.get_world_size(), takes_part=True)
 
+    def average_of(self, flat: Tensor, *, takes_part: bool) -> float:
+        """The same over the workers that take part; every worker gets it. At least one must.
+
+        Args:
+            flat: shape (d,), changed in place.
+            takes_part: whether this worker's vector is part of the mean.
+
+        Returns:
+            This worker's squared distance to the mean; of no use where it does not take part.
+
+        Raises:
+            NonFiniteError: on all, if nobody takes part.
+        """
+        count = torch.tensor([float(takes_part)], dtype=torch.float64, device=self._device)
+        dist.all_reduce(count)
+        if not count:
+            raise NonFiniteError("No worker is left whose model is finite.")
+        return self._average(flat, int(count), takes_part=takes_part)
+
+    def _average(self, flat: Tensor, count: int, *, takes_part: bool) -> float:
         def mean(chunk: slice, buffer: Tensor) -> None:
-            buffer.copy_(flat[chunk])
+            if takes_part:
+                buffer.copy_(flat[chunk])
+            else:
+                buffer.zero_()
             dist.all_reduce(buffer)
-            buffer.div_(world_size)
+            buffer.div_(count)
 
         return self._replace(flat, mean)
 

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, get_args
 
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lightning_gossip.algorithm.finite import all_finite
 from lightning_gossip.algorithm.graphs import make_topology
 from lightning_gossip.algorithm.partner import PartnerPicker, Roles, resolve_roles
 from lightning_gossip.algorithm.repair import topology_for
 from lightning_gossip.algorithm.replica import Replica
 from lightning_gossip.algorithm.topology import Topology
-from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.errors import ConfigurationError, NonFiniteError
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.connection import another
-from lightning_gossip.runtime.gossip import Gossip, GossipCounters
+from lightning_gossip.runtime.gossip import Gossip
+from lightning_gossip.runtime.health import GossipCounters, OnNonFinite
 from lightning_gossip.runtime.partners import ChangingPartners
 from lightning_gossip.runtime.rendezvous import Rendezvous, together
 from lightning_gossip.runtime.staging import replica_of
 from lightning_gossip.strategies.algorithm import Algorithm, Step
 from lightning_gossip.strategies.decentralized import DecentralizedStrategy
 from lightning_gossip.strategies.model import SharedModel
-from lightning_gossip.strategies.options import TopologySpec, check_choice, check_number, topology_of
+from lightning_gossip.strategies.nonfinite import error_of, mean_of_healthy
+from lightning_gossip.strategies.optimizer_state import OptimizerStates
+from lightning_gossip.strategies.options import TopologySpec, check_choice, check_nonfinite, check_number, topology_of
 from lightning_gossip.strategies.reports import WorkerReport
 from lightning_gossip.strategies.survival import JoinerOptimizer, OnPeerFailure, Survival
 from lightning_gossip.transport.base import Transport
@@ -53,6 +60,11 @@ class ADPSGDStrategy(DecentralizedStrategy):
         max_workers: how many may be in the job when workers come later; as many as it began with, if None.
         peer_timeout_s: silence, in seconds, after which a worker is taken for dead although no connection has closed.
         joiner_optimizer: a worker that comes later begins with a ``"copy"`` of another one's optimizer state, or ``"fresh"``.
+        refuse_nonfinite: keep NaN and infinities out: an exchange that would bring them into a healthy model is refused and
+            counted, and the mean at a rendezvous is never made with one.
+        on_nonfinite: what a worker does whose own model is not finite: ``"raise"`` ends the job with a NonFiniteError;
+            ``"adopt"`` makes it go on from a neighbour's model (at a rendezvous, the mean of the healthy ones) with a fresh
+            optimizer state.
         store: ``"tcp://host:port"``, where the workers meet, if it is to outlive rank 0 (``python -m lightning_gossip.store``).
         options: see :class:`~lightning_gossip.strategies.DecentralizedStrategy`.
 
@@ -78,6 +90,8 @@ class ADPSGDStrategy(DecentralizedStrategy):
         max_workers: int | None = None,
         peer_timeout_s: float = 30.0,
         joiner_optimizer: JoinerOptimizer = "copy",
+        refuse_nonfinite: bool = True,
+        on_nonfinite: OnNonFinite = "raise",
         store: str | None = None,
         **options: Any,
     ) -> None:
@@ -86,6 +100,7 @@ class ADPSGDStrategy(DecentralizedStrategy):
         check_choice("roles", roles, get_args(Roles))
         check_number("exchanges_per_step", exchanges_per_step)
         check_number("exchange_timeout_s", exchange_timeout_s, above=0.0)
+        self.refuse_nonfinite, self.on_nonfinite = check_nonfinite(refuse_nonfinite, on_nonfinite)
         self.topology = topology_of(topology)
         self.roles = roles
         self.exchanges_per_step = exchanges_per_step
@@ -153,7 +168,15 @@ class GossipAlgorithm(Algorithm):
             transport = members.attempt(self._connect)
             assert self._partners is not None
             partners = self._partners
-        self._gossip = Gossip(transport, partners, timeout_s=self._timeout_s, timeline=self._timeline, counters=self._counters)
+        self._gossip = Gossip(
+            transport,
+            partners,
+            timeout_s=self._timeout_s,
+            timeline=self._timeline,
+            counters=self._counters,
+            refuse_nonfinite=self._strategy.refuse_nonfinite,
+            on_nonfinite=self._strategy.on_nonfinite,
+        )
         self._gossip.start()
 
     def _picked(self) -> tuple[Topology, PartnerPicker]:
@@ -212,11 +235,26 @@ class GossipAlgorithm(Algorithm):
 
     @override
     def step(self, step: Step) -> None:
-        self._running.step(self._model.tensors, step_s=step.seconds, forward_passes=step.forward_passes)
+        with self._watching_health():
+            self._running.step(self._model.tensors, step_s=step.seconds, forward_passes=step.forward_passes)
 
     @override
     def settle(self) -> None:
-        self._running.drain(self._model.tensors)
+        with self._watching_health():
+            self._running.drain(self._model.tensors)
+
+    @contextmanager
+    def _watching_health(self) -> Iterator[None]:
+        """Say which tensor is not finite; and after another model has been taken over, momentum is of no use any more."""
+        replica = self._replica
+        assert replica is not None
+        before = replica.replacements
+        try:
+            yield
+        except NonFiniteError as error:
+            raise error_of(self._strategy.global_rank, self._model.names, self._model.tensors) from error
+        if replica.replacements != before:
+            OptimizerStates(self._strategy.optimizers).reset()
 
     @override
     def average(self, meeting: Rendezvous) -> float:
@@ -232,6 +270,13 @@ class GossipAlgorithm(Algorithm):
             return meeting.average(replica.settle())
 
         distance = together(average)
+        # of a mean that is not finite every worker's distance is not; else a distance that is not has overflowed
+        if self._strategy.refuse_nonfinite and not (math.isfinite(distance) or all_finite(replica.settle())):
+            names, rule, rank = self._model.names, self._strategy.on_nonfinite, self._strategy.global_rank
+            distance, was_finite = mean_of_healthy(meeting, replica, names, self._model.tensors, rule, rank)
+            if not was_finite:
+                self._counters.adopted += 1
+                OptimizerStates(self._strategy.optimizers).reset()
         replica.copy_out(self._model.tensors)
         return distance + self._model.average_unfrozen(meeting)
 
@@ -257,6 +302,8 @@ class GossipAlgorithm(Algorithm):
         counters = self._running.counters
         report.exchanges = counters.exchanges
         report.refused = counters.refused
+        report.refused_nonfinite = counters.refused_nonfinite
+        report.adopted = counters.adopted
         report.bytes_sent = counters.bytes_sent
         report.failed = self._failed + (self._partners.dropped if self._partners is not None else 0)
         report.describe_staleness(counters.staleness)

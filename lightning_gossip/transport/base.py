@@ -42,7 +42,9 @@ class Message:
         layout: fingerprint of the sender's published tensors; exchanges need equal ones.
         step_us: the sender's step time in microseconds, 0 if unknown.
         value: depends on the kind.
-        staleness: of the update that the receiver pushed last, from a parameter server; -1 if there is none to report.
+        staleness: of the update that the receiver pushed last, from a parameter server; -1 if it was dropped as too stale or
+            there is none to report, -2 if it was refused because it was not finite.
+        adopts: 1 if the sender's model is not finite and it wants the receiver's in place of it.
     """
 
     kind: Kind
@@ -51,6 +53,7 @@ class Message:
     step_us: int = 0
     value: int = 0
     staleness: int = 0
+    adopts: int = 0
 
     def words(self) -> list[int]:
         """As ``WORDS`` integers for the wire."""
