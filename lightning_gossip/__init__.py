@@ -12,10 +12,10 @@ from lightning_gossip.strategies import (
     WorkerReport,
     register,
 )
+from lightning_gossip.version import __version__
 
 register()
 
-__version__ = "0.1.0"
 __all__ = [
     "ADPSGDStrategy",
     "APSGDStrategy",
@@ -33,4 +33,5 @@ __all__ = [
     "ProtocolError",
     "QSGDStrategy",
     "WorkerReport",
+    "__version__",
 ]

@@ -35,7 +35,8 @@ from lightning_gossip.runtime.exchange import Exchanger
 from lightning_gossip.runtime.health import GossipCounters, Health, OnNonFinite
 from lightning_gossip.runtime.partners import FixedPartners, Partners
 from lightning_gossip.runtime.session import Session
-from lightning_gossip.transport.base import Kind, Message, Transport
+from lightning_gossip.transport.base import Transport
+from lightning_gossip.transport.wire import Kind, Message
 
 log = logging.getLogger(__name__)
 
@@ -220,7 +221,7 @@ class Gossip:
             elif message.kind is Kind.EXCHANGE:
                 self._answer(peer, message)
             else:
-                raise ProtocolError(f"Rank {peer} sent {message.kind.name} to the inbox.")
+                self._transport.refuse(peer, f"{message.kind.name} is not for a gossip listener")
 
     def _answer(self, peer: int, request: Message) -> None:
         accepted = self._session.begin(request.session)

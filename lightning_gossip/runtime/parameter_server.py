@@ -29,9 +29,13 @@ from lightning_gossip.algorithm.server import ParameterServer
 from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.clock import Deadline
 from lightning_gossip.runtime.server_link import Served, ServerLink, Update, layout_error, to_message
-from lightning_gossip.transport.base import Kind, Message, Transport
+from lightning_gossip.transport.base import Transport
+from lightning_gossip.transport.wire import Kind, Message
 
 log = logging.getLogger(__name__)
+
+_MOST_PASSES = 1_000_000  # forward passes of one update
+_MOST_REQUESTS = 2  # of one peer that wait: it has one at a time
 
 
 class Server(ServerLink):
@@ -217,10 +221,27 @@ class Server(ServerLink):
                 return
             if message.kind is Kind.FAILED:
                 raise PeerError(f"Rank {peer} has failed; its own log says why.", rank=peer, phase="update")
-            if message.kind is Kind.MEET:
+            reason = self._reason_to_refuse(peer, message)
+            if reason is not None:
+                self._transport.refuse(peer, f"{message.kind.name}: {reason}")
+            elif message.kind is Kind.MEET:
                 self.call_meeting(message.session)
             else:
                 self._inboxes[peer].put(message)
+
+    def _reason_to_refuse(self, peer: int, message: Message) -> str | None:
+        """What is wrong with a message of whose words each may be right."""
+        with self._condition:
+            current = self._session
+        if message.kind is Kind.EXCHANGE:
+            return "it is not for a parameter server"
+        if current >= 0 and not current <= message.session <= current + 1:  # nobody is further ahead
+            return f"session {message.session} while this one is {current}"
+        if message.value > _MOST_PASSES:
+            return f"an update of {message.value} forward passes"
+        if message.kind is not Kind.MEET and self._inboxes[peer].qsize() >= _MOST_REQUESTS:
+            return "its last requests have not been answered yet"
+        return None
 
     def _serve(self, peer: int) -> None:
         received, model = torch.empty(0), torch.empty(0)

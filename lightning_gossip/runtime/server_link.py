@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lightning_gossip.errors import ConfigurationError, ProtocolError
-from lightning_gossip.transport.base import Kind, Message, Transport
+from lightning_gossip.transport.base import Transport
+from lightning_gossip.transport.wire import Kind, Message
 
 _DROPPED, _REFUSED = -1, -2  # in place of a staleness
 

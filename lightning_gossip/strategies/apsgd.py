@@ -27,8 +27,8 @@ from lightning_gossip.strategies.nonfinite import error_of
 from lightning_gossip.strategies.optimizer_state import OptimizerStates
 from lightning_gossip.strategies.options import check_nonfinite, check_number
 from lightning_gossip.strategies.reports import WorkerReport
-from lightning_gossip.transport.base import Kind, Message
 from lightning_gossip.transport.gloo import GlooTransport
+from lightning_gossip.transport.wire import Kind, Message
 
 log = logging.getLogger(__name__)
 
