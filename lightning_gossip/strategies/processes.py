@@ -29,6 +29,7 @@ from lightning_gossip.runtime.default_group import make_default_group
 from lightning_gossip.runtime.membership import Membership
 from lightning_gossip.runtime.rendezvous import gather
 from lightning_gossip.strategies import survival
+from lightning_gossip.strategies.files import WholeFiles
 from lightning_gossip.strategies.launchers import CheckedMultiProcessingLauncher, CheckedSubprocessLauncher
 from lightning_gossip.strategies.model import start_equal
 from lightning_gossip.strategies.options import StartMethod, check_choice, refuse_unknown
@@ -90,6 +91,17 @@ class WorkerProcesses(DDPStrategy):
         self.interface = interface
         self._environment: dict[str, str | None] = {}
         self._members: Membership | None = None
+
+    @property
+    @override
+    def checkpoint_io(self) -> CheckpointIO:
+        if self._checkpoint_io is None:
+            self._checkpoint_io = WholeFiles()
+        return super().checkpoint_io
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: CheckpointIO) -> None:
+        self._checkpoint_io = io
 
     def __repr__(self) -> str:
         # Fabric and pytorch_lightning print this when they refuse the object
