@@ -49,7 +49,8 @@ class GlooTransport(Transport):
         self._control: dist.ProcessGroup | None = new_group(timeout_s)
         self._data: dist.ProcessGroup | None = new_group(timeout_s)
         run = torch.tensor([secrets.randbits(RUN_BITS)])
-        dist.broadcast(run, src=0, group=self._data)
+        with PeerTrouble(0, "setup"):
+            dist.broadcast(run, src=0, group=self._data)
         self.run = int(run)
         self._requests: dict[int, list[tuple[dist.Work, Tensor]]] = {}  # by peer: read in order, so a reply frees all before it
         self._others: list[tuple[Kind, dist.Work, Tensor]] = []  # a few in a run: calls to a meeting, stop
@@ -168,7 +169,16 @@ def new_group(timeout_s: float, *, backend: str | None = "gloo") -> dist.Process
         timeout_s: deadline of its operations, in seconds, where they have none of their own.
         backend: of torch.distributed; that of the default group if None.
     """
-    group = dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_s))
+    began_s = time.monotonic()
+    try:
+        group = dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        waited_s = time.monotonic() - began_s
+        raise PeerError(
+            f"The workers could not be connected, after {waited_s:.1f} s: another one has probably ended; its log says why.",
+            phase="setup",
+            seconds=waited_s,
+        ) from error
     if not isinstance(group, dist.ProcessGroup):
         raise ProtocolError("This process is not a member of the group that it has just created.")
     return group
