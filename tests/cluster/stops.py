@@ -1,8 +1,8 @@
 """Full stops at random moments: ``python -m tests.cluster.stops [--stops 200] [--seed 0]``.
 
 A small job of three workers, again and again. Each one is stopped by an exception in a hook, a SIGTERM or a SIGKILL of one
-worker, or ends by itself; where and when is drawn from the seed, so that a stop that went wrong can be had again (``--only N``). Counts
-hangs, processes and files left, and checkpoints that do not load. The status is 1 if there is any.
+worker, or ends by itself; where and when is drawn from the seed, so that a stop that went wrong can be had again
+(``--only N``). Counts hangs, processes and files left, and checkpoints that do not load. The status is 1 if there is any.
 """
 
 from __future__ import annotations
