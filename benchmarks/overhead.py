@@ -41,7 +41,7 @@ from lightning_gossip.runtime.exchange import Exchanger
 from lightning_gossip.runtime.gossip import Gossip
 from lightning_gossip.runtime.rendezvous import Rendezvous
 from lightning_gossip.strategies.model import layout, retention, shared_tensors
-from lightning_gossip.transport.base import Kind, Message
+from lightning_gossip.transport import Kind, Message
 from lightning_gossip.transport.gloo import GlooTransport
 from recipes.commands import cleaning_up_on_sigterm
 

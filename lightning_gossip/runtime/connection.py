@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
 from lightning_gossip.errors import ConfigurationError, PeerError
+from lightning_gossip.transport.interface import listen
 
 _NOTHING = "<nothing>"
 
@@ -34,7 +35,7 @@ def parse_address(address: str) -> tuple[str, int]:
     return host, port
 
 
-def connect(address: str | None, *, rank: int, timeout_s: float) -> Store:
+def connect(address: str | None, *, rank: int, timeout_s: float, interface: str | None = None) -> Store:
     """A connection to the store that all workers of the job share.
 
     It lives in torchrun's agent, or at the given address; otherwise in rank 0, which serves it from here on. Nobody waits
@@ -44,6 +45,7 @@ def connect(address: str | None, *, rank: int, timeout_s: float) -> Store:
         address: of the option ``store``; None for the one of the environment (``MASTER_ADDR``, ``MASTER_PORT``).
         rank: of this process when the job was started.
         timeout_s: how long to try, in seconds.
+        interface: on which rank 0's listens; all if None.
     """
     if address is not None:
         host, port, serves = *parse_address(address), False
@@ -51,7 +53,13 @@ def connect(address: str | None, *, rank: int, timeout_s: float) -> Store:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
     return TCPStore(
-        host, port, is_master=serves, wait_for_workers=False, multi_tenant=True, timeout=timedelta(seconds=timeout_s)
+        host,
+        port,
+        is_master=serves,
+        wait_for_workers=False,
+        multi_tenant=True,
+        timeout=timedelta(seconds=timeout_s),
+        master_listen_fd=listen(interface, host, port) if serves and interface is not None else None,
     )
 
 
