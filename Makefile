@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint bench reproduce clean
+.PHONY: demo test test-slow chaos lint bench reproduce clean
 
 demo: $(STAMP)
 	$(BIN)/python -m recipes.train
@@ -14,6 +14,9 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+chaos: $(STAMP)
+	$(BIN)/python -m tests.cluster.chaos --seed 1 2 3 --minutes 3
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -25,7 +25,7 @@ OUTSIDE = {
     "time": {"transport", "runtime", "callbacks"},
     "lightning": {"strategies", "callbacks"},
     "torch.distributed": {"transport", "runtime", "strategies", "callbacks"},
-    "socket": set(),
+    "socket": {"runtime"},  # options of the store's connections
     "hydra": set(),
     "wandb": {"callbacks"},  # where the user's logger is its own
 }

@@ -93,7 +93,7 @@ def test_one_slow_link_costs_the_other_workers_little(tmp_path: Path) -> None:
 
 
 def test_of_two_halves_the_one_with_the_store_goes_on_and_the_other_ends(tmp_path: Path) -> None:
-    with job(tmp_path) as running:
+    with job(tmp_path, peer_timeout_s=2.5) as running:
         running.await_epoch(1)
         running.net.part([running.hosts[2]])
         _check(running, [0, 1], lost=[2])
