@@ -19,6 +19,7 @@ test-slow: $(STAMP)
 
 chaos: $(STAMP)
 	$(BIN)/python -m tests.cluster.stops
+	$(BIN)/python -m tests.cluster.chaos --seed 1 2 3 --minutes 3
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

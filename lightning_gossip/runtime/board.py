@@ -62,6 +62,11 @@ class Board:
         """Decide that a worker takes no part in a round, unless it has already."""
         self._write(number, worker, _ABSENT)
 
+    def is_absent(self, number: int, worker: Worker) -> bool:
+        """Whether a worker was marked absent in a round; such a mark is never deleted."""
+        key = self._key(number, worker)
+        return self._store.check([key]) and self._store.get(key) == _ABSENT
+
     def fill(self, number: int, members: Sequence[Worker]) -> bool:
         """Wake those who wait for the round if every member has said its part or is absent."""
         full = self._store.check([self._key(number, worker) for worker in members])

@@ -181,8 +181,8 @@ class Watch:
                     self._board.mark_absent(number, worker)
             if self._failure is not None:
                 self._board.wake(number, self._failure)
-            else:
-                self._board.fill(number, members)
+            elif not self._board.fill(number, members) and self._board.is_absent(number + 1, self.me):
+                self._board.wake(number, "this worker was left out of the next one")
         with self._wake:
             return not self._stopped
 

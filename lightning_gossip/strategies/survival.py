@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 OnPeerFailure = Literal["continue", "raise"]
 JoinerOptimizer = Literal["copy", "fresh"]
 _PREFIX = "lightning_gossip/members"
+_LOST = 4.0  # times peer_timeout_s: a worker whose network comes back sooner is taken in again, one that waits longer ends
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,13 @@ def begin(
             f"This worker was started as rank {number} of a job that began with {workers} workers, and"
             f" max_workers={survival.max_workers}. Pass a max_workers of at least {number + 1} to all workers."
         )
-    store = connect(survival.store, rank=number, timeout_s=timeout_s, interface=interface)
+    store = connect(
+        survival.store,
+        rank=number,
+        timeout_s=timeout_s,
+        lost_s=_LOST * survival.peer_timeout_s,
+        interface=interface,
+    )
     prefix = f"{_PREFIX}/{_job()}"
     me = Worker(number, store.add(f"{prefix}/life/{number}", 1))
     late = number >= workers or me.life > 1 or store.check([f"{prefix}/begun"])

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 Group = Any  # a ProcessGroupGloo, whose methods torch's type stubs lack
 _REPLY, _VECTOR, _PROBE = 2, 3, 4  # tags
-_CONNECT_S = 10.0  # to make a group of two: a few milliseconds, if the peer is there
+CONNECT_S = 10.0  # to make a group of two: a few milliseconds, if the peer is there
 _EMPTY_S = 0.01
 _LETTER = struct.Struct(f"<{WORDS + 1}q")  # sender, then the words of the message
 
@@ -223,7 +223,7 @@ class EdgeTransport(Transport):
 
     def _make(self, peer: int, number: int, store: Any) -> Group:
         low, high = sorted((self.rank, peer))
-        deadline = timedelta(seconds=min(_CONNECT_S, self.timeout_s))
+        deadline = timedelta(seconds=min(CONNECT_S, self.timeout_s))
         with PeerTrouble(peer, "connection"):
             try:
                 edge = dist.ProcessGroupGloo(PrefixStore(f"{low}-{high}/{number}", store), int(self.rank > peer), 2, deadline)

@@ -268,6 +268,22 @@ def test_who_was_taken_for_dead_is_alone_until_it_is_taken_in_again(party: Calla
     assert results == [now, now, ("news", now, 2)]
 
 
+def test_who_was_away_while_the_others_left_a_round_behind_is_alone(party: Callable[..., Party]) -> None:
+    made = party(2)
+    away, other = made.members
+    board = Board(made.store, "p/round")
+    board.say(0, other, b"")  # both were in the round; the answer did not reach the one whose network was gone
+    board.mark_absent(1, away)
+    board.forget(0, other)
+    made.all.pop()
+
+    def script(member: Membership) -> list[str]:
+        return member.gather("mine")
+
+    assert made.run(script) == [["mine"]]
+    assert made.all[0].alone
+
+
 def test_a_new_worker_comes_last_in_the_ranks_and_too_late_is_told_so(party: Callable[..., Party]) -> None:
     made = party(2)
     newcomer = made.add(Worker(2, 1))
