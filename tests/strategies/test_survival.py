@@ -75,11 +75,18 @@ def _epoch(folder: Path, epoch: int) -> Counter[int]:
     return Counter(int(line) for file in files for line in file.read_text().split())
 
 
-def _fit(folder: str, *callbacks: Any, epochs: int = 3, step_s: float = 0.005, **options: Any) -> dict[str, Any]:
+def _fit(
+    folder: str,
+    *callbacks: Any,
+    epochs: int = 3,
+    step_s: float = 0.005,
+    trainer_options: dict[str, Any] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
     seed_everything(0)
     strategy = ADPSGDStrategy(**{"peer_timeout_s": 6.0, **options})
     made = [*callbacks, Steps(folder, step_s), ModelCheckpoint(folder, save_last=True)]
-    t = trainer(max_epochs=epochs, strategy=strategy, callbacks=made, devices=3)
+    t = trainer(max_epochs=epochs, strategy=strategy, callbacks=made, devices=3, **(trainer_options or {}))
     model = Net(make_optimizer=lambda module: Adam(module.parameters(), lr=0.01))
     t.fit(model, loader(SAMPLES, 4), loader(32, 4, shuffle=False))
     return {
@@ -91,6 +98,22 @@ def _fit(folder: str, *callbacks: Any, epochs: int = 3, step_s: float = 0.005, *
         "accuracy": t.callback_metrics["val_acc"].item(),
         "momentum": sum(float(state["exp_avg"].norm()) for state in t.optimizers[0].state.values()),
     }
+
+
+class Validations(Callback):
+    """Counts them."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def on_validation_end(self, *_: Any) -> None:
+        self.made += 1
+
+
+def _killed_with_static_shares(folder: str, options: dict[str, Any]) -> dict[str, Any]:
+    validations = Validations()
+    result = _fit(folder, Killed(2, *HOOKS["inside the epoch"]), validations, work_sharing=False, trainer_options=options)
+    return {**result, "validations": validations.made}
 
 
 def _killed(folder: str, rank: int, where: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -131,6 +154,28 @@ def test_the_others_end_every_epoch_when_a_worker_is_killed(where: str, tmp_path
         assert set(taken) == set(range(SAMPLES)), f"epoch {epoch}"
         # the batch under way when it was killed, and none that it had noted as finished
         assert sum(taken.values()) <= SAMPLES + 4
+
+
+def test_static_shares_are_the_survivors_after_a_death(tmp_path: Path) -> None:
+    with job(_killed_with_static_shares, str(tmp_path), {}, workers=3) as running:
+        running.start_all()
+        results = survivors(running.outcomes())
+    _check(results, tmp_path, lost=[2])
+    for epoch in range(3):
+        taken = _epoch(tmp_path, epoch)
+        assert set(taken) == set(range(SAMPLES)), f"epoch {epoch}"
+    assert [result["validations"] for result in results] == [3, 3]
+
+
+@pytest.mark.slow
+def test_a_limit_of_batches_holds_after_a_death(tmp_path: Path) -> None:
+    with job(_killed_with_static_shares, str(tmp_path), {"limit_train_batches": 10}, workers=3) as running:
+        running.start_all()
+        results = survivors(running.outcomes())
+    _check(results, tmp_path, lost=[2])
+    assert sum(_epoch(tmp_path, 1).values()) <= 3 * 10 * 4
+    assert sum(_epoch(tmp_path, 2).values()) == 2 * 10 * 4
+    assert [result["validations"] for result in results] == [3, 3]
 
 
 @pytest.mark.parametrize(
