@@ -222,7 +222,8 @@ class Watch:
                     self._suspect(Worker(*broken))
                 for ended in value["ended"]:
                     self._liveness.ended(Worker(*ended))
-                if life > worker.life or (not value["rests"] and has_ended(value["process"])):
+                # one that rests has said all that it had to say, so nobody loses it unless it is waited for
+                if life > worker.life or has_ended(value["process"]):
                     self._liveness.ended(worker)
                 if value["failed"] is not None and self._failure is None:
                     self._failure = f"Rank {worker.number} has failed and all end: {value['failed']}. Its own log has the rest."

@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 
 from lightning_gossip.runtime.membership import Membership
 from lightning_gossip.runtime.rendezvous import gather
-from lightning_gossip.strategies import joining
+from lightning_gossip.strategies import joining, loggers
 from lightning_gossip.strategies.account import Account
 from lightning_gossip.strategies.algorithm import Algorithm
 from lightning_gossip.strategies.model import start_equal
@@ -35,6 +35,8 @@ class Changes:
     def note(self) -> None:
         """Ranks are others than before; what depends on them follows where nothing is under way."""
         self._due = True
+        if self._trainer.is_global_zero:
+            loggers.take_over(self._trainer)
 
     def begin_fit(self) -> None:
         """Look out for those who come later, or be taken in as one."""
@@ -88,10 +90,19 @@ class Changes:
             algorithm.follow_members()
         return True
 
-    def end_fit(self) -> None:
-        """Nobody is taken in any more."""
+    def raise_failure(self) -> None:
+        """Raise if another worker has failed or the store is gone: an epoch is too long to wait for its end."""
         if self._members is not None:
-            self._members.close_doors(self._numbers)
+            self._members.watch.raise_failure()
+
+    def end_fit(self) -> None:
+        """Nobody is taken in any more.
+
+        Raises:
+            PeerError: if the others have gone on without this worker, whose model then is its own.
+        """
+        if self._members is not None:
+            self._members.close_doors()
 
     def _admit(self, members: Membership) -> None:
         free = self._survival.most(self._trainer.strategy.workers) - len(members.members)  # type: ignore[attr-defined]

@@ -119,6 +119,7 @@ class Fit:
     def after_batch(self) -> None:
         """The batch has been trained on: push and pull, and go to the rendezvous if it is time."""
         self._in_step = False
+        self.changes.raise_failure()
         self.work.end_batch()
         if not self.in_session:
             return  # a checkpoint saved inside the step has ended the session; the next batch opens one
@@ -184,6 +185,7 @@ class Fit:
 
         Raises:
             SIGTERMException: on a worker that was told to stop too late for the others to hear of it.
+            PeerError: on a worker that the others have gone on without.
         """
         self._own_model = None
         self.changes.end_fit()

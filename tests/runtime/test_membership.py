@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -299,13 +301,53 @@ def test_a_new_worker_comes_last_in_the_ranks_and_too_late_is_told_so(party: Cal
             threading.Event().wait(BEAT_S)
         member.admit(waiting, None)
         both = member.gather("here"), member.gather(None), len(member.members)
-        member.close_doors(range(3))
+        member.close_doors()
         return both
 
     results = made.run(script)
     assert results[:2] == [(["here"] * 3, [None, None], 2)] * 2
     with pytest.raises(PeerError, match="comes too late"):
         made.add(Worker(1, 2)).join(1.0)
+
+
+def test_a_worker_that_knocks_while_the_doors_are_closed_is_told_so_at_once(party: Callable[..., Party]) -> None:
+    made = party(1)
+    newcomer = made.add(Worker(1, 1))
+
+    def script(member: Membership) -> Any:
+        if member is newcomer:
+            member.stay_alone()
+            return member.join(PATIENCE_S)
+        while not made.store.check(["p/knock/1"]):
+            threading.Event().wait(BEAT_S)
+        return member.close_doors()  # it has not looked out for anybody, as in the half second before its watch hears of it
+
+    began_s = time.monotonic()
+    assert "comes too late" in str(made.run(script)[1])
+    assert time.monotonic() - began_s < PATIENCE_S / 2
+
+
+def test_who_was_left_behind_does_not_end_as_if_nothing_had_happened(party: Callable[..., Party]) -> None:
+    member = party(2).all[1]
+    member.stay_alone()
+    with pytest.raises(PeerError, match="was left behind"):
+        member.close_doors()
+
+
+def test_the_end_of_a_process_that_rests_is_seen() -> None:
+    store, rests = dist.HashStore(), Worker(1, 1)
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    place = " ".join((identity() or "").split(" ")[:-2])
+    said = {"beat": 9, "process": f"{place} {child} 1", "broken": [], "ended": [], "failed": None, "rests": True}
+    store.set("p/beat/1.1", json.dumps(said))
+    store.set("p/life/1", "1")
+    watch = Watch(store, "p", Worker(0, 1), dead_s=DEAD_S)
+    watch.look_at([Worker(0, 1), rests])
+    watch._tick()
+    assert watch.verdict(rests) is Verdict.DEAD
 
 
 @pytest.mark.parametrize("seed", range(6))
