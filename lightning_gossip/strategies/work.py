@@ -290,7 +290,7 @@ class FitWork:
         Returns:
             Whether there was anything.
         """
-        if self.batches is None or self._trainer.limit_train_batches != 1.0:  # type: ignore[attr-defined]
+        if self.batches is None or self._trainer.limit_train_batches != 1.0:
             return False  # of an epoch that is cut off, each worker's part is as good as another's
         unstepped = [position for theirs in gather(self.batches.unstepped()) for position in theirs]
         position = self.batches.position(unstepped)
@@ -324,12 +324,12 @@ class FitWork:
     def _resize(self, length: int) -> None:
         """The share of each worker has another length: what Lightning's loop has reckoned from it follows."""
         trainer, fit_loop = self._trainer, self._trainer.fit_loop
-        batches = _parse_num_batches(RunningStage.TRAINING, length, trainer.limit_train_batches)  # type: ignore[attr-defined]
+        batches = _parse_num_batches(RunningStage.TRAINING, length, trainer.limit_train_batches)
         fit_loop.max_batches = batches
         assert fit_loop._combined_loader is not None
         fit_loop._combined_loader.limits = [batches]
-        if isinstance(trainer.val_check_interval, float):  # type: ignore[attr-defined]
-            trainer.val_check_batch = max(1, int(batches * trainer.val_check_interval))  # type: ignore[attr-defined]
+        if isinstance(trainer.val_check_interval, float):
+            trainer.val_check_batch = max(1, int(batches * trainer.val_check_interval))
 
     def end_epoch(self) -> None:
         """All workers have ended the epoch: schedules stand at the same count everywhere."""
