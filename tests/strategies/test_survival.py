@@ -217,7 +217,8 @@ def test_a_new_rank_0_writes_on_in_the_metrics_of_the_old_one(tmp_path: Path) ->
 
 def _killed_while_it_logs(folder: str, options: dict[str, Any]) -> dict[str, Any]:
     logger = CSVLogger(folder, name="csv")
-    return _fit(folder, Killed(0, *HOOKS["inside the epoch"]), trainer_options={"logger": logger, "log_every_n_steps": 1}, **options)
+    logging = {"logger": logger, "log_every_n_steps": 1}
+    return _fit(folder, Killed(0, *HOOKS["inside the epoch"]), trainer_options=logging, **options)
 
 
 def _fails(folder: str) -> dict[str, Any]:
