@@ -15,7 +15,7 @@ def take_over(trainer: pl.Trainer) -> None:
 
     A new CSVLogger deletes the metrics that it finds in its folder. Other loggers begin a new file or run.
     """
-    for logger in trainer.loggers:  # type: ignore[attr-defined]
+    for logger in trainer.loggers:
         if isinstance(logger, CSVLogger) and logger._experiment is None:
             _take_over_csv(logger)
 

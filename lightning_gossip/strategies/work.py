@@ -243,6 +243,11 @@ class FitWork:
             "count": None if self._count is None else self._count.state(Fraction(0)),
         }
 
+    @property
+    def about(self) -> str:
+        """What must be equal on a worker that comes later."""
+        return "its own" if self.batches is None else str({**asdict(self.batches.plan), "seed": 0})
+
     def follow(self, news: dict[str, Any]) -> None:
         """Take batches of the epochs that :meth:`news` tells of.
 
@@ -279,6 +284,7 @@ class FitWork:
         if self.batches is None or self.batches.journal is None:
             return
         finished = [position for worker in members.lost for position in self.batches.journal.read(str(worker))]
+        self.batches.orphans = []  # of an earlier meeting in this hand-out: they are found again
         # the journal of a worker that was only taken for dead may grow: one worker's reading counts
         everyones = gather((self.batches.stepped() + self.batches.unstepped(), finished))
         orphans = self.batches.find_orphans([theirs for theirs, _ in everyones], everyones[0][1])
@@ -290,7 +296,7 @@ class FitWork:
         Returns:
             Whether there was anything.
         """
-        if self.batches is None or self._trainer.limit_train_batches != 1.0:  # type: ignore[attr-defined]
+        if self.batches is None or self._trainer.limit_train_batches != 1.0:
             return False  # of an epoch that is cut off, each worker's part is as good as another's
         unstepped = [position for theirs in gather(self.batches.unstepped()) for position in theirs]
         position = self.batches.position(unstepped)
@@ -324,12 +330,12 @@ class FitWork:
     def _resize(self, length: int) -> None:
         """The share of each worker has another length: what Lightning's loop has reckoned from it follows."""
         trainer, fit_loop = self._trainer, self._trainer.fit_loop
-        batches = _parse_num_batches(RunningStage.TRAINING, length, trainer.limit_train_batches)  # type: ignore[attr-defined]
+        batches = _parse_num_batches(RunningStage.TRAINING, length, trainer.limit_train_batches)
         fit_loop.max_batches = batches
         assert fit_loop._combined_loader is not None
         fit_loop._combined_loader.limits = [batches]
-        if isinstance(trainer.val_check_interval, float):  # type: ignore[attr-defined]
-            trainer.val_check_batch = max(1, int(batches * trainer.val_check_interval))  # type: ignore[attr-defined]
+        if isinstance(trainer.val_check_interval, float):
+            trainer.val_check_batch = max(1, int(batches * trainer.val_check_interval))
 
     def end_epoch(self) -> None:
         """All workers have ended the epoch: schedules stand at the same count everywhere."""
