@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from lightning_gossip.algorithm.liveness import Verdict
-from lightning_gossip.errors import GossipError, PeerError
+from lightning_gossip.errors import ConfigurationError, GossipError, PeerError
 from lightning_gossip.runtime.board import Worker
 from lightning_gossip.runtime.clock import Deadline, now_s
 from lightning_gossip.runtime.connection import store_lost
@@ -209,18 +209,27 @@ class Membership:
             self.store.set(f"{self._prefix}/invited/{worker}", invitation)  # type: ignore[arg-type]  # bytes are fine
         self._make_groups()
 
-    def join(self, timeout_s: float) -> Any:
+    def refuse(self, worker: Worker, reason: str) -> None:
+        """Tell a worker that waits that it will not be taken in."""
+        self.store.set(f"{self._prefix}/invited/{worker}", pickle.dumps(reason))  # type: ignore[arg-type]
+
+    def join(self, timeout_s: float, about: str = "") -> Any:
         """Wait to be taken in, as a member at the end of the ranks.
+
+        Args:
+            timeout_s: how long.
+            about: this worker, for those who decide whether it fits.
 
         Returns:
             The news.
 
         Raises:
             PeerError: if nobody takes this worker in.
+            ConfigurationError: if it does not fit.
         """
         key = f"{self._prefix}/invited/{self.me}"
         try:
-            self.store.set(f"{self._prefix}/knock/{self.me.number}", str(self.me.life))
+            self.store.set(f"{self._prefix}/knock/{self.me.number}", f"{self.me.life} {about}")
             deadline, pause = Deadline.after(timeout_s), threading.Event()
             while not self.store.check([key]):
                 if self.store.check([f"{self._prefix}/closed"]):  # perhaps by somebody who has not heard the knock yet
@@ -237,6 +246,8 @@ class Membership:
             raise store_lost() from error
         invitation = pickle.loads(self.store.get(key))
         self.store.delete_key(key)
+        if isinstance(invitation, str):
+            raise ConfigurationError(invitation)
         number, self.generation, self.members, self.lost, news = invitation
         self._rounds.begin_at(number)
         self.alone = False
@@ -247,16 +258,15 @@ class Membership:
     def close_doors(self) -> None:
         """The job ends: nobody is taken in any more. Rank 0 says so.
 
-        Raises:
-            PeerError: if this worker was left behind.
+        A worker that was left behind says that its model is its own. It does not fail: the launchers would end the others.
         """
         if self.alone:
-            raise PeerError(
-                f"Rank {self.me.number} was left behind (peer_timeout_s) and did not meet the others again before its fit"
-                " ended: its model is its own. Take theirs, from their last checkpoint.",
-                rank=self.me.number,
-                phase="join",
+            log.error(
+                "Rank %d was left behind (peer_timeout_s) and has not met the others again before its fit ended: its model is"
+                " its own. Take theirs, from their last checkpoint.",
+                self.me.number,
             )
+            return
         if self.rank == 0:
             self.store.set(f"{self._prefix}/closed", "1")
 

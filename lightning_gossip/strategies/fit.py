@@ -185,7 +185,6 @@ class Fit:
 
         Raises:
             SIGTERMException: on a worker that was told to stop too late for the others to hear of it.
-            PeerError: on a worker that the others have gone on without.
         """
         self._own_model = None
         self.changes.end_fit()

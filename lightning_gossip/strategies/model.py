@@ -114,6 +114,11 @@ def layout(named: list[tuple[str, Tensor]]) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
+def fingerprint(model: nn.Module) -> int:
+    """Of the names, shapes, strides and types of all parameters and buffers."""
+    return layout([(name, tensor) for name, tensor in _parameters_and_buffers(model)])
+
+
 def start_equal(model: nn.Module) -> None:
     """Copy rank 0's parameters and buffers, frozen and integer ones too, to all ranks. Collective.
 

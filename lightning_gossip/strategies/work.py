@@ -243,6 +243,11 @@ class FitWork:
             "count": None if self._count is None else self._count.state(Fraction(0)),
         }
 
+    @property
+    def about(self) -> str:
+        """What must be equal on a worker that comes later."""
+        return "its own" if self.batches is None else str({**asdict(self.batches.plan), "seed": 0})
+
     def follow(self, news: dict[str, Any]) -> None:
         """Take batches of the epochs that :meth:`news` tells of.
 
@@ -279,6 +284,7 @@ class FitWork:
         if self.batches is None or self.batches.journal is None:
             return
         finished = [position for worker in members.lost for position in self.batches.journal.read(str(worker))]
+        self.batches.orphans = []  # of an earlier meeting in this hand-out: they are found again
         # the journal of a worker that was only taken for dead may grow: one worker's reading counts
         everyones = gather((self.batches.stepped() + self.batches.unstepped(), finished))
         orphans = self.batches.find_orphans([theirs for theirs, _ in everyones], everyones[0][1])

@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from lightning_gossip.algorithm.liveness import Verdict
-from lightning_gossip.errors import PeerError
+from lightning_gossip.errors import ConfigurationError, GossipError, PeerError
 from lightning_gossip.runtime.board import Board, Worker
 from lightning_gossip.runtime.membership import Membership
 from lightning_gossip.runtime.processes import has_ended, identity
@@ -91,7 +91,7 @@ class Party:
             member.watch.start()
             try:
                 return script(member)
-            except (Died, PeerError) as error:
+            except (Died, GossipError) as error:
                 return error
 
         return run_threads([lambda member=member: guarded(member) for member in self.all], 2 * PATIENCE_S)  # type: ignore[misc]
@@ -260,7 +260,7 @@ def test_who_was_taken_for_dead_is_alone_until_it_is_taken_in_again(party: Calla
             return news, member.gather(member.me), member.rank
         assert len(member.gather(None)) == 2
         thawed.set()
-        while not (waiting := member.gather(member.watch.knocking(numbers))[0]):
+        while not (waiting := member.gather(list(member.watch.knocking(numbers)))[0]):
             taken_in.wait(BEAT_S)
         member.admit(waiting, "news")
         return member.gather(member.me)
@@ -297,7 +297,7 @@ def test_a_new_worker_comes_last_in_the_ranks_and_too_late_is_told_so(party: Cal
             member.join(PATIENCE_S)
             member.gather("here")
             made.die(member)
-        while not (waiting := member.gather(member.watch.knocking(range(3)))[0]):
+        while not (waiting := member.gather(list(member.watch.knocking(range(3))))[0]):
             threading.Event().wait(BEAT_S)
         member.admit(waiting, None)
         both = member.gather("here"), member.gather(None), len(member.members)
@@ -327,11 +327,39 @@ def test_a_worker_that_knocks_while_the_doors_are_closed_is_told_so_at_once(part
     assert time.monotonic() - began_s < PATIENCE_S / 2
 
 
-def test_who_was_left_behind_does_not_end_as_if_nothing_had_happened(party: Callable[..., Party]) -> None:
-    member = party(2).all[1]
+def test_a_worker_that_does_not_fit_or_gives_up_ends_nobody_else(party: Callable[..., Party]) -> None:
+    made = party(2)
+    newcomer = made.add(Worker(2, 1))
+
+    def script(member: Membership) -> Any:
+        member.watch.look_out(range(3))
+        if member is newcomer:
+            member.stay_alone()
+            try:
+                return member.join(PATIENCE_S, "another model")
+            finally:
+                member.watch.failed("ConfigurationError: another model")
+                member.watch.rest()
+        while not (waiting := member.gather(member.watch.knocking(range(3)))[0]):
+            threading.Event().wait(BEAT_S)
+        if member.rank == 0:
+            member.refuse(next(iter(waiting)), f"it is {next(iter(waiting.values()))}")
+        threading.Event().wait(10 * BEAT_S)
+        return member.gather("here")
+
+    results = made.run(script)
+    assert results[:2] == [["here", "here"]] * 2
+    assert isinstance(results[2], ConfigurationError)
+    assert "it is another model" in str(results[2])
+
+
+def test_who_was_left_behind_says_so_at_the_end(party: Callable[..., Party], caplog: pytest.LogCaptureFixture) -> None:
+    made = party(2)
+    member = made.all[1]
     member.stay_alone()
-    with pytest.raises(PeerError, match="was left behind"):
-        member.close_doors()
+    member.close_doors()
+    assert "its model is its own" in caplog.text
+    assert not made.store.check(["p/closed"])
 
 
 def test_the_end_of_a_process_that_rests_is_seen() -> None:
