@@ -218,11 +218,7 @@ def test_a_new_rank_0_writes_on_in_the_metrics_of_the_old_one(tmp_path: Path) ->
 
 def _killed_while_it_logs(folder: str, options: dict[str, Any]) -> dict[str, Any]:
     logger = CSVLogger(folder, name="csv")
-<<<<<<< HEAD
-    logging = {"logger": logger, "log_every_n_steps": 1}
-=======
     logging: dict[str, Any] = {"logger": logger, "log_every_n_steps": 1}
->>>>>>> review7
     return _fit(folder, Killed(0, *HOOKS["inside the epoch"]), trainer_options=logging, **options)
 
 
