@@ -15,7 +15,7 @@ from lightning.pytorch import Callback
 
 from lightning_gossip import ADPSGDStrategy, APSGDStrategy, ConfigurationError, DPSGDStrategy, version
 from lightning_gossip.transport.interface import address_of, bind, listen, restore
-from tests.strategies.launch import free_port, launch, outcomes
+from tests.strategies.launch import launch, outcomes, reserved_port
 from tests.strategies.models import Net, loader, trainer
 
 ROOT = Path(__file__).parents[2]
@@ -60,8 +60,9 @@ def test_an_interface_that_is_none_is_refused() -> None:
 
 
 def test_an_address_that_is_not_the_interfaces_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"look for the store at 192\.0\.2\.77 \(MASTER_ADDR\)\. Set MASTER_ADDR=127"):
-        listen("lo", "192.0.2.77", free_port())
+    refusal = r"look for the store at 192\.0\.2\.77 \(MASTER_ADDR\)\. Set MASTER_ADDR=127"
+    with reserved_port() as port, pytest.raises(ConfigurationError, match=refusal):
+        listen("lo", "192.0.2.77", port)
 
 
 def test_what_gloo_reads_is_put_back() -> None:
