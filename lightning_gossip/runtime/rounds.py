@@ -69,6 +69,8 @@ class Rounds:
                     raise PeerError(reason, phase="watch")
             self._watch.look_at(members)
             said = self._board.read(number, members)
+            if said is None:
+                return None
         except dist.DistError as error:
             raise store_lost() from error
         self._forget(number - 1, me, tidies)

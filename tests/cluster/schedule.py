@@ -44,6 +44,8 @@ class Trouble(NamedTuple):
 def schedule(seed: int, *, workers: int, length_s: float) -> list[Trouble]:
     """Troubles of a run; at least half of the workers are all right at any time, and all are at the end.
 
+    One worker, drawn too, is only slowed down: who comes back needs somebody to be taken in by, however long that takes.
+
     Args:
         seed: of all draws.
         workers: how many there are.
@@ -52,13 +54,15 @@ def schedule(seed: int, *, workers: int, length_s: float) -> list[Trouble]:
     draw = random.Random(seed)
     made: list[Trouble] = []
     at_s = _FIRST_S
+    stays = draw.randrange(workers)
     while True:
         at_s = round(at_s + draw.expovariate(1 / _GAP_S), 3)
         kind = draw.choices(list(KINDS), [weight for weight, _ in KINDS.values()])[0]
         seconds = round(draw.uniform(*KINDS[kind][1]), 3)
         while len(now := [trouble for trouble in made if trouble.until_s > at_s]) >= max(1, workers // 2):
             at_s = min(trouble.until_s for trouble in now)
-        worker = draw.choice([rank for rank in range(workers) if rank not in {trouble.worker for trouble in now}])
+        spared = {trouble.worker for trouble in now} | (set() if kind == "slow" else {stays})
+        worker = draw.choice([rank for rank in range(workers) if rank not in spared])
         if at_s + seconds > length_s:
             return made
         made.append(Trouble(at_s, kind, worker, seconds))

@@ -17,6 +17,7 @@ def test_half_of_the_workers_are_well_at_any_time_and_all_are_at_the_end(seed: i
         assert len(now) <= workers // 2
         assert len({other.worker for other in now}) == len(now)
         assert trouble.until_s <= length_s + 0.01
+    assert len({trouble.worker for trouble in troubles if trouble.kind != "slow"}) < workers
 
 
 def test_a_seed_is_a_schedule_and_another_one_is_another() -> None:
