@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Two at once, in the order of tests/turns.py. One after the other: make test BESIDE=
 BESIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-slow lint bench reproduce clean
+.PHONY: demo test test-slow chaos lint bench reproduce clean
 
 demo: $(STAMP)
 	$(BIN)/python -m recipes.train
@@ -16,6 +16,10 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+chaos: $(STAMP)
+	$(BIN)/python -m tests.cluster.stops
+	$(BIN)/python -m tests.cluster.chaos --seed 1 2 3 --minutes 3
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

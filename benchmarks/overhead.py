@@ -32,7 +32,8 @@ from torch import Tensor
 from torchvision.models import resnet50
 
 from benchmarks.common import against, console, print_table, write_results
-from benchmarks.pair import LOOPBACK, LinkUnavailable, Place, limited_link, run_pair
+from benchmarks.pair import LOOPBACK, Place, limited_link, run_pair
+from lightning_gossip import ConfigurationError
 from lightning_gossip.algorithm.flat import chunk_slices
 from lightning_gossip.algorithm.graphs import complete
 from lightning_gossip.algorithm.partner import PartnerPicker
@@ -41,7 +42,7 @@ from lightning_gossip.runtime.exchange import Exchanger
 from lightning_gossip.runtime.gossip import Gossip
 from lightning_gossip.runtime.rendezvous import Rendezvous
 from lightning_gossip.strategies.model import layout, retention, shared_tensors
-from lightning_gossip.transport.base import Kind, Message
+from lightning_gossip.transport import Kind, Message
 from lightning_gossip.transport.gloo import GlooTransport
 from recipes.commands import cleaning_up_on_sigterm
 
@@ -347,8 +348,8 @@ def main() -> None:
         places = {}
         try:
             places[link] = stack.enter_context(limited_link(LINK_MBIT))
-        except LinkUnavailable as reason:
-            console.print(f"The {link} is left out: {reason}.")
+        except ConfigurationError as reason:
+            console.print(f"The {link} is left out: {reason}")
             results["link_skipped"] = str(reason)
         places["loopback"] = LOOPBACK
         results["boundary"] = report_boundary(places, rounds=10 if arguments.quick else 60)

@@ -1,7 +1,7 @@
 """Decentralized training for PyTorch Lightning. Importing this package makes ``Trainer(strategy="adpsgd")`` known."""
 
 from lightning_gossip.algorithm import AdaptivePeriod, ConstantPeriod, EventTrigger, PostLocal
-from lightning_gossip.errors import ConfigurationError, GossipError, PeerError, ProtocolError
+from lightning_gossip.errors import ConfigurationError, GossipError, NonFiniteError, PeerError, ProtocolError
 from lightning_gossip.strategies import (
     ADPSGDStrategy,
     APSGDStrategy,
@@ -12,10 +12,10 @@ from lightning_gossip.strategies import (
     WorkerReport,
     register,
 )
+from lightning_gossip.version import __version__
 
 register()
 
-__version__ = "0.1.0"
 __all__ = [
     "ADPSGDStrategy",
     "APSGDStrategy",
@@ -26,10 +26,12 @@ __all__ = [
     "EventTrigger",
     "FitReport",
     "GossipError",
+    "NonFiniteError",
     "PeerError",
     "PeriodicAveragingStrategy",
     "PostLocal",
     "ProtocolError",
     "QSGDStrategy",
     "WorkerReport",
+    "__version__",
 ]

@@ -46,6 +46,10 @@ class ProtocolError(GossipError, RuntimeError):
     """Ours: two workers understand the protocol differently. Please report it."""
 
 
+class NonFiniteError(GossipError, ArithmeticError):
+    """The training's: the model of this worker holds NaN or infinity, from its own steps."""
+
+
 def _rebuild_peer_error(
     kind: type[PeerError], message: str, rank: int | None, phase: str | None, seconds: float | None, timed_out: bool
 ) -> PeerError:

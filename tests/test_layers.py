@@ -26,7 +26,7 @@ OUTSIDE = {
     "time": {"transport", "runtime", "callbacks"},
     "lightning": {"strategies", "callbacks"},
     "torch.distributed": {"transport", "runtime", "strategies", "callbacks"},
-    "socket": set(),
+    "socket": {"transport", "runtime"},  # where the store listens, and options of its connections
     "hydra": set(),
     "wandb": {"callbacks"},  # where the user's logger is its own
 }

@@ -76,6 +76,8 @@ class Replica:
         self._changes = VersionCounter()
         self._pulled_version = 0
         self._dirty = False
+        self._replaced = False  # y is not made of x any more
+        self.replacements = 0  # of x, by a model that it was given
         self._copy_in(tensors)
 
     @property
@@ -97,7 +99,12 @@ class Replica:
             The staleness of this update: the number of exchanges merged between the pull of the model that the
             gradient was computed at and this push.
         """
-        if self._dirty:
+        if self._replaced:
+            self.copy_out(tensors)
+            self.merges.zero_()
+            self._dirty = self._replaced = False
+            self.replacements += 1
+        elif self._dirty:
             for place, share in self._fading:
                 self.merges[place] *= share**forward_passes
             self._take_over_and_copy_in(tensors)
@@ -126,6 +133,19 @@ class Replica:
     def copy_out(self, tensors: Sequence[Tensor]) -> None:
         """x ← y, in place."""
         torch._foreach_copy_(list(tensors), self._published_views)
+
+    def replace(self, model: Tensor) -> None:
+        """Begin anew from another model: y ← model, m ← 0; at the next pull x ← y, and the local update until then is lost.
+
+        For a worker whose own model is of no use any more. It can be averaged with at once.
+
+        Args:
+            model: shape (d,).
+        """
+        self.settle().copy_(model)
+        self.merges.zero_()
+        self._replaced, self._dirty = True, False
+        self._changes.changed()
 
     def exchange_done(self) -> None:
         """Count one completed exchange as one change of the published model."""

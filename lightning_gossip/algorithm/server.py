@@ -226,6 +226,16 @@ class ParameterServer:
         self.version += 1
         return staleness
 
+    def refuse(self, rank: int) -> None:
+        """The worker's update is not one (it is not finite): z stays, and the worker is in flight no more.
+
+        Raises:
+            ProtocolError: if the worker holds no model.
+        """
+        if rank not in self._in_flight:
+            raise ProtocolError(f"Rank {rank} pushes an update to a model that it has not pulled.")
+        del self._in_flight[rank]
+
     def leave(self, rank: int) -> None:
         """The worker comes to a rendezvous: neither in flight nor in the queue."""
         self._in_flight.pop(rank, None)

@@ -87,14 +87,19 @@ def check_enough_batches(batches: int, workers: int) -> None:
 def at_least_one_each(pending: Sequence[Batch], workers: int) -> list[Batch]:
     """The batches left over by an interrupted epoch, cut finer if there are fewer of them than workers.
 
-    If there are fewer samples than workers some are repeated, as a DistributedSampler pads.
+    If there are too few samples for all some are repeated, as a DistributedSampler pads. No batch of one sample is made of
+    larger ones: BatchNorm refuses it.
+
+    >>> at_least_one_each([[7, 8, 9]], 2)
+    [[7, 8], [9, 7]]
     """
     if len(pending) >= workers:
         return [list(batch) for batch in pending]
     left = [sample for batch in pending for sample in batch]
     if not left:
         return []
-    left += [left[i % len(left)] for i in range(workers - len(left))]
+    least = min(2, max(map(len, pending)))
+    left += [left[i % len(left)] for i in range(least * workers - len(left))]
     return [part.tolist() for part in np.array_split(np.asarray(left), workers)]
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities import rank_zero_warn
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
@@ -29,7 +31,7 @@ class GossipMonitor(Callback):
     The values are those of ``trainer.strategy.report``, which the strategy fills at each rendezvous, where all workers are
     together anyway. ``time/wall_s`` is logged with the validation metrics too, and where the logger is Weights & Biases,
     they are plotted against it. With a strategy that keeps no report, such as Lightning's DDP,
-    what is known there is logged: steps and time.
+    what is known there is logged: steps and time. A logger that fails here does not end the training; it is told once.
 
     | name | what |
     |---|---|
@@ -37,6 +39,7 @@ class GossipMonitor(Callback):
     | ``gossip/staleness_mean`` | changes of a published model between pull and push of a step, mean over all steps so far |
     | ``gossip/staleness`` | its whole histogram, all workers together (Weights & Biases and TensorBoard only) |
     | ``gossip/exchanges``, ``gossip/bytes_sent`` | sums over the workers so far; an exchange counts at both ends |
+    | ``gossip/refused_nonfinite`` | exchanges (parameter server: updates) refused because a model was not finite |
     | ``gossip/dropped`` | updates that a parameter server threw away as too stale, so far |
     | ``averaging/period``, ``averaging/deviation`` | steps between two averagings, and S_k at the last one |
     | ``averaging/count`` | averagings so far; those of the rendezvous too, where they are adopted |
@@ -59,6 +62,7 @@ class GossipMonitor(Callback):
         self._probe: CurvatureProbe | None = None
         self._before_s = 0.0  # seconds of training in the runs that this one resumes
         self._started_s: float | None = None
+        self._warned: set[int] = set()  # loggers that have failed
 
     @property
     def wall_s(self) -> float:
@@ -80,7 +84,8 @@ class GossipMonitor(Callback):
         if trainer.is_global_zero:
             for logger in trainer.loggers:
                 if isinstance(logger, WandbLogger):
-                    _plot_against_time(logger)
+                    with self._unharmed_by(logger):
+                        _plot_against_time(logger)
 
     @override
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -93,7 +98,8 @@ class GossipMonitor(Callback):
         position = {WALL: self.wall_s, "epoch": trainer.current_epoch}
         step = trainer.fit_loop.epoch_loop._batches_that_stepped
         for logger in trainer.loggers:  # rank 0's write, the others' do nothing
-            logger.log_metrics({**position, **metrics(trainer)}, step=step)
+            with self._unharmed_by(logger):
+                logger.log_metrics({**position, **metrics(trainer)}, step=step)
         histogram = staleness(trainer)
         margin = self._margin(trainer, histogram)
         if margin is not None:
@@ -101,7 +107,21 @@ class GossipMonitor(Callback):
                 logger.log_metrics({MARGIN: margin, **position}, step=step)
         if histogram.count and trainer.is_global_zero:
             for logger in trainer.loggers:
-                log_histogram(logger, "gossip/staleness", histogram.counts(), step=step, beside=position)
+                with self._unharmed_by(logger):
+                    log_histogram(logger, "gossip/staleness", histogram.counts(), step=step, beside=position)
+
+    @contextmanager
+    def _unharmed_by(self, logger: Logger) -> Iterator[None]:
+        """What is logged here is not worth a run: a logger that fails is told once, and tried again in the next epoch."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever a logger may raise
+            if id(logger) not in self._warned:
+                self._warned.add(id(logger))
+                rank_zero_warn(
+                    f"GossipMonitor: {type(logger).__name__} failed ({type(error).__name__}: {error}). Training goes on, and"
+                    " this logger lacks what GossipMonitor would have written; it is tried again in each epoch."
+                )
 
     def _margin(self, trainer: pl.Trainer, histogram: StalenessHistogram) -> float | None:
         """Where the probe has measured: on rank 0."""
@@ -141,7 +161,7 @@ def metrics(trainer: pl.Trainer) -> dict[str, float]:
     exchanges = [w.exchanges for w in workers if w.exchanges is not None]
     if exchanges:
         values["gossip/exchanges"] = sum(exchanges)
-    for name in ("bytes_sent", "dropped"):
+    for name in ("bytes_sent", "dropped", "refused_nonfinite"):
         counts = [getattr(w, name) for w in workers if getattr(w, name) is not None]
         if counts:
             values[f"gossip/{name}"] = sum(counts)

@@ -1,7 +1,8 @@
 """The only place with a thread, a lock and a clock: the gossip, the rendezvous, the shared work."""
 
 from lightning_gossip.runtime.clock import Interval, StepTimer, Timeline, now_s
-from lightning_gossip.runtime.gossip import Gossip, GossipCounters
+from lightning_gossip.runtime.gossip import Gossip
+from lightning_gossip.runtime.health import GossipCounters
 from lightning_gossip.runtime.rendezvous import Agreement, Purpose, Rendezvous
 from lightning_gossip.runtime.work_queue import EpochQueue, Store
 

@@ -62,6 +62,11 @@ class Board:
         """Decide that a worker takes no part in a round, unless it has already."""
         self._write(number, worker, _ABSENT)
 
+    def is_absent(self, number: int, worker: Worker) -> bool:
+        """Whether a worker was marked absent in a round; such a mark is never deleted."""
+        key = self._key(number, worker)
+        return self._store.check([key]) and self._store.get(key) == _ABSENT
+
     def fill(self, number: int, members: Sequence[Worker]) -> bool:
         """Wake those who wait for the round if every member has said its part or is absent."""
         full = self._store.check([self._key(number, worker) for worker in members])
@@ -96,9 +101,11 @@ class Board:
         """Whether every member has said its part or is absent."""
         return self._store.check([self._key(number, worker) for worker in members])
 
-    def read(self, number: int, members: Sequence[Worker]) -> list[bytes | None]:
-        """What each member said in a full round; None if it was absent."""
+    def read(self, number: int, members: Sequence[Worker]) -> list[bytes | None] | None:
+        """What each member said in a full round, None if it was absent; no list if the round has been deleted meanwhile."""
         heads = self._store.multi_get([self._key(number, worker) for worker in members])
+        if not all(heads):  # it waits for the keys, and then asks for them: in between, a network may be gone for long
+            return None
         return [None if head == _ABSENT else self._whole(number, w, head) for w, head in zip(members, heads, strict=True)]
 
     def forget(self, number: int, worker: Worker) -> None:

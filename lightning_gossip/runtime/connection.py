@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
@@ -11,8 +15,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
 from lightning_gossip.errors import ConfigurationError, PeerError
+from lightning_gossip.transport.interface import listen
 
 _NOTHING = "<nothing>"
+_PROBES = 4  # sent to a silent host before the connection is given up
+_FILES = Path("/proc/self/fd")
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -34,7 +41,9 @@ def parse_address(address: str) -> tuple[str, int]:
     return host, port
 
 
-def connect(address: str | None, *, rank: int, timeout_s: float) -> Store:
+def connect(
+    address: str | None, *, rank: int, timeout_s: float, lost_s: float | None = None, interface: str | None = None
+) -> Store:
     """A connection to the store that all workers of the job share.
 
     It lives in torchrun's agent, or at the given address; otherwise in rank 0, which serves it from here on. Nobody waits
@@ -44,15 +53,26 @@ def connect(address: str | None, *, rank: int, timeout_s: float) -> Store:
         address: of the option ``store``; None for the one of the environment (``MASTER_ADDR``, ``MASTER_PORT``).
         rank: of this process when the job was started.
         timeout_s: how long to try, in seconds.
+        interface: on which rank 0's listens; all if None.
+        lost_s: how long its host may be out of reach, in seconds, before calls fail; as long as the kernel likes if None.
     """
     if address is not None:
         host, port, serves = *parse_address(address), False
     else:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
-    return TCPStore(
-        host, port, is_master=serves, wait_for_workers=False, multi_tenant=True, timeout=timedelta(seconds=timeout_s)
+    store = TCPStore(
+        host,
+        port,
+        is_master=serves,
+        wait_for_workers=False,
+        multi_tenant=True,
+        timeout=timedelta(seconds=timeout_s),
+        master_listen_fd=listen(interface, host, port) if serves and interface is not None else None,
     )
+    if lost_s is not None:
+        _end_when_lost(port, lost_s)
+    return store
 
 
 def look_up(store: Store, key: str) -> bytes | None:
@@ -71,8 +91,41 @@ def another(store: Store, *, timeout_s: float | None = None) -> Store:
     """
     if isinstance(store, TCPStore):
         timeout = store.timeout if timeout_s is None else timedelta(seconds=timeout_s)  # type: ignore[attr-defined]
-        return TCPStore(store.host, store.port, is_master=False, wait_for_workers=False, timeout=timeout)
+        second = TCPStore(store.host, store.port, is_master=False, wait_for_workers=False, timeout=timeout)
+        if lost_s := max((_lost_s(end) for end in _connections(store.port)), default=0.0):
+            _end_when_lost(store.port, lost_s)
+        return second
     return store  # in memory or a file: calls are short
+
+
+def _end_when_lost(port: int, lost_s: float) -> None:
+    """Let the kernel end the connections to a store when its host has acknowledged nothing for so long.
+
+    A call waits without a deadline for the store's answer, and in a partition there is none: the kernel would try for a quarter
+    of an hour, and a waiting call, which has nothing to send, would never end. A store that is only busy or frozen stays: its
+    kernel acknowledges.
+    """
+    for end in _connections(port):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+            end.setsockopt(socket.IPPROTO_TCP, option, max(1, round(lost_s / _PROBES)))
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(lost_s * 1000))
+
+
+def _lost_s(end: socket.socket) -> float:
+    return float(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)) / 1000
+
+
+def _connections(port: int) -> Iterator[socket.socket]:
+    """This process's connections to a port, each as long as the caller looks at it; none where the system does not tell."""
+    if not hasattr(socket, "TCP_USER_TIMEOUT") or not _FILES.exists():
+        return
+    for path in list(_FILES.iterdir()):
+        with suppress(OSError):  # closed meanwhile, or not connected
+            if os.readlink(path).startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(path.name))) as end:
+                    if end.getpeername()[1] == port:
+                        yield end
 
 
 class ReportingStore:
@@ -100,8 +153,9 @@ class ReportingStore:
 def store_lost() -> PeerError:
     """What to say when the store does not answer any more."""
     return PeerError(
-        "The store of the job does not answer: the process that holds it has ended. That is rank 0, unless it has an address of"
-        " its own, so rank 0 cannot be survived; start `python -m lightning_gossip.store --port 29400` on a machine that stays"
-        ' and pass store="tcp://<host>:29400", or start with torchrun, whose agent holds the store (docs/survival.md).',
+        "The store of the job does not answer: the process that holds it has ended, or cannot be reached. That is rank 0,"
+        " unless it has an address of its own, so rank 0 cannot be survived; start `python -m lightning_gossip.store"
+        ' --port 29400` on a machine that stays and pass store="tcp://<host>:29400", or start with torchrun, whose agent holds'
+        " the store (docs/survival.md).",
         phase="store",
     )

@@ -1,14 +1,21 @@
-"""One exchange of half-differences between two workers, cut into chunks with several in flight."""
+"""One exchange of half-differences between two workers, cut into chunks with several in flight.
+
+Neither end takes in a chunk whose half-difference is not finite, nor any later chunk of that exchange. One end holds d, the
+other −d, from the same two copies, and they look at the chunks in the same order: so both decide the same, without a word, and
+the sum of all models stays. (A flag in the request could not do it: the model may become NaN between the request and a chunk.)
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from lightning_gossip.algorithm.finite import all_finite
 from lightning_gossip.algorithm.flat import chunk_slices
 from lightning_gossip.algorithm.replica import Replica, half_difference
 from lightning_gossip.transport.base import Pending, Transport
@@ -27,6 +34,21 @@ class PublishedModel(Protocol):
         """See :meth:`lightning_gossip.algorithm.replica.Replica.merge`."""
 
 
+@dataclass
+class Outcome:
+    """What came of an exchange.
+
+    Args:
+        bytes_sent: and as many received.
+        refused: a half-difference was not finite, so neither end took it in, nor what came after it.
+        mine_finite: whether this worker's own copy of that chunk was finite.
+    """
+
+    bytes_sent: int = 0
+    refused: bool = False
+    mine_finite: bool = True
+
+
 class Exchanger:
     """Streams a model through a transport: snapshot a chunk, send it while receiving the peer's, merge; several at once.
 
@@ -38,53 +60,111 @@ class Exchanger:
             held for a millisecond at most.
         depth: chunks in flight. With two, one is on the wire while the other is copied and merged.
         timeout_s: deadline of each chunk; may be changed between two runs.
+        refuse_nonfinite: whether half-differences are looked at; the same on all workers.
     """
 
-    def __init__(self, transport: Transport, *, chunk_bytes: int = 4 << 20, depth: int = 2, timeout_s: float) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        chunk_bytes: int = 4 << 20,
+        depth: int = 2,
+        timeout_s: float,
+        refuse_nonfinite: bool = True,
+    ) -> None:
         self._transport = transport
         self._chunk_bytes = chunk_bytes
         self._depth = depth
         self.timeout_s = timeout_s
+        self._refuses = refuse_nonfinite
         self._buffers: list[tuple[Tensor, Tensor]] = []
 
-    def run(self, peer: int, model: PublishedModel) -> int:
+    def run(self, peer: int, model: PublishedModel) -> Outcome:
         """Average with a peer that runs the same at the same time.
-
-        Returns:
-            Bytes sent (and as many received).
 
         Raises:
             PeerError: when the peer is gone or a chunk's deadline is over. The chunks merged so far stay merged.
         """
+
+        def merge(chunk: slice, mine: Tensor, theirs: Tensor) -> None:
+            difference = half_difference(mine, theirs)
+            if self._refuses and not outcome.refused and not all_finite(difference):
+                outcome.refused, outcome.mine_finite = True, all_finite(mine)
+            if not outcome.refused:
+                model.merge(chunk, difference)
+
+        outcome = Outcome()
+        outcome.bytes_sent = self._stream(peer, model, merge)
+        return outcome
+
+    def give(self, peer: int, model: PublishedModel) -> Outcome:
+        """Give the model to a peer that takes it, and ignore what it sends.
+
+        Raises:
+            PeerError: as :meth:`run`.
+        """
+        return Outcome(self._stream(peer, model, lambda chunk, mine, theirs: None))
+
+    def take(self, peer: int, model: PublishedModel, into: Tensor) -> Outcome:
+        """Take the model of a peer that gives it.
+
+        Args:
+            peer: the rank.
+            model: of this worker, which stays as it is.
+            into: shape (d,).
+
+        Returns:
+            ``refused`` if the peer's is not finite either.
+
+        Raises:
+            PeerError: as :meth:`run`.
+        """
+        outcome = Outcome(mine_finite=False)
+        outcome.bytes_sent = self._stream(peer, model, lambda chunk, mine, theirs: _put(into, chunk, theirs))
+        outcome.refused = not all_finite(into)
+        return outcome
+
+    def release(self) -> None:
+        """Give the buffers back; the next run allocates them again."""
+        self._buffers = []
+
+    def _stream(self, peer: int, model: PublishedModel, arrived: _Arrived) -> int:
+        """Swap all chunks; returns the bytes sent."""
         itemsize = torch.empty((), dtype=model.dtype).element_size()
         chunks = chunk_slices(model.numel, max(1, self._chunk_bytes // itemsize))
         if not chunks:
             return 0
         self._allocate(chunks[0].stop, model.dtype)
         in_flight: deque[tuple[slice, Tensor, Tensor, Pending]] = deque()
+
+        def finish() -> None:
+            chunk, mine, theirs, pending = in_flight.popleft()
+            pending.wait(self.timeout_s)
+            arrived(chunk, mine, theirs)
+
         for number, chunk in enumerate(chunks):
             if len(in_flight) == self._depth:
-                self._finish(model, *in_flight.popleft())
+                finish()
             length = chunk.stop - chunk.start
             mine, theirs = (buffer[:length] for buffer in self._buffers[number % self._depth])
             model.snapshot(chunk, mine)
             in_flight.append((chunk, mine, theirs, self._transport.swap(peer, mine, theirs)))
         while in_flight:
-            self._finish(model, *in_flight.popleft())
+            finish()
         return model.numel * itemsize
-
-    def release(self) -> None:
-        """Give the buffers back; the next run allocates them again."""
-        self._buffers = []
-
-    def _finish(self, model: PublishedModel, chunk: slice, mine: Tensor, theirs: Tensor, pending: Pending) -> None:
-        pending.wait(self.timeout_s)
-        model.merge(chunk, half_difference(mine, theirs))
 
     def _allocate(self, length: int, dtype: torch.dtype) -> None:
         if self._buffers and self._buffers[0][0].numel() >= length and self._buffers[0][0].dtype == dtype:
             return
         self._buffers = [(torch.empty(length, dtype=dtype), torch.empty(length, dtype=dtype)) for _ in range(self._depth)]
+
+
+class _Arrived(Protocol):
+    def __call__(self, chunk: slice, mine: Tensor, theirs: Tensor) -> None: ...
+
+
+def _put(vector: Tensor, chunk: slice, piece: Tensor) -> None:
+    vector[chunk] = piece
 
 
 class LockedReplica:

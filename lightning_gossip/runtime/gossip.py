@@ -23,35 +23,24 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from lightning_gossip.algorithm.pace import backoff_s
 from lightning_gossip.algorithm.partner import PartnerPicker
 from lightning_gossip.algorithm.replica import Replica
-from lightning_gossip.algorithm.staleness import StalenessHistogram
 from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
 from lightning_gossip.runtime.clock import Deadline, Timeline, now_s
-from lightning_gossip.runtime.exchange import Exchanger, LockedReplica
+from lightning_gossip.runtime.exchange import Exchanger
+from lightning_gossip.runtime.health import GossipCounters, Health, OnNonFinite
 from lightning_gossip.runtime.partners import FixedPartners, Partners
 from lightning_gossip.runtime.session import Session
-from lightning_gossip.transport.base import Kind, Message, Transport
+from lightning_gossip.transport.base import Transport
+from lightning_gossip.transport.wire import Kind, Message
 
 log = logging.getLogger(__name__)
 
 _NOBODY_S = 0.25  # before a worker that is alone for the moment looks again
-
-
-@dataclass
-class GossipCounters:
-    """What a worker's gossip has done so far."""
-
-    exchanges: int = 0
-    refused: int = 0
-    bytes_sent: int = 0
-    exchange_s: float = 0.0
-    staleness: StalenessHistogram = field(default_factory=StalenessHistogram)
 
 
 class Gossip:
@@ -66,6 +55,8 @@ class Gossip:
         timeline: where exchanges are recorded.
         chunk_bytes: see :class:`~lightning_gossip.runtime.exchange.Exchanger`.
         counters: to go on with.
+        refuse_nonfinite: whether a model that is not finite is kept out of healthy ones; the same on all workers.
+        on_nonfinite: what this worker does when its own is not; see :mod:`lightning_gossip.runtime.health`.
     """
 
     def __init__(
@@ -78,14 +69,19 @@ class Gossip:
         timeline: Timeline | None = None,
         chunk_bytes: int = 4 << 20,
         counters: GossipCounters | None = None,
+        refuse_nonfinite: bool = True,
+        on_nonfinite: OnNonFinite = "raise",
     ) -> None:
         self.counters = GossipCounters() if counters is None else counters
         self.exchanges_per_step = exchanges_per_step
         self._transport = transport
         self._partners = FixedPartners(picker, timeout_s) if isinstance(picker, PartnerPicker) else picker
         self._timeline = timeline if timeline is not None else Timeline()
-        self._exchanger = Exchanger(transport, chunk_bytes=chunk_bytes, timeout_s=timeout_s)
+        self._exchanger = Exchanger(transport, chunk_bytes=chunk_bytes, timeout_s=timeout_s, refuse_nonfinite=refuse_nonfinite)
         self._model_lock = threading.Lock()
+        self._health = Health(
+            transport.rank, self._exchanger, self._model_lock, on_nonfinite=on_nonfinite, counters=self.counters
+        )
         self._replica: Replica | None = None
         self._layout = 0
         self._session = Session()
@@ -225,14 +221,16 @@ class Gossip:
             elif message.kind is Kind.EXCHANGE:
                 self._answer(peer, message)
             else:
-                raise ProtocolError(f"Rank {peer} sent {message.kind.name} to the inbox.")
+                self._transport.refuse(peer, f"{message.kind.name} is not for a gossip listener")
 
     def _answer(self, peer: int, request: Message) -> None:
         accepted = self._session.begin(request.session)
         same_layout = request.layout == self._layout
+        both_adopt = bool(request.adopts) and self._health.adopts  # nobody has a model to give
+        goes_ahead = accepted and same_layout and not both_adopt
         self._session.note_peer_step(peer, request.step_us * 1e-6)
         try:
-            self._transport.reply(peer, self._message(Kind.ACCEPT if accepted and same_layout else Kind.REFUSE))
+            self._transport.reply(peer, self._message(Kind.ACCEPT if goes_ahead else Kind.REFUSE))
         except BaseException as error:
             if accepted:
                 self._session.end()
@@ -240,11 +238,12 @@ class Gossip:
                 raise
             self._partners.lost(peer, error)
             return
-        if accepted and same_layout:
-            self._exchange(peer)
+        if goes_ahead:
+            self._exchange(peer, gives=bool(request.adopts))
         elif accepted:
             self._session.end()
-            raise self._layout_error(peer)
+            if not same_layout:
+                raise self._layout_error(peer)
 
     def _call(self) -> None:
         refusals = 0
@@ -262,7 +261,7 @@ class Gossip:
                 continue
             self._session.note_peer_step(peer, answer.step_us * 1e-6)
             if answer.kind is Kind.ACCEPT:
-                self._exchange(peer)
+                self._exchange(peer, gives=bool(answer.adopts))
                 refusals = 0
             else:
                 self.counters.refused += 1
@@ -293,17 +292,15 @@ class Gossip:
             self._partners.lost(peer, error)
             return None
 
-    def _exchange(self, peer: int) -> None:
+    def _exchange(self, peer: int, *, gives: bool) -> None:
         """The exchange itself; this worker is busy when it begins and free when it ends."""
         started_s = now_s()
         try:
             self._exchanger.timeout_s = self._partners.deadline_s
-            sent = self._exchanger.run(peer, LockedReplica(self._open_replica(), self._model_lock))
-            with self._model_lock:
-                self._open_replica().exchange_done()
+            outcome = self._health.exchange(peer, self._open_replica(), gives=gives)
             ended_s = now_s()
-            self.counters.exchanges += 1
-            self.counters.bytes_sent += sent
+            self.counters.exchanges += not outcome.refused
+            self.counters.bytes_sent += outcome.bytes_sent
             self.counters.exchange_s += ended_s - started_s
             self._timeline.record("exchange", started_s, ended_s, peer)
             self._partners.took(peer, ended_s - started_s)
@@ -313,7 +310,8 @@ class Gossip:
             self._session.end()
 
     def _message(self, kind: Kind) -> Message:
-        return Message(kind, self._session.number, self._layout, int(self._session.own_step_s * 1e6))
+        step_us = int(self._session.own_step_s * 1e6)
+        return Message(kind, self._session.number, self._layout, step_us, adopts=int(self._health.adopts))
 
     def _layout_error(self, peer: int) -> ConfigurationError:
         return ConfigurationError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -12,9 +13,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from lightning_gossip.algorithm.liveness import Verdict
-from lightning_gossip.errors import GossipError, PeerError
+from lightning_gossip.errors import ConfigurationError, GossipError, PeerError
 from lightning_gossip.runtime.board import Worker
-from lightning_gossip.runtime.clock import now_s
+from lightning_gossip.runtime.clock import Deadline, now_s
 from lightning_gossip.runtime.connection import store_lost
 from lightning_gossip.runtime.rounds import Rounds
 from lightning_gossip.runtime.watch import Watch
@@ -22,6 +23,7 @@ from lightning_gossip.runtime.watch import Watch
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_LOOK_S = 0.1  # between two looks of a worker that waits to be taken in
 _REST_S = 5.0  # for the others to end their Trainer's work
 
 
@@ -207,33 +209,45 @@ class Membership:
             self.store.set(f"{self._prefix}/invited/{worker}", invitation)  # type: ignore[arg-type]  # bytes are fine
         self._make_groups()
 
-    def join(self, timeout_s: float) -> Any:
+    def refuse(self, worker: Worker, reason: str) -> None:
+        """Tell a worker that waits that it will not be taken in."""
+        self.store.set(f"{self._prefix}/invited/{worker}", pickle.dumps(reason))  # type: ignore[arg-type]
+
+    def join(self, timeout_s: float, about: str = "") -> Any:
         """Wait to be taken in, as a member at the end of the ranks.
+
+        Args:
+            timeout_s: how long.
+            about: this worker, for those who decide whether it fits.
 
         Returns:
             The news.
 
         Raises:
             PeerError: if nobody takes this worker in.
+            ConfigurationError: if it does not fit.
         """
         key = f"{self._prefix}/invited/{self.me}"
         try:
-            self.store.set(f"{self._prefix}/knock/{self.me.number}", str(self.me.life))
-            if self.store.check([f"{self._prefix}/closed"]):
-                raise self._closed()
-            self.store.wait([key], timedelta(seconds=timeout_s))
-        except dist.DistNetworkError as error:
+            self.store.set(f"{self._prefix}/knock/{self.me.number}", f"{self.me.life} {about}")
+            deadline, pause = Deadline.after(timeout_s), threading.Event()
+            while not self.store.check([key]):
+                if self.store.check([f"{self._prefix}/closed"]):  # perhaps by somebody who has not heard the knock yet
+                    raise self._closed()
+                self.watch.raise_failure()
+                if deadline.left_s <= 0:
+                    raise PeerError(
+                        f"Rank {self.me.number} came back and was not taken in within {timeout_s:.3g} s. Has the job ended?",
+                        phase="join",
+                        seconds=timeout_s,
+                    )
+                pause.wait(_LOOK_S)
+        except dist.DistError as error:
             raise store_lost() from error
-        except dist.DistStoreError as error:
-            raise PeerError(
-                f"Rank {self.me.number} came back and was not taken in within {timeout_s:.3g} s. Has the job ended?",
-                phase="join",
-                seconds=timeout_s,
-            ) from error
         invitation = pickle.loads(self.store.get(key))
         self.store.delete_key(key)
-        if invitation is None:
-            raise self._closed()
+        if isinstance(invitation, str):
+            raise ConfigurationError(invitation)
         number, self.generation, self.members, self.lost, news = invitation
         self._rounds.begin_at(number)
         self.alone = False
@@ -241,16 +255,20 @@ class Membership:
         self._make_groups()
         return news
 
-    def close_doors(self, numbers: Sequence[int]) -> None:
+    def close_doors(self) -> None:
         """The job ends: nobody is taken in any more. Rank 0 says so.
 
-        Args:
-            numbers: who may be waiting.
+        A worker that was left behind says that its model is its own. It does not fail: the launchers would end the others.
         """
-        if self.rank == 0 and not self.alone:
+        if self.alone:
+            log.error(
+                "Rank %d was left behind (peer_timeout_s) and has not met the others again before its fit ended: its model is"
+                " its own. Take theirs, from their last checkpoint.",
+                self.me.number,
+            )
+            return
+        if self.rank == 0:
             self.store.set(f"{self._prefix}/closed", "1")
-            for worker in self.watch.knocking(numbers):
-                self.store.set(f"{self._prefix}/invited/{worker}", pickle.dumps(None))  # type: ignore[arg-type]
 
     def open_doors(self) -> None:
         """Another fit begins. Rank 0 says so."""

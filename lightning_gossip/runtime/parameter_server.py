@@ -24,13 +24,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from lightning_gossip.algorithm.finite import all_finite
 from lightning_gossip.algorithm.server import ParameterServer
 from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.clock import Deadline
 from lightning_gossip.runtime.server_link import Served, ServerLink, Update, layout_error, to_message
-from lightning_gossip.transport.base import Kind, Message, Transport
+from lightning_gossip.transport.base import Transport
+from lightning_gossip.transport.wire import Kind, Message
 
 log = logging.getLogger(__name__)
+
+_MOST_PASSES = 1_000_000  # forward passes of one update
+_MOST_REQUESTS = 2  # of one peer that wait: it has one at a time
 
 
 class Server(ServerLink):
@@ -40,13 +45,15 @@ class Server(ServerLink):
         transport: to the other workers.
         timeout_s: deadline of a vector.
         turn_timeout_s: deadline of the local worker's turn.
+        refuse_nonfinite: refuse updates that hold NaN or infinities.
 
     Attributes:
         bytes_sent: models sent to other workers.
     """
 
-    def __init__(self, transport: Transport, *, timeout_s: float, turn_timeout_s: float) -> None:
+    def __init__(self, transport: Transport, *, timeout_s: float, turn_timeout_s: float, refuse_nonfinite: bool = True) -> None:
         self.bytes_sent = 0
+        self._refuses = refuse_nonfinite
         self._transport = transport
         self._timeout_s = timeout_s
         self._turn_timeout_s = turn_timeout_s
@@ -56,6 +63,7 @@ class Server(ServerLink):
         self._layout = 0
         self._meeting = -1  # the last session in which a rendezvous was asked for
         self._staleness: dict[int, int | None] = {}  # by rank, of its last update
+        self._refused: set[int] = set()  # ranks whose last update was not finite
         self._stopped = False
         self._failure: BaseException | None = None
         peers = [peer for peer in range(transport.world_size) if peer != transport.rank]
@@ -73,6 +81,7 @@ class Server(ServerLink):
         with self._condition:
             self._session, self._layout, self._server = session, layout, server
             self._staleness.clear()
+            self._refused.clear()
             self._condition.notify_all()
 
     def raise_failure(self) -> None:
@@ -132,26 +141,41 @@ class Server(ServerLink):
     # -- all threads ---------------------------------------------------------------------------------------------------
 
     def _pull(self, rank: int, session: int, out: Tensor, update: Update | None, timeout_s: float | None) -> Served:
+        acceptable = self._acceptable(update)
         with self._condition:
             self._await(lambda: self._session == session, timeout_s)
-            self._push(rank, update, timeout_s)
+            self._push(rank, update, timeout_s, acceptable=acceptable)
             self._open.queue(rank)
             self._await(lambda: self._open.may_pull(rank), timeout_s)
             version = self._open.pull(rank)
             out.copy_(self._open.model)
             self._condition.notify_all()
-            return Served(version, self._staleness.get(rank), self.meeting_called)
+            return Served(version, self._staleness.get(rank), self.meeting_called, rank in self._refused)
 
     def _leave(self, rank: int, update: Update | None, timeout_s: float | None) -> Served:
+        acceptable = self._acceptable(update)
         with self._condition:
-            self._push(rank, update, timeout_s)
+            self._push(rank, update, timeout_s, acceptable=acceptable)
             self._open.leave(rank)
             self._condition.notify_all()
-            return Served(self._open.version, self._staleness.get(rank), self.meeting_called)
+            return Served(self._open.version, self._staleness.get(rank), self.meeting_called, rank in self._refused)
 
-    def _push(self, rank: int, update: Update | None, timeout_s: float | None) -> None:
+    def _acceptable(self, update: Update | None) -> bool:
+        """Read the update, with no lock held."""
+        return update is None or not self._refuses or all_finite(update.vector)
+
+    def _push(self, rank: int, update: Update | None, timeout_s: float | None, *, acceptable: bool) -> None:
         """With the condition held."""
-        if update is not None:
+        self._refused.discard(rank)
+        if update is None:
+            return
+        if not acceptable:
+            log.warning("rank %d: an update of rank %d was refused: it is not finite", self._transport.rank, rank)
+            self._open.refuse(rank)
+            self._staleness[rank] = None
+            self._refused.add(rank)
+            self._condition.notify_all()
+        else:
             self._await(lambda: self._open.may_push(rank), timeout_s)
             self._staleness[rank] = self._open.push(rank, update.vector, forward_passes=update.forward_passes)
             self._condition.notify_all()
@@ -197,10 +221,27 @@ class Server(ServerLink):
                 return
             if message.kind is Kind.FAILED:
                 raise PeerError(f"Rank {peer} has failed; its own log says why.", rank=peer, phase="update")
-            if message.kind is Kind.MEET:
+            reason = self._reason_to_refuse(peer, message)
+            if reason is not None:
+                self._transport.refuse(peer, f"{message.kind.name}: {reason}")
+            elif message.kind is Kind.MEET:
                 self.call_meeting(message.session)
             else:
                 self._inboxes[peer].put(message)
+
+    def _reason_to_refuse(self, peer: int, message: Message) -> str | None:
+        """What is wrong with a message of whose words each may be right."""
+        with self._condition:
+            current = self._session
+        if message.kind is Kind.EXCHANGE:
+            return "it is not for a parameter server"
+        if current >= 0 and not current <= message.session <= current + 1:  # nobody is further ahead
+            return f"session {message.session} while this one is {current}"
+        if message.value > _MOST_PASSES:
+            return f"an update of {message.value} forward passes"
+        if message.kind is not Kind.MEET and self._inboxes[peer].qsize() >= _MOST_REQUESTS:
+            return "its last requests have not been answered yet"
+        return None
 
     def _serve(self, peer: int) -> None:
         received, model = torch.empty(0), torch.empty(0)

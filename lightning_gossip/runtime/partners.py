@@ -16,11 +16,14 @@ from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime.board import Worker
 from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.watch import Watch
+from lightning_gossip.transport.edges import CONNECT_S
 
 log = logging.getLogger(__name__)
 
 _FLOOR_S = 2.0  # an answering process may be stopped by its host for a second; a shorter deadline only loses edges
-_PAUSE_S = (1.0, 30.0)  # after a failure, before the peer is drawn again: doubles from the first to the second
+# after a failure, before the peer is drawn again: doubles from the first to the second. The first is longer than a dead worker
+# takes to be silent (four beats, and one to look), or all its neighbours would wait for a connection with it
+_PAUSE_S = (3.0, 30.0)
 
 
 class Partners(Protocol):
@@ -192,7 +195,7 @@ class ChangingPartners(Partners):
     @property
     @override
     def drain_s(self) -> float:
-        return 2 * self.answer_s  # an answer, and the chunks after it
+        return 2 * self.answer_s + CONNECT_S  # an answer, the chunks after it, and perhaps a connection made before
 
     @property
     @override

@@ -16,8 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gossip.algorithm.flat import chunk_slices
-from lightning_gossip.errors import ConfigurationError, PeerError
+from lightning_gossip.errors import ConfigurationError, NonFiniteError, PeerError
 from lightning_gossip.runtime import membership
+from lightning_gossip.runtime.peers import answering
 
 T = TypeVar("T")
 _CHUNK_NUMEL = 1 << 20  # elements per all-reduce: bounds the extra memory to one chunk
@@ -36,7 +37,8 @@ def gather(mine: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [mine]
     everyones: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyones, mine, group=group)
+    with answering("gathering"):
+        dist.all_gather_object(everyones, mine, group=group)
     return everyones
 
 
@@ -47,7 +49,10 @@ def together(collective: Callable[[], T]) -> T:
         collective: leaves its inputs as they are, if it fails.
     """
     members = membership.current()
-    return collective() if members is None else members.attempt(collective)
+    if members is not None:
+        return members.attempt(collective)
+    with answering("a collective"):
+        return collective()
 
 
 class Purpose(IntEnum):
@@ -130,12 +135,35 @@ class Rendezvous:
         Returns:
             This worker's squared distance ‖x_i − x̄‖² to the mean.
         """
-        world_size = dist.get_world_size()
+        return self._average(flat, dist.get_world_size(), takes_part=True)
 
+    def average_of(self, flat: Tensor, *, takes_part: bool) -> float:
+        """The same over the workers that take part; every worker gets it. At least one must.
+
+        Args:
+            flat: shape (d,), changed in place.
+            takes_part: whether this worker's vector is part of the mean.
+
+        Returns:
+            This worker's squared distance to the mean; of no use where it does not take part.
+
+        Raises:
+            NonFiniteError: on all, if nobody takes part.
+        """
+        count = torch.tensor([float(takes_part)], dtype=torch.float64, device=self._device)
+        dist.all_reduce(count)
+        if not count:
+            raise NonFiniteError("No worker is left whose model is finite.")
+        return self._average(flat, int(count), takes_part=takes_part)
+
+    def _average(self, flat: Tensor, count: int, *, takes_part: bool) -> float:
         def mean(chunk: slice, buffer: Tensor) -> None:
-            buffer.copy_(flat[chunk])
+            if takes_part:
+                buffer.copy_(flat[chunk])
+            else:
+                buffer.zero_()
             dist.all_reduce(buffer)
-            buffer.div_(world_size)
+            buffer.div_(count)
 
         return self._replace(flat, mean)
 
@@ -162,13 +190,14 @@ class Rendezvous:
         """Replace a vector chunk by chunk by what ``fill`` writes; returns ‖old − new‖²."""
         distance = 0.0
         whole = torch.empty(min(flat.numel(), _CHUNK_NUMEL), dtype=flat.dtype, device=self._device)
-        for chunk in chunk_slices(flat.numel(), _CHUNK_NUMEL):
-            piece = flat[chunk]
-            buffer = whole[: piece.numel()]  # one for all: Gloo lets go of a tensor later than it says
-            fill(chunk, buffer)
-            here = buffer.to(flat.device)
-            distance += float(torch.linalg.vector_norm(piece.sub_(here))) ** 2
-            piece.copy_(here)
+        with answering("averaging"):
+            for chunk in chunk_slices(flat.numel(), _CHUNK_NUMEL):
+                piece = flat[chunk]
+                buffer = whole[: piece.numel()]  # one for all: Gloo lets go of a tensor later than it says
+                fill(chunk, buffer)
+                here = buffer.to(flat.device)
+                distance += float(torch.linalg.vector_norm(piece.sub_(here))) ** 2
+                piece.copy_(here)
         return distance
 
     def mean(self, value: float) -> float:

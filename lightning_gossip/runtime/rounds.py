@@ -64,9 +64,13 @@ class Rounds:
                 self._watch.look_at(members, number)
                 reason = self._board.wait(number, self._timeout_s)
                 if not self._board.is_full(number, members):
+                    if self._board.is_absent(number + 1, me):  # all have read this round, and deleted it, and gone on
+                        return None
                     raise PeerError(reason, phase="watch")
             self._watch.look_at(members)
             said = self._board.read(number, members)
+            if said is None:
+                return None
         except dist.DistError as error:
             raise store_lost() from error
         self._forget(number - 1, me, tidies)

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lightning_gossip.errors import ConfigurationError, ProtocolError
-from lightning_gossip.transport.base import Kind, Message, Transport
+from lightning_gossip.transport.base import Transport
+from lightning_gossip.transport.wire import Kind, Message
 
-_DROPPED = -1  # in place of a staleness
+_DROPPED, _REFUSED = -1, -2  # in place of a staleness
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,13 @@ class Served:
         version: updates that the model has seen.
         staleness: of the update that this worker pushed last; None if it was dropped, or if there was none.
         meeting_called: somebody asks for a rendezvous.
+        refused: the update that this worker pushed last was not finite, and the server has not taken it in.
     """
 
     version: int
     staleness: int | None
     meeting_called: bool
+    refused: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,12 +139,13 @@ class RemoteServer(ServerLink):
 def to_message(session: int, served: Served) -> Message:
     """The answer to a worker, without the model."""
     kind = Kind.MEET if served.meeting_called else Kind.ACCEPT
-    staleness = _DROPPED if served.staleness is None else served.staleness
+    staleness = _REFUSED if served.refused else _DROPPED if served.staleness is None else served.staleness
     return Message(kind, session, value=served.version, staleness=staleness)
 
 
 def _served(answer: Message) -> Served:
-    return Served(answer.value, None if answer.staleness == _DROPPED else answer.staleness, answer.kind is Kind.MEET)
+    staleness = None if answer.staleness in (_DROPPED, _REFUSED) else answer.staleness
+    return Served(answer.value, staleness, answer.kind is Kind.MEET, answer.staleness == _REFUSED)
 
 
 def layout_error(rank: int, server: int) -> ConfigurationError:

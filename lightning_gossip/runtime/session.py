@@ -12,6 +12,8 @@ from lightning_gossip.algorithm.pace import Pace
 from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.clock import now_s
 
+_MEETINGS = 8  # at most the sessions that neighbours may be in: this one and the next
+
 
 class Phase(Enum):
     """Of the gossip of one worker."""
@@ -30,7 +32,7 @@ class Session:
         self.failure: BaseException | None = None
         self._phase = Phase.CLOSED
         self._busy = False
-        self._meeting = -2  # the last session in which a rendezvous was asked for
+        self._meetings: set[int] = set()  # this session or the next, if a rendezvous was asked for in it
         self._pace = Pace()
         self._condition = threading.Condition()
 
@@ -46,6 +48,7 @@ class Session:
             if self._phase is not Phase.CLOSED:
                 raise ProtocolError(f"A session cannot open while the gossip is {self._phase.value}.")
             self.number = number
+            self._meetings = {meeting for meeting in self._meetings if meeting >= number}
             self._phase = Phase.OPEN
             self._pace.begin_session()
             self._condition.notify_all()
@@ -103,7 +106,7 @@ class Session:
     @property
     def meeting_called(self) -> bool:
         """Whether somebody has asked for a rendezvous in this session."""
-        return self._meeting == self.number
+        return self.number in self._meetings
 
     # -- the gossip threads ------------------------------------------------------------------------------------------
 
@@ -153,9 +156,10 @@ class Session:
                 self._condition.notify_all()
 
     def note_meeting(self, number: int) -> None:
-        """A rendezvous was asked for in this session, which may not have begun here."""
+        """A rendezvous was asked for in this session, which may not have begun here; one that is over needs none."""
         with self._condition:
-            self._meeting = max(self._meeting, number)
+            if number >= self.number and len(self._meetings) < _MEETINGS:
+                self._meetings.add(number)
 
     def fail(self, error: BaseException) -> None:
         """A gossip thread has ended by this; the first one is kept."""

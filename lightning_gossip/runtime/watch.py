@@ -63,7 +63,7 @@ class Watch:
         }
         self._seen: set[Worker] = set()  # whose value exists
         self._numbers: tuple[int, ...] = ()
-        self._knocking: list[Worker] = []
+        self._knocking: dict[Worker, str] = {}
         self._wake = threading.Condition()
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -108,14 +108,14 @@ class Watch:
         with self._wake:
             self._numbers = tuple(numbers)
 
-    def knocking(self, numbers: Sequence[int]) -> list[Worker]:
-        """Workers that wait to be taken in and are alive, as far as is known."""
+    def knocking(self, numbers: Sequence[int]) -> dict[Worker, str]:
+        """Workers that wait to be taken in and are alive, as far as is known, and what each says about itself."""
         with self._wake:
-            return [
-                worker
-                for worker in self._knocking
+            return {
+                worker: about
+                for worker, about in self._knocking.items()
                 if worker.number in numbers and self._liveness.verdict(worker) is Verdict.ALIVE
-            ]
+            }
 
     def broke(self, worker: Worker) -> None:
         """A connection with a worker has closed."""
@@ -174,15 +174,15 @@ class Watch:
         with self._wake:
             members, number = self._members, self._round
         knocking = self._hear_knocks(members)
-        self._listen([worker for worker in (*members, *knocking) if worker != self.me])
+        self._listen([worker for worker in (*members, *knocking) if worker != self.me], members)
         if number is not None:
             for worker in members:
                 if worker != self.me and self.verdict(worker) is Verdict.DEAD:
                     self._board.mark_absent(number, worker)
             if self._failure is not None:
                 self._board.wake(number, self._failure)
-            else:
-                self._board.fill(number, members)
+            elif not self._board.fill(number, members) and self._board.is_absent(number + 1, self.me):
+                self._board.wake(number, "this worker was left out of the next one")
         with self._wake:
             return not self._stopped
 
@@ -193,18 +193,21 @@ class Watch:
             said = json.dumps(self._said)
         self._store.set(self._key(self.me), said)
 
-    def _hear_knocks(self, members: Sequence[Worker]) -> list[Worker]:
+    def _hear_knocks(self, members: Sequence[Worker]) -> dict[Worker, str]:
+        if not members or members[0] != self.me:
+            return {}  # rank 0 decides
         lives = {worker.number: worker.life for worker in members}
-        knocking = []
+        knocking = {}
         for number in self._numbers:
-            life = look_up(self._store, f"{self._prefix}/knock/{number}")
-            if life is not None and int(life) > lives.get(number, 0):
-                knocking.append(Worker(number, int(life)))
+            knock = look_up(self._store, f"{self._prefix}/knock/{number}")
+            life, _, about = (knock or b"0").decode().partition(" ")
+            if int(life) > lives.get(number, 0):
+                knocking[Worker(number, int(life))] = about
         with self._wake:
             self._knocking = knocking
         return knocking
 
-    def _listen(self, others: Sequence[Worker]) -> None:
+    def _listen(self, others: Sequence[Worker], members: Sequence[Worker]) -> None:
         for worker in others:
             if worker not in self._seen and self._store.check([self._key(worker)]):
                 self._seen.add(worker)
@@ -222,9 +225,11 @@ class Watch:
                     self._suspect(Worker(*broken))
                 for ended in value["ended"]:
                     self._liveness.ended(Worker(*ended))
-                if life > worker.life or (not value["rests"] and has_ended(value["process"])):
+                # one that rests has said all that it had to say, so nobody loses it unless it is waited for
+                if life > worker.life or has_ended(value["process"]):
                     self._liveness.ended(worker)
-                if value["failed"] is not None and self._failure is None:
+                # one that waits to be taken in ends nobody but itself
+                if value["failed"] is not None and self._failure is None and worker in members:
                     self._failure = f"Rank {worker.number} has failed and all end: {value['failed']}. Its own log has the rest."
 
     def _suspect(self, worker: Worker) -> None:

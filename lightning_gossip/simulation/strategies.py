@@ -29,7 +29,25 @@ STRATEGIES: Mapping[str, Callable[..., Strategy]] = MappingProxyType(
 )
 """Name → description. A new strategy is one new file and one row here."""
 
-_ONLY_REAL = frozenset({"exchange_timeout_s", "checkpoint", "start_method", "timeout", "_target_", "_convert_"})
+_ONLY_REAL = frozenset(
+    {
+        "exchange_timeout_s",
+        "checkpoint",
+        "start_method",
+        "timeout",
+        "interface",
+        "refuse_nonfinite",
+        "on_nonfinite",
+        "on_peer_failure",
+        "min_workers",
+        "max_workers",
+        "peer_timeout_s",
+        "joiner_optimizer",
+        "store",
+        "_target_",
+        "_convert_",
+    }
+)
 
 
 def make_strategy(name: str, **options: Any) -> Strategy:
@@ -37,8 +55,8 @@ def make_strategy(name: str, **options: Any) -> Strategy:
 
     Args:
         name: of it.
-        options: as of the Lightning strategy of this name; those that only a real run has (``exchange_timeout_s``,
-            ``checkpoint``, ``start_method``, ``timeout``) are left out.
+        options: as of the Lightning strategy of this name; those that only a real run has (time-outs,
+            checkpoints, launching, survival) are left out.
 
     Raises:
         ConfigurationError: for an unknown name or option, or a value out of its range.

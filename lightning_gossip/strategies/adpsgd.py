@@ -4,33 +4,21 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_gossip.algorithm.graphs import make_topology
 from lightning_gossip.algorithm.partner import PartnerPicker, Roles, resolve_roles
 from lightning_gossip.algorithm.repair import topology_for
-from lightning_gossip.algorithm.replica import Replica
 from lightning_gossip.algorithm.topology import Topology
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline
-from lightning_gossip.runtime.connection import another
-from lightning_gossip.runtime.gossip import Gossip, GossipCounters
-from lightning_gossip.runtime.partners import ChangingPartners
-from lightning_gossip.runtime.rendezvous import Rendezvous, together
-from lightning_gossip.runtime.staging import replica_of
-from lightning_gossip.strategies.algorithm import Algorithm, Step
+from lightning_gossip.runtime.health import OnNonFinite
+from lightning_gossip.strategies.algorithm import Algorithm
 from lightning_gossip.strategies.decentralized import DecentralizedStrategy
-from lightning_gossip.strategies.model import SharedModel
-from lightning_gossip.strategies.options import TopologySpec, check_choice, check_number, topology_of
-from lightning_gossip.strategies.reports import WorkerReport
+from lightning_gossip.strategies.gossiping import GossipAlgorithm
+from lightning_gossip.strategies.options import TopologySpec, check_choice, check_nonfinite, check_number, topology_of
 from lightning_gossip.strategies.survival import JoinerOptimizer, OnPeerFailure, Survival
-from lightning_gossip.transport.base import Transport
-from lightning_gossip.transport.edges import EdgeTransport
-from lightning_gossip.transport.gloo import GlooTransport
-from lightning_gossip.transport.memory import MemoryNetwork
 
-_FOREVER_S = 10 * 365 * 86400.0  # the listener ends by a message, never by a time-out
 _SEED_STRIDE = 1_000_003
 
 
@@ -53,6 +41,11 @@ class ADPSGDStrategy(DecentralizedStrategy):
         max_workers: how many may be in the job when workers come later; as many as it began with, if None.
         peer_timeout_s: silence, in seconds, after which a worker is taken for dead although no connection has closed.
         joiner_optimizer: a worker that comes later begins with a ``"copy"`` of another one's optimizer state, or ``"fresh"``.
+        refuse_nonfinite: keep NaN and infinities out: an exchange that would bring them into a healthy model is refused and
+            counted, and the mean at a rendezvous is never made with one.
+        on_nonfinite: what a worker does whose own model is not finite: ``"raise"`` ends the job with a NonFiniteError;
+            ``"adopt"`` makes it go on from a neighbour's model (at a rendezvous, the mean of the healthy ones) with a fresh
+            optimizer state.
         store: ``"tcp://host:port"``, where the workers meet, if it is to outlive rank 0 (``python -m lightning_gossip.store``).
         options: see :class:`~lightning_gossip.strategies.DecentralizedStrategy`.
 
@@ -78,6 +71,8 @@ class ADPSGDStrategy(DecentralizedStrategy):
         max_workers: int | None = None,
         peer_timeout_s: float = 30.0,
         joiner_optimizer: JoinerOptimizer = "copy",
+        refuse_nonfinite: bool = True,
+        on_nonfinite: OnNonFinite = "raise",
         store: str | None = None,
         **options: Any,
     ) -> None:
@@ -86,6 +81,7 @@ class ADPSGDStrategy(DecentralizedStrategy):
         check_choice("roles", roles, get_args(Roles))
         check_number("exchanges_per_step", exchanges_per_step)
         check_number("exchange_timeout_s", exchange_timeout_s, above=0.0)
+        self.refuse_nonfinite, self.on_nonfinite = check_nonfinite(refuse_nonfinite, on_nonfinite)
         self.topology = topology_of(topology)
         self.roles = roles
         self.exchanges_per_step = exchanges_per_step
@@ -117,162 +113,3 @@ class ADPSGDStrategy(DecentralizedStrategy):
         topology = topology_for(self.topology, numbers, self.workers, self.roles)
         seed = self._seed + _SEED_STRIDE * members.generation  # ranks change, and two of them must not repeat one stream
         return topology, PartnerPicker(topology, members.rank, roles=self.roles, seed=seed)
-
-
-class GossipAlgorithm(Algorithm):
-    """One worker's gossip during one fit.
-
-    Args:
-        strategy: asked for ``exchanges_per_step`` at the beginning of each session.
-        timeline: where exchanges are recorded.
-        timeout_s: the longest deadline of an answer and of each chunk.
-    """
-
-    def __init__(self, strategy: ADPSGDStrategy, timeline: Timeline, timeout_s: float) -> None:
-        self._strategy = strategy
-        self._timeline = timeline
-        self._timeout_s = timeout_s
-        self._gossip: Gossip | None = None
-        self._picker: PartnerPicker | None = None
-        self._partners: ChangingPartners | None = None
-        self._counters = GossipCounters()
-        self._failed = 0
-        self._replica: Replica | None = None
-        self._model = SharedModel(nn.Module())
-        self._session = 0
-        self._restored_picker: dict[str, Any] | None = None
-
-    @override
-    def start(self) -> None:
-        members = self._strategy.members
-        if members is None:
-            _, self._picker = self._picked()
-            transport: Transport = GlooTransport(self._timeout_s)
-            partners: PartnerPicker | ChangingPartners = self._picker
-        else:
-            transport = members.attempt(self._connect)
-            assert self._partners is not None
-            partners = self._partners
-        self._gossip = Gossip(transport, partners, timeout_s=self._timeout_s, timeline=self._timeline, counters=self._counters)
-        self._gossip.start()
-
-    def _picked(self) -> tuple[Topology, PartnerPicker]:
-        topology, picker = self._strategy.picker()
-        if self._restored_picker is not None:
-            picker.load_state_dict(self._restored_picker)
-        return topology, picker
-
-    def _connect(self) -> Transport:
-        """Connect with those who are members now, and draw partners among them. Collective; new keys each time."""
-        members = self._strategy.members
-        assert members is not None
-        topology, self._picker = self._picked()
-        self._session = max(self._session, members.generation << 20)  # the same on all, those included that have just come
-        self._partners = ChangingPartners(
-            members.watch,
-            members.members,
-            topology,
-            roles=self._strategy.roles,
-            picker=self._picker,
-            ceiling_s=self._timeout_s,
-        )
-        if len(members.members) == 1:
-            return MemoryNetwork(1).transport(0)
-        transport = EdgeTransport(
-            members.store,
-            another(members.store, timeout_s=_FOREVER_S),
-            another(members.store),
-            f"lightning_gossip/gossip/{members.generation}/{members.round}",
-            rank=members.rank,
-            world_size=len(members.members),
-            timeout_s=self._timeout_s,
-        )
-        transport.make_edges(self._picker.neighbours)
-        return transport
-
-    @override
-    def follow_members(self) -> None:
-        if self._gossip is not None:
-            self._gossip.close(together=True)
-        if self._partners is not None:
-            self._failed += self._partners.dropped
-        self._restored_picker = None  # of the ranks before
-        self.start()
-
-    @override
-    def open(self, model: nn.Module) -> None:
-        before, self._model = self._model.layout, SharedModel(model)
-        if self._replica is None or self._model.layout != before:
-            self._replica = replica_of(self._model.tensors, retention=self._model.retention)
-        else:
-            self._replica.push_pull(self._model.tensors)
-        self._session += 1
-        self._running.exchanges_per_step = self._strategy.exchanges_per_step
-        self._running.open(self._replica, session=self._session, layout=self._model.layout)
-
-    @override
-    def step(self, step: Step) -> None:
-        self._running.step(self._model.tensors, step_s=step.seconds, forward_passes=step.forward_passes)
-
-    @override
-    def settle(self) -> None:
-        self._running.drain(self._model.tensors)
-
-    @override
-    def average(self, meeting: Rendezvous) -> float:
-        replica = self._replica
-        assert replica is not None
-        begun = False
-
-        def average() -> float:
-            nonlocal begun
-            if begun:  # a worker died in the middle: y is half averaged, and x still is what it was
-                replica.push_pull(self._model.tensors, forward_passes=0)
-            begun = True
-            return meeting.average(replica.settle())
-
-        distance = together(average)
-        replica.copy_out(self._model.tensors)
-        return distance + self._model.average_unfrozen(meeting)
-
-    @override
-    def close(self, *, together: bool) -> None:
-        if self._gossip is not None:
-            self._gossip.close(together=together)
-
-    @override
-    def shared(self) -> list[Tensor]:
-        return self._model.tensors
-
-    @override
-    def call_meeting(self) -> None:
-        self._running.call_meeting()
-
-    @override
-    def meeting_called(self) -> bool:
-        return self._running.meeting_called
-
-    @override
-    def complete(self, report: WorkerReport) -> None:
-        counters = self._running.counters
-        report.exchanges = counters.exchanges
-        report.refused = counters.refused
-        report.bytes_sent = counters.bytes_sent
-        report.failed = self._failed + (self._partners.dropped if self._partners is not None else 0)
-        report.describe_staleness(counters.staleness)
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        assert self._picker is not None
-        picker = self._picker if self._partners is None else self._partners.picker
-        return {"picker": picker.state_dict(), "staleness": self._counters.staleness.state_dict()}
-
-    @override
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._restored_picker = state["picker"]
-        self._counters.staleness.load_state_dict(state["staleness"])
-
-    @property
-    def _running(self) -> Gossip:
-        assert self._gossip is not None, "start() comes first"
-        return self._gossip

@@ -16,16 +16,19 @@ from lightning_gossip.algorithm.server import EventTrigger, OnStale, ParameterSe
 from lightning_gossip.algorithm.staleness import StalenessHistogram
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime.clock import Timeline, now_s
+from lightning_gossip.runtime.health import OnNonFinite
 from lightning_gossip.runtime.parameter_server import Server
 from lightning_gossip.runtime.rendezvous import Rendezvous
 from lightning_gossip.runtime.server_link import RemoteServer, Served, ServerLink, Update
 from lightning_gossip.strategies.algorithm import Algorithm, Step
 from lightning_gossip.strategies.decentralized import DecentralizedStrategy
 from lightning_gossip.strategies.model import SharedModel
-from lightning_gossip.strategies.options import check_number
+from lightning_gossip.strategies.nonfinite import error_of
+from lightning_gossip.strategies.optimizer_state import OptimizerStates
+from lightning_gossip.strategies.options import check_nonfinite, check_number
 from lightning_gossip.strategies.reports import WorkerReport
-from lightning_gossip.transport.base import Kind, Message
 from lightning_gossip.transport.gloo import GlooTransport
+from lightning_gossip.transport.wire import Kind, Message
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +47,9 @@ class APSGDStrategy(DecentralizedStrategy):
             :class:`~lightning_gossip.algorithm.EventTrigger`, or its arguments as a mapping; None to send after every step.
         scale: of an update that the server adds; None for 1/n, with which a worker takes the learning rate of the global batch.
         exchange_timeout_s: deadline, in seconds, of a model or an update on its way.
+        refuse_nonfinite: the server refuses and counts updates that hold NaN or infinities.
+        on_nonfinite: what the worker does whose update was refused: ``"raise"`` ends the job with a NonFiniteError; ``"adopt"``
+            makes it go on from the server's model with a fresh optimizer state.
         options: see :class:`~lightning_gossip.strategies.DecentralizedStrategy`. ``at_rendezvous`` makes no difference:
             there is one model.
 
@@ -64,9 +70,12 @@ class APSGDStrategy(DecentralizedStrategy):
         event_trigger: float | EventTrigger | Mapping[str, Any] | None = None,
         scale: float | None = None,
         exchange_timeout_s: float = 120.0,
+        refuse_nonfinite: bool = True,
+        on_nonfinite: OnNonFinite = "raise",
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        self.refuse_nonfinite, self.on_nonfinite = check_nonfinite(refuse_nonfinite, on_nonfinite)
         self.fit_options = replace(self.fit_options, at_rendezvous="adopt")  # a worker's own model is the server's, of late
         check_number("exchange_timeout_s", exchange_timeout_s, above=0.0)
         if not isinstance(server_rank, int) or isinstance(server_rank, bool) or server_rank < 0:
@@ -100,6 +109,9 @@ class ServerWorker(Algorithm):
 
     def __init__(self, strategy: APSGDStrategy, timeline: Timeline, timeout_s: float) -> None:
         self._options = strategy.server_options
+        self._refuses, self._on_nonfinite = strategy.refuse_nonfinite, strategy.on_nonfinite
+        self._strategy = strategy
+        self._refused_nonfinite = 0
         self._trigger = strategy.event_trigger
         self._rank = strategy.server_rank
         self._workers = strategy.workers
@@ -132,7 +144,9 @@ class ServerWorker(Algorithm):
     def start(self) -> None:
         self._transport = GlooTransport(self._timeout_s)
         if self._transport.rank == self._rank:
-            self._link = self._server = Server(self._transport, timeout_s=self._timeout_s, turn_timeout_s=self._turn_s)
+            self._link = self._server = Server(
+                self._transport, timeout_s=self._timeout_s, turn_timeout_s=self._turn_s, refuse_nonfinite=self._refuses
+            )
             self._server.start()
         else:
             self._link = RemoteServer(self._transport, self._rank, timeout_s=self._timeout_s, turn_timeout_s=self._turn_s)
@@ -215,6 +229,8 @@ class ServerWorker(Algorithm):
         report.exchanges = self._pushes
         report.bytes_sent = self._connected.bytes_sent
         report.dropped = self._dropped
+        report.refused_nonfinite = self._refused_nonfinite
+        report.adopted = self._refused_nonfinite if self._on_nonfinite == "adopt" else 0
         report.describe_staleness(self._staleness)
 
     @override
@@ -263,7 +279,12 @@ class ServerWorker(Algorithm):
         self._meeting_called = self._meeting_called or served.meeting_called
         if pushed is None:
             return
-        if served.staleness is None:
+        if served.refused:
+            self._refused_nonfinite += 1
+            if self._on_nonfinite == "raise":
+                raise error_of(self._strategy.global_rank, self._model.names, self._model.tensors)
+            OptimizerStates(self._strategy.optimizers).reset()
+        elif served.staleness is None:
             self._dropped += 1
         else:
             self._staleness.record(served.staleness)

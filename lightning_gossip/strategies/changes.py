@@ -6,12 +6,13 @@ from typing import Any
 
 import lightning.pytorch as pl
 
+from lightning_gossip.runtime.board import Worker
 from lightning_gossip.runtime.membership import Membership
 from lightning_gossip.runtime.rendezvous import gather
-from lightning_gossip.strategies import joining
+from lightning_gossip.strategies import joining, loggers
 from lightning_gossip.strategies.account import Account
 from lightning_gossip.strategies.algorithm import Algorithm
-from lightning_gossip.strategies.model import start_equal
+from lightning_gossip.strategies.model import fingerprint, start_equal
 from lightning_gossip.strategies.survival import Survival
 from lightning_gossip.strategies.work import FitWork
 
@@ -35,6 +36,8 @@ class Changes:
     def note(self) -> None:
         """Ranks are others than before; what depends on them follows where nothing is under way."""
         self._due = True
+        if self._trainer.is_global_zero:
+            loggers.take_over(self._trainer)
 
     def begin_fit(self) -> None:
         """Look out for those who come later, or be taken in as one."""
@@ -88,21 +91,43 @@ class Changes:
             algorithm.follow_members()
         return True
 
+    def raise_failure(self) -> None:
+        """Raise if another worker has failed or the store is gone: an epoch is too long to wait for its end."""
+        if self._members is not None:
+            self._members.watch.raise_failure()
+
     def end_fit(self) -> None:
         """Nobody is taken in any more."""
         if self._members is not None:
-            self._members.close_doors(self._numbers)
+            self._members.close_doors()
 
     def _admit(self, members: Membership) -> None:
         free = self._survival.most(self._trainer.strategy.workers) - len(members.members)  # type: ignore[attr-defined]
-        waiting = members.watch.knocking(self._numbers)
-        joiners = gather(waiting)[0][: max(0, free)]
+        joiners = gather(self._welcome(members))[0][: max(0, free)]
         if joiners:
             members.admit(joiners, members.broadcast(joining.tell(self._trainer, self._work, steps=self._account.steps)))
             self._share_state(receives=False)
 
+    def _welcome(self, members: Membership) -> list[Worker]:
+        """Who waits and fits; rank 0, whose word counts, tells the others why not, since in the job they would end it."""
+        fit = []
+        for worker, theirs in members.watch.knocking(self._numbers).items():
+            if theirs == self._about:
+                fit.append(worker)
+            elif members.rank == 0:
+                members.refuse(
+                    worker,
+                    f"Rank {worker.number} came later with another model, data or batches ({theirs}) than the others"
+                    f" ({self._about}), who go on without it. Start it with the same command.",
+                )
+        return fit
+
+    @property
+    def _about(self) -> str:
+        return f"model {fingerprint(self._trainer.lightning_module):x}, data {self._work.about}"
+
     def _join(self, members: Membership, *, ready: int) -> None:
-        news = members.join(members.timeout_s)
+        news = members.join(members.timeout_s, self._about)
         joining.follow(news, self._trainer, self._work, ready=ready)
         self._account.steps = news.steps
         self._due = True

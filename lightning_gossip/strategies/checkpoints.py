@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gossip.runtime.rendezvous import gather, together
+from lightning_gossip.strategies.files import save, write_whole
 from lightning_gossip.strategies.optimizer_state import is_averaged
 
 KEY = "lightning_gossip"  # of our part of the checkpoint
@@ -91,11 +92,7 @@ def replica_path(checkpoint: str | os.PathLike[str], rank: int) -> Path:
 
 def save_replica(checkpoint: str | os.PathLike[str], rank: int, state: dict[str, Any]) -> None:
     """Write one worker's own state; whole or not at all."""
-    path = replica_path(checkpoint, rank)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    torch.save(state, partial)
-    os.replace(partial, path)
+    write_whole(replica_path(checkpoint, rank), lambda file: save(state, file))
 
 
 def load_replica(checkpoint: str | os.PathLike[str], rank: int) -> dict[str, Any] | None:

@@ -25,6 +25,7 @@ from typing_extensions import override
 
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline
+from lightning_gossip.runtime.peers import answering
 from lightning_gossip.runtime.rendezvous import Purpose, gather, together
 from lightning_gossip.strategies import checkpoints
 from lightning_gossip.strategies.algorithm import Algorithm
@@ -209,13 +210,17 @@ class DecentralizedStrategy(WorkerProcesses):
             if self.members is not None:
                 gather(None)
             else:
-                super().barrier(*args, **kwargs)
+                with answering("a barrier"):
+                    super().barrier(*args, **kwargs)
 
     @override
     def broadcast(self, obj: TBroadcast, src: int = 0) -> TBroadcast:
         if not self._all_are_here("a broadcast (trainer.log_dir makes one)"):
             return obj
-        return super().broadcast(obj, src) if self.members is None else self.members.broadcast(obj, src)
+        if self.members is not None:
+            return self.members.broadcast(obj, src)
+        with answering("a broadcast"):
+            return super().broadcast(obj, src)
 
     @override
     def reduce(self, tensor: Tensor, group: Any | None = None, reduce_op: ReduceOp | str | None = "mean") -> Tensor:

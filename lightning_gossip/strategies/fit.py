@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import uuid
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from lightning.fabric.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
+from lightning_gossip.algorithm.finite import all_finite
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline, now_s
 from lightning_gossip.runtime.rendezvous import Agreement, Purpose, Rendezvous, gather
@@ -117,6 +119,7 @@ class Fit:
     def after_batch(self) -> None:
         """The batch has been trained on: push and pull, and go to the rendezvous if it is time."""
         self._in_step = False
+        self.changes.raise_failure()
         self.work.end_batch()
         if not self.in_session:
             return  # a checkpoint saved inside the step has ended the session; the next batch opens one
@@ -268,8 +271,19 @@ class Fit:
         if self._options.at_rendezvous == "evaluate":
             self._own_model = [tensor.detach().clone() for tensor in algorithm.shared()]
         self.account.own.distance = algorithm.average(self._meeting)
+        if not math.isfinite(self.account.own.distance):
+            self._warn_of_mean(algorithm)
+        if self._own_model is not None and not all(all_finite(tensor) for tensor in self._own_model):
+            self._own_model = None  # it goes on from the mean
         self.account.report.consensus_distance = self._meeting.mean(self.account.own.distance)
         return agreement
+
+    def _warn_of_mean(self, algorithm: Algorithm) -> None:
+        if not all(all_finite(tensor) for tensor in algorithm.shared()):
+            rank_zero_warn(
+                "The mean of all workers' models is not finite: some worker's model holds NaN or infinity, and now all do. Look"
+                " for a learning rate that is too high or a bad sample; EarlyStopping(check_finite=True) ends such a run."
+            )
 
     def _stop(self) -> None:
         if self.stop_requested and self._algorithm is not None:

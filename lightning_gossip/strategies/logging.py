@@ -17,6 +17,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Result
 from torchmetrics import Metric
 from typing_extensions import override
 
+from lightning_gossip.runtime.peers import answering
 from lightning_gossip.runtime.rendezvous import gather
 from lightning_gossip.strategies.survival import survive_in
 
@@ -77,6 +78,16 @@ def _reduced(metric: _ResultMetric, states: list[tuple[float, float]]) -> float:
     return max(values) if metric.meta.is_max_reduction else min(values)
 
 
+def _reporting(synchronize: Callable[..., None]) -> Callable[..., None]:
+    """The same; a worker that is gone is a PeerError."""
+
+    def sync(*args: Any, **kwargs: Any) -> None:
+        with answering("synchronizing a metric"):
+            synchronize(*args, **kwargs)
+
+    return sync
+
+
 class LocalMetrics:
     """Keeps torchmetrics that are computed in the middle of an epoch from synchronising.
 
@@ -100,6 +111,8 @@ class LocalMetrics:
                 self._set(module, "compute_with_cache", False)
                 if survives:
                     survive_in(module, self._set)
+                else:
+                    self._set(module, "sync", _reporting(module.sync))
 
     def _set(self, metric: Metric, name: str, value: Any) -> None:
         self._changed.append((metric, name, getattr(metric, name)))

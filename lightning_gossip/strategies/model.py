@@ -18,12 +18,14 @@ from lightning_gossip.runtime.rendezvous import Rendezvous, gather, together
 def shared_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     """What is averaged: parameters that require a gradient, and floating-point buffers. Tied weights appear once.
 
-    Frozen parameters do not change, integer buffers are counts. A complex tensor is given as a real view.
+    Frozen parameters do not change, integer buffers are counts, and buffers with infinities are constants (attention masks): of
+    none of them there is a mean. A complex tensor is given as a real view.
     """
+    statistics = {id(buffer) for module in model.modules() if isinstance(module, _NormBase) for buffer in module.buffers()}
     named: list[tuple[str, Tensor]] = [
         (name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
     ]
-    named += [(name, buffer) for name, buffer in model.named_buffers() if _is_averaged(buffer)]
+    named += [(name, buffer) for name, buffer in model.named_buffers() if _is_averaged(buffer, id(buffer) in statistics)]
     return [(name, torch.view_as_real(t.detach()) if t.is_complex() else t) for name, t in named]
 
 
@@ -112,6 +114,11 @@ def layout(named: list[tuple[str, Tensor]]) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
+def fingerprint(model: nn.Module) -> int:
+    """Of the names, shapes, strides and types of all parameters and buffers."""
+    return layout([(name, tensor) for name, tensor in _parameters_and_buffers(model)])
+
+
 def start_equal(model: nn.Module) -> None:
     """Copy rank 0's parameters and buffers, frozen and integer ones too, to all ranks. Collective.
 
@@ -141,8 +148,9 @@ def start_equal(model: nn.Module) -> None:
     together(copy)
 
 
-def _is_averaged(buffer: Tensor) -> bool:
-    return buffer.is_floating_point() or buffer.is_complex()
+def _is_averaged(buffer: Tensor, is_statistic: bool) -> bool:
+    # a running statistic that is not finite is the mark of a broken model, and must be seen
+    return (buffer.is_floating_point() or buffer.is_complex()) and (is_statistic or not bool(torch.isinf(buffer).any()))
 
 
 def _parameters_and_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -12,6 +12,7 @@ from lightning_gossip.algorithm.checks import is_finite
 from lightning_gossip.algorithm.graphs import make_topology
 from lightning_gossip.algorithm.topology import Topology
 from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.runtime.health import OnNonFinite
 
 WorkSharing = Literal["auto"] | bool
 AtRendezvous = Literal["adopt", "evaluate"]
@@ -69,6 +70,19 @@ def check_number(name: str, value: object, *, at_least: float = 0.0, above: floa
     bound = f"above {above:g}" if above is not None else f"of at least {at_least:g}"
     if not is_finite(value) or not (value > above if above is not None else value >= at_least):  # type: ignore[operator]
         raise ConfigurationError(f"{name}={value!r} is not a number {bound}.")
+
+
+def check_nonfinite(refuses: bool, reaction: OnNonFinite) -> tuple[bool, OnNonFinite]:
+    """The options ``refuse_nonfinite`` and ``on_nonfinite``.
+
+    Raises:
+        ConfigurationError: if one of them is unknown, or they do not fit together.
+    """
+    check_choice("refuse_nonfinite", refuses, (True, False))
+    check_choice("on_nonfinite", reaction, get_args(OnNonFinite))
+    if reaction == "adopt" and not refuses:
+        raise ConfigurationError("on_nonfinite='adopt' needs refuse_nonfinite=True: without it nothing is looked at.")
+    return refuses, reaction
 
 
 def refuse_unknown(owner: type, unknown: Mapping[str, Any]) -> None:

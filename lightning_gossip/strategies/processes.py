@@ -11,24 +11,31 @@ from typing import Any, get_args
 
 import lightning.pytorch as pl
 import torch
+import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import DDPStrategy
+from torch._C._distributed_c10d import Store
 from torch.nn import Module
 from typing_extensions import override
 
+from lightning_gossip import version
 from lightning_gossip.runtime import membership
+from lightning_gossip.runtime.connection import connect
 from lightning_gossip.runtime.default_group import make_default_group
 from lightning_gossip.runtime.membership import Membership
+from lightning_gossip.runtime.rendezvous import gather
 from lightning_gossip.strategies import survival
+from lightning_gossip.strategies.files import WholeFiles
 from lightning_gossip.strategies.launchers import CheckedMultiProcessingLauncher, CheckedSubprocessLauncher
 from lightning_gossip.strategies.model import start_equal
 from lightning_gossip.strategies.options import StartMethod, check_choice, refuse_unknown
 from lightning_gossip.strategies.preflight import check_model, check_plugins, check_trainer
 from lightning_gossip.strategies.survival import Survival
+from lightning_gossip.transport import interface
 
 _DEFAULT_TIMEOUT_S = 1800.0  # of torch's process groups
 
@@ -39,6 +46,8 @@ class WorkerProcesses(DDPStrategy):
     Args:
         start_method: how Lightning starts the workers: ``"popen"``, ``"spawn"``, ``"fork"`` or ``"forkserver"``.
         process_group_backend, timeout: of the default process group, as for DDP. ``timeout`` bounds the wait at a rendezvous.
+        interface: network interface, as ``"eth0"``, on which this job's sockets listen, and no other; None leaves that to torch
+            (docs/security.md).
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as for every Lightning strategy.
 
     Raises:
@@ -53,6 +62,7 @@ class WorkerProcesses(DDPStrategy):
         start_method: StartMethod = "popen",
         process_group_backend: str | None = None,
         timeout: timedelta | None = timedelta(minutes=30),
+        interface: str | None = None,
         accelerator: Accelerator | None = None,
         parallel_devices: list[torch.device] | None = None,
         cluster_environment: ClusterEnvironment | None = None,
@@ -78,7 +88,20 @@ class WorkerProcesses(DDPStrategy):
             timeout=timeout,
             start_method=start_method,
         )
+        self.interface = interface
+        self._environment: dict[str, str | None] = {}
         self._members: Membership | None = None
+
+    @property
+    @override
+    def checkpoint_io(self) -> CheckpointIO:
+        if self._checkpoint_io is None:
+            self._checkpoint_io = WholeFiles()
+        return super().checkpoint_io
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: CheckpointIO) -> None:
+        self._checkpoint_io = io
 
     def __repr__(self) -> str:
         # Fabric and pytorch_lightning print this when they refuse the object
@@ -165,14 +188,28 @@ class WorkerProcesses(DDPStrategy):
 
     @override
     def setup_distributed(self) -> None:
+        if self.interface is not None and self.workers > 1:
+            self._environment = self._environment or interface.bind(self.interface)
         if self.workers > 1 and self.survival.survives:
             self._meet()
         elif self.workers > 1:
             membership.set_current(None)  # of a Trainer before this one
+            served = self._serve_store()
             super().setup_distributed()
+            del served  # now torch's own connection keeps the server
         else:  # plain training: no group
             reset_seed()
             self.set_world_ranks()
+        if self.workers > 1:
+            version.check(gather(version.mine()))
+
+    def _serve_store(self) -> Store | None:
+        """Begin to serve the store on one interface: torch, which would on all, takes one that this process serves already."""
+        environment = self.cluster_environment
+        if self.interface is None or dist.is_initialized() or environment is None or environment.global_rank() != 0:
+            return None
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
+        return connect(None, rank=0, timeout_s=self.timeout_s, interface=self.interface)  # torchrun's agent has its own
 
     def _meet(self) -> None:
         reset_seed()
@@ -192,6 +229,7 @@ class WorkerProcesses(DDPStrategy):
                 device=None if self.root_device.type == "cpu" else self.root_device,
             ),
             timeout_s=self.timeout_s,
+            interface=self.interface,
         )
         members.changed[:] = [self.members_changed]
         self.members_changed()
@@ -206,6 +244,8 @@ class WorkerProcesses(DDPStrategy):
         members = self.members
         if members is not None:
             members.rest()
+        interface.restore(self._environment)
+        self._environment = {}
         super().teardown()
 
     @override

@@ -21,6 +21,9 @@ class WorkerReport:
         exchanges: completed exchanges, started or answered.
         refused: requests of its own that a busy worker refused.
         failed: exchanges, begun or asked for, that ended with the partner's failure.
+        refused_nonfinite: exchanges refused because the partner's model was not finite; with a parameter server, its own
+            updates that the server refused because they were not.
+        adopted: times that its own model was not finite and it went on from another one.
         bytes_sent: payload of its exchanges.
         staleness_mean, staleness_p95, staleness_max: changes of its published model (of the server's, with a parameter server)
             between pull and push of a step.
@@ -44,6 +47,8 @@ class WorkerReport:
     exchanges: int | None = None
     refused: int | None = None
     failed: int | None = None
+    refused_nonfinite: int | None = None
+    adopted: int | None = None
     bytes_sent: int | None = None
     staleness_mean: float | None = None
     staleness_p95: float | None = None

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from torch._C._distributed_c10d import Store, TCPStore
 from torchmetrics import Metric
 
+from lightning_gossip import version
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime import membership
 from lightning_gossip.runtime.board import Worker
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 OnPeerFailure = Literal["continue", "raise"]
 JoinerOptimizer = Literal["copy", "fresh"]
 _PREFIX = "lightning_gossip/members"
+_LOST = 4.0  # times peer_timeout_s: a worker whose network comes back sooner is taken in again, one that waits longer ends
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,13 @@ class Survival:
 
 
 def begin(
-    survival: Survival, *, number: int, workers: int, make_group: Callable[[Store, int, int], None], timeout_s: float
+    survival: Survival,
+    *,
+    number: int,
+    workers: int,
+    make_group: Callable[[Store, int, int], None],
+    timeout_s: float,
+    interface: str | None = None,
 ) -> Membership:
     """Meet the other workers of the job and make the default group, or prepare to be taken in if they have begun.
 
@@ -79,9 +87,10 @@ def begin(
         workers: how many were started together.
         make_group: makes the default process group.
         timeout_s: how long to wait for them.
+        interface: on which a store that this process serves listens.
 
     Raises:
-        ConfigurationError: if there may not be so many.
+        ConfigurationError: if there may not be so many, or this one comes later and is of another version.
 
     Returns:
         The membership; ``alone`` if this worker has to be taken in by :meth:`Membership.join`.
@@ -96,10 +105,19 @@ def begin(
             f"This worker was started as rank {number} of a job that began with {workers} workers, and"
             f" max_workers={survival.max_workers}. Pass a max_workers of at least {number + 1} to all workers."
         )
-    store = connect(survival.store, rank=number, timeout_s=timeout_s)
+    store = connect(
+        survival.store,
+        rank=number,
+        timeout_s=timeout_s,
+        lost_s=_LOST * survival.peer_timeout_s,
+        interface=interface,
+    )
     prefix = f"{_PREFIX}/{_job()}"
     me = Worker(number, store.add(f"{prefix}/life/{number}", 1))
     late = number >= workers or me.life > 1 or store.check([f"{prefix}/begun"])
+    theirs = store.compare_set(f"{prefix}/version", "", version.mine()).decode()
+    if late:
+        version.check([theirs, version.mine()])
     watch = Watch(another(store), prefix, me, dead_s=survival.peer_timeout_s)
     members = [me] if late else [Worker(rank, 1) for rank in range(workers)]
     made = Membership(

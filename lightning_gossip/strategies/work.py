@@ -16,6 +16,8 @@ from typing import Any, cast
 import lightning.pytorch as pl
 import torch.distributed as dist
 from lightning.fabric.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
+from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.data import _extract_batch_size
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -241,6 +243,11 @@ class FitWork:
             "count": None if self._count is None else self._count.state(Fraction(0)),
         }
 
+    @property
+    def about(self) -> str:
+        """What must be equal on a worker that comes later."""
+        return "its own" if self.batches is None else str({**asdict(self.batches.plan), "seed": 0})
+
     def follow(self, news: dict[str, Any]) -> None:
         """Take batches of the epochs that :meth:`news` tells of.
 
@@ -277,6 +284,7 @@ class FitWork:
         if self.batches is None or self.batches.journal is None:
             return
         finished = [position for worker in members.lost for position in self.batches.journal.read(str(worker))]
+        self.batches.orphans = []  # of an earlier meeting in this hand-out: they are found again
         # the journal of a worker that was only taken for dead may grow: one worker's reading counts
         everyones = gather((self.batches.stepped() + self.batches.unstepped(), finished))
         orphans = self.batches.find_orphans([theirs for theirs, _ in everyones], everyones[0][1])
@@ -288,19 +296,22 @@ class FitWork:
         Returns:
             Whether there was anything.
         """
-        if self.batches is None:
-            return False
+        if self.batches is None or self._trainer.limit_train_batches != 1.0:
+            return False  # of an epoch that is cut off, each worker's part is as good as another's
         unstepped = [position for theirs in gather(self.batches.unstepped()) for position in theirs]
         position = self.batches.position(unstepped)
         if not position.pending and not position.pieces:
             return False
         self.follow_members()
         loop = self._trainer.fit_loop
+        fetcher = loop._data_fetcher
+        assert fetcher is not None
         self.batches.resume(position)
+        with self._training_iterates():
+            iter(fetcher)
         if isinstance(self.batches, StaticBatches):
             self._align_progress(self.batches.nominal_length - self.batches.resumed_share(position))
-        with self._training_iterates():
-            iter(loop._data_fetcher)  # type: ignore[arg-type]
+            fetcher.fetched += loop.epoch_loop.batch_progress.current.ready  # so that it knows the last batch
         loop.epoch_loop.batch_progress.is_last_batch = False
         return True
 
@@ -313,8 +324,18 @@ class FitWork:
         else:
             self.batches.rank, self.batches.workers = self._trainer.global_rank, self._trainer.world_size
             if isinstance(self.batches, StaticBatches):
-                fit_loop.max_batches = self.batches.nominal_length
+                self._resize(self.batches.nominal_length)
         fit_loop.epoch_loop.val_loop._combined_loader = None
+
+    def _resize(self, length: int) -> None:
+        """The share of each worker has another length: what Lightning's loop has reckoned from it follows."""
+        trainer, fit_loop = self._trainer, self._trainer.fit_loop
+        batches = _parse_num_batches(RunningStage.TRAINING, length, trainer.limit_train_batches)
+        fit_loop.max_batches = batches
+        assert fit_loop._combined_loader is not None
+        fit_loop._combined_loader.limits = [batches]
+        if isinstance(trainer.val_check_interval, float):
+            trainer.val_check_batch = max(1, int(batches * trainer.val_check_interval))
 
     def end_epoch(self) -> None:
         """All workers have ended the epoch: schedules stand at the same count everywhere."""

@@ -1,9 +1,10 @@
 """Moves vectors between workers and knows no algorithm."""
 
-from lightning_gossip.transport.base import Kind, Message, Pending, Transport
+from lightning_gossip.transport.base import Pending, Transport
 from lightning_gossip.transport.faults import Fault, FaultyTransport
 from lightning_gossip.transport.gloo import GlooTransport
 from lightning_gossip.transport.memory import MemoryNetwork, MemoryTransport
+from lightning_gossip.transport.wire import Kind, Message
 
 __all__ = [
     "Fault",

@@ -8,66 +8,18 @@ A transport has three lanes, which never wait for each other:
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
-from enum import IntEnum
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-WORDS = 8  # int64 words of a message on the wire: magic, then the fields of Message, then spare zeros
-MAGIC = 0x6C676F73_0001  # "lgos", version 1 of the message format
+from lightning_gossip.transport.wire import INBOX, Kind, Message
 
-
-class Kind(IntEnum):
-    """What a message is about."""
-
-    EXCHANGE = 1  # "average with me"
-    ACCEPT = 2  # answer: start sending
-    REFUSE = 3  # answer: not now
-    MEET = 4  # everybody comes to a rendezvous after the current step
-    STOP = 5  # the listener may end
-    PULL = 6  # to a parameter server: "send me the model"; an update comes first if the value, its forward passes, is not 0
-    LEAVE = 7  # to a parameter server: "I come to a rendezvous"; the same
-    FAILED = 8  # to a parameter server: the sender has failed, and sends nothing more
-
-
-@dataclass(frozen=True)
-class Message:
-    """A short message: plain integers, so that nothing on the wire is ever unpickled.
-
-    Args:
-        kind: what it is about.
-        session: number of the gossip session (the stretch between two rendezvous) that the sender is in.
-        layout: fingerprint of the sender's published tensors; exchanges need equal ones.
-        step_us: the sender's step time in microseconds, 0 if unknown.
-        value: depends on the kind.
-        staleness: of the update that the receiver pushed last, from a parameter server; -1 if there is none to report.
-    """
-
-    kind: Kind
-    session: int = 0
-    layout: int = 0
-    step_us: int = 0
-    value: int = 0
-    staleness: int = 0
-
-    def words(self) -> list[int]:
-        """As ``WORDS`` integers for the wire."""
-        body = [int(getattr(self, field.name)) for field in fields(self)]
-        return [MAGIC, *body] + [0] * (WORDS - 1 - len(body))
-
-    @classmethod
-    def from_words(cls, words: list[int]) -> Message:
-        """From the wire.
-
-        Raises:
-            ValueError: if this is not a message of this version.
-        """
-        if len(words) != WORDS or words[0] != MAGIC:
-            raise ValueError(f"not a message of this version: {words}")
-        kind, *rest = words[1 : 1 + len(fields(cls))]
-        return cls(Kind(kind), *rest)
+log = logging.getLogger(__name__)
+_LOGGED = 5  # refusals that are logged one by one
 
 
 class Pending(Protocol):
@@ -86,6 +38,8 @@ class Transport(ABC):
 
     rank: int
     world_size: int
+    run = 0  # what every message of this job carries
+    refused = 0  # messages so far
     wakes_itself = False  # whether a message from a worker to itself ends its own listener
 
     @abstractmethod
@@ -132,6 +86,33 @@ class Transport(ABC):
             PeerError: if it has closed.
         """
         return
+
+    def admit(self, sender: int, words: Sequence[int], kinds: frozenset[Kind] = INBOX) -> Message | None:
+        """A message from the wire, or None if it is refused, which is logged.
+
+        Args:
+            sender: who has sent it, as far as the connection or the envelope tells.
+            words: its words.
+            kinds: that are accepted.
+        """
+        if not 0 <= sender < self.world_size:
+            self.refuse(sender, f"there are {self.world_size} workers")
+            return None
+        try:
+            message = Message.from_words(words, self.run, kinds)
+        except ValueError as reason:
+            self.refuse(sender, str(reason))
+            return None
+        if sender == self.rank and message.kind is not Kind.STOP:
+            self.refuse(sender, "that is this worker itself")
+            return None
+        return message
+
+    def refuse(self, sender: int, reason: str) -> None:
+        """Count and log a message that nothing is done for: the first few, and then at each power of two."""
+        self.refused += 1
+        if self.refused <= _LOGGED or self.refused & (self.refused - 1) == 0:
+            log.warning("rank %d: message %d to be refused, from rank %d: %s", self.rank, self.refused, sender, reason)
 
     @abstractmethod
     def close(self) -> None:

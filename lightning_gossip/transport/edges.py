@@ -14,8 +14,10 @@ caller) and a pop (50 µs) at the store per exchange.
 from __future__ import annotations
 
 import logging
+import secrets
 import struct
 import threading
+import time
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -27,14 +29,15 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from typing_extensions import override
 
 from lightning_gossip.errors import PeerError, ProtocolError
-from lightning_gossip.transport.base import WORDS, Kind, Message, Pending, Transport
-from lightning_gossip.transport.gloo import PeerTrouble, Transfer, parse
+from lightning_gossip.transport.base import Pending, Transport
+from lightning_gossip.transport.gloo import RUN_BITS, SHORTEST_S, PeerTrouble, Transfer
+from lightning_gossip.transport.wire import REPLY, WORDS, Kind, Message
 
 log = logging.getLogger(__name__)
 
 Group = Any  # a ProcessGroupGloo, whose methods torch's type stubs lack
 _REPLY, _VECTOR, _PROBE = 2, 3, 4  # tags
-_CONNECT_S = 10.0  # to make a group of two: a few milliseconds, if the peer is there
+CONNECT_S = 10.0  # to make a group of two: a few milliseconds, if the peer is there
 _EMPTY_S = 0.01
 _LETTER = struct.Struct(f"<{WORDS + 1}q")  # sender, then the words of the message
 
@@ -68,6 +71,8 @@ class EdgeTransport(Transport):
         self.world_size = world_size
         self.timeout_s = timeout_s
         self._stores: list[Any] = [PrefixStore(prefix, each) for each in (store, listening, calling)]
+        drawn = str(secrets.randbits(RUN_BITS))
+        self.run = int(self._stores[0].compare_set("run", "", drawn))  # the first one's, for all
         self._edges: dict[int, Group] = {}
         self._numbers = [0] * world_size  # by peer, of the edge that is, or of the next one
         self._asked = [0] * world_size  # by peer, the edge of its last request
@@ -93,12 +98,11 @@ class EdgeTransport(Transport):
         # called by the training thread (to end, to call a meeting) and by the caller
         store = self._stores[2 if message.kind is Kind.EXCHANGE else 0]
         with PeerTrouble(peer, "message"):
-            store.queue_push(f"inbox/{peer}", _LETTER.pack(self.rank, *message.words()))
+            store.queue_push(f"inbox/{peer}", _LETTER.pack(self.rank, *message.words(self.run)))
 
     @override
     def next_message(self) -> tuple[int, Message]:
-        peer, *words = _LETTER.unpack(self._pop())
-        message = parse(torch.tensor(words))
+        peer, message = self._letter()
         if message.kind is Kind.EXCHANGE:
             with self._lock:
                 self._asked[peer] = message.value
@@ -106,6 +110,18 @@ class EdgeTransport(Transport):
                     self._numbers[peer] = message.value
                     self._edges.pop(peer, None)
         return peer, message
+
+    def _letter(self) -> tuple[int, Message]:
+        """The next one that is not refused."""
+        while True:
+            letter = self._pop()
+            if len(letter) != _LETTER.size:
+                self.refuse(-1, f"{len(letter)} bytes instead of {_LETTER.size}")
+                continue
+            sender, *words = _LETTER.unpack(letter)
+            message = self.admit(sender, words)
+            if message is not None:
+                return sender, message
 
     def _pop(self) -> bytes:
         letter = None
@@ -132,7 +148,7 @@ class EdgeTransport(Transport):
 
     @override
     def reply(self, peer: int, message: Message) -> None:
-        words = torch.tensor(message.words(), dtype=torch.int64)
+        words = torch.tensor(message.words(self.run), dtype=torch.int64)
         with self._trouble(peer, "reply"):
             with self._lock:
                 stale = self._numbers[peer] != self._asked[peer]
@@ -143,11 +159,15 @@ class EdgeTransport(Transport):
 
     @override
     def await_reply(self, peer: int, timeout_s: float) -> Message:
-        words = torch.zeros(WORDS, dtype=torch.int64)
-        with self._trouble(peer, "reply"):
-            edge = self._edge(peer, self._stores[2])
-            edge.recv([words], self._end(peer), _REPLY).wait(timedelta(seconds=timeout_s))
-        return parse(words)
+        message, end_s = None, time.monotonic() + timeout_s
+        while message is None:
+            words = torch.zeros(WORDS, dtype=torch.int64)
+            with self._trouble(peer, "reply"):
+                edge = self._edge(peer, self._stores[2])
+                left_s = max(SHORTEST_S, end_s - time.monotonic())
+                edge.recv([words], self._end(peer), _REPLY).wait(timedelta(seconds=left_s))
+            message = self.admit(peer, words.tolist(), REPLY)
+        return message
 
     @override
     def send(self, peer: int, vector: Tensor) -> Pending:
@@ -203,7 +223,7 @@ class EdgeTransport(Transport):
 
     def _make(self, peer: int, number: int, store: Any) -> Group:
         low, high = sorted((self.rank, peer))
-        deadline = timedelta(seconds=min(_CONNECT_S, self.timeout_s))
+        deadline = timedelta(seconds=min(CONNECT_S, self.timeout_s))
         with PeerTrouble(peer, "connection"):
             try:
                 edge = dist.ProcessGroupGloo(PrefixStore(f"{low}-{high}/{number}", store), int(self.rank > peer), 2, deadline)

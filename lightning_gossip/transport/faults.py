@@ -10,7 +10,8 @@ from typing import Literal
 from torch import Tensor
 
 from lightning_gossip.errors import ConfigurationError, PeerError
-from lightning_gossip.transport.base import Kind, Message, Pending, Transport
+from lightning_gossip.transport.base import Pending, Transport
+from lightning_gossip.transport.wire import Kind, Message
 
 Where = Literal["request", "swap"]
 

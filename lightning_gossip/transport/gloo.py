@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import re
+import secrets
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,12 +22,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gossip.errors import PeerError, ProtocolError
-from lightning_gossip.transport.base import WORDS, Kind, Message, Pending, Transport
+from lightning_gossip.transport.base import Pending, Transport
+from lightning_gossip.transport.wire import REPLY, WORDS, Kind, Message
 
 log = logging.getLogger(__name__)
 
 FOREVER = timedelta(days=3650)  # the listener ends by a message, never by a time-out
 _REQUEST, _REPLY, _VECTOR = 1, 2, 3  # tags
+RUN_BITS = 63
+SHORTEST_S = 0.001  # to Gloo 0 is no deadline at all
 _FLUSH_S = 10.0  # for the peers' listeners to read the last messages when all close together
 
 
@@ -44,11 +48,15 @@ class GlooTransport(Transport):
         # the deadline is of making the groups too; the listener's own wait outlasts it
         self._control: dist.ProcessGroup | None = new_group(timeout_s)
         self._data: dist.ProcessGroup | None = new_group(timeout_s)
+        run = torch.tensor([secrets.randbits(RUN_BITS)])
+        with PeerTrouble(0, "setup"):
+            dist.broadcast(run, src=0, group=self._data)
+        self.run = int(run)
         self._requests: dict[int, list[tuple[dist.Work, Tensor]]] = {}  # by peer: read in order, so a reply frees all before it
         self._others: list[tuple[Kind, dist.Work, Tensor]] = []  # a few in a run: calls to a meeting, stop
 
     def post(self, peer: int, message: Message) -> None:
-        words = torch.tensor(message.words(), dtype=torch.int64)
+        words = torch.tensor(message.words(self.run), dtype=torch.int64)
         with PeerTrouble(peer, "message"):
             work = _started(dist.isend(words, dst=peer, group=_open(self._control), tag=_REQUEST))
         if message.kind in (Kind.MEET, Kind.STOP, Kind.FAILED):
@@ -57,24 +65,31 @@ class GlooTransport(Transport):
             self._requests.setdefault(peer, []).append((work, words))
 
     def next_message(self) -> tuple[int, Message]:
-        words = torch.zeros(WORDS, dtype=torch.int64)
-        work = _started(dist.irecv(words, group=_open(self._control), tag=_REQUEST))
-        work.wait(FOREVER)
-        return int(work._source_rank()), parse(words)
+        while True:
+            words = torch.zeros(WORDS, dtype=torch.int64)
+            work = _started(dist.irecv(words, group=_open(self._control), tag=_REQUEST))
+            work.wait(FOREVER)
+            sender = int(work._source_rank())
+            message = self.admit(sender, words.tolist())
+            if message is not None:
+                return sender, message
 
     def reply(self, peer: int, message: Message) -> None:
-        words = torch.tensor(message.words(), dtype=torch.int64)
+        words = torch.tensor(message.words(self.run), dtype=torch.int64)
         with PeerTrouble(peer, "reply"):
             sending = _started(dist.isend(words, dst=peer, group=_open(self._data), tag=_REPLY))
             sending.wait(timedelta(seconds=self._timeout_s))
 
     def await_reply(self, peer: int, timeout_s: float) -> Message:
-        words = torch.zeros(WORDS, dtype=torch.int64)
-        with PeerTrouble(peer, "reply"):
-            receiving = _started(dist.irecv(words, src=peer, group=_open(self._data), tag=_REPLY))
-            receiving.wait(timedelta(seconds=timeout_s))
+        message, end_s = None, time.monotonic() + timeout_s
+        while message is None:
+            words = torch.zeros(WORDS, dtype=torch.int64)
+            with PeerTrouble(peer, "reply"):
+                receiving = _started(dist.irecv(words, src=peer, group=_open(self._data), tag=_REPLY))
+                receiving.wait(timedelta(seconds=max(SHORTEST_S, end_s - time.monotonic())))
+            message = self.admit(peer, words.tolist(), REPLY)
         self._requests.pop(peer, None)
-        return parse(words)
+        return message
 
     def send(self, peer: int, vector: Tensor) -> Pending:
         with PeerTrouble(peer, "exchange"):
@@ -154,7 +169,16 @@ def new_group(timeout_s: float, *, backend: str | None = "gloo") -> dist.Process
         timeout_s: deadline of its operations, in seconds, where they have none of their own.
         backend: of torch.distributed; that of the default group if None.
     """
-    group = dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_s))
+    began_s = time.monotonic()
+    try:
+        group = dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        waited_s = time.monotonic() - began_s
+        raise PeerError(
+            f"The workers could not be connected, after {waited_s:.1f} s: another one has probably ended; its log says why.",
+            phase="setup",
+            seconds=waited_s,
+        ) from error
     if not isinstance(group, dist.ProcessGroup):
         raise ProtocolError("This process is not a member of the group that it has just created.")
     return group
@@ -171,15 +195,3 @@ def _started(work: dist.Work | None) -> dist.Work:
     if work is None:
         raise ProtocolError("This process is not a member of the group that it talks on.")
     return work
-
-
-def parse(words: Tensor) -> Message:
-    """A message from the wire.
-
-    Raises:
-        ProtocolError: if it is none.
-    """
-    try:
-        return Message.from_words([int(word) for word in words])
-    except ValueError as error:
-        raise ProtocolError(f"Received {error}. Do all workers run the same version of lightning_gossip?") from error

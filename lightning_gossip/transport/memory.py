@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import queue
+import time
 from dataclasses import dataclass
 from typing import TypeVar
 
 from torch import Tensor
 
 from lightning_gossip.errors import PeerError
-from lightning_gossip.transport.base import Kind, Message, Pending, Transport
+from lightning_gossip.transport.base import Pending, Transport
+from lightning_gossip.transport.wire import REPLY, Kind, Message
 
 T = TypeVar("T")
 
@@ -19,10 +21,10 @@ class MemoryNetwork:
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-        self.inbox: list[queue.Queue[tuple[int, Message]]] = [queue.Queue() for _ in range(world_size)]
+        self.inbox: list[queue.Queue[tuple[int, list[int]]]] = [queue.Queue() for _ in range(world_size)]
         # all at once and not on first use: two threads that create the same queue would each keep their own
         pairs = [(sender, receiver) for sender in range(world_size) for receiver in range(world_size)]
-        self.replies: dict[tuple[int, int], queue.Queue[Message]] = {pair: queue.Queue() for pair in pairs}
+        self.replies: dict[tuple[int, int], queue.Queue[list[int]]] = {pair: queue.Queue() for pair in pairs}
         self.vectors: dict[tuple[int, int], queue.Queue[Tensor]] = {pair: queue.Queue() for pair in pairs}
 
     def transport(self, rank: int) -> MemoryTransport:
@@ -40,16 +42,25 @@ class MemoryTransport(Transport):
         self._closed = False
 
     def post(self, peer: int, message: Message) -> None:
-        self._network.inbox[peer].put((self.rank, message))
+        self._network.inbox[peer].put((self.rank, message.words()))
 
     def next_message(self) -> tuple[int, Message]:
-        return self._network.inbox[self.rank].get()
+        while True:
+            sender, words = self._network.inbox[self.rank].get()
+            message = self.admit(sender, words)
+            if message is not None:
+                return sender, message
 
     def reply(self, peer: int, message: Message) -> None:
-        self._network.replies[self.rank, peer].put(message)
+        self._network.replies[self.rank, peer].put(message.words())
 
     def await_reply(self, peer: int, timeout_s: float) -> Message:
-        return _get(self._network.replies[peer, self.rank], timeout_s, peer, "reply")
+        end_s = time.monotonic() + timeout_s
+        while True:
+            words = _get(self._network.replies[peer, self.rank], max(0.0, end_s - time.monotonic()), peer, "reply")
+            message = self.admit(peer, words, REPLY)
+            if message is not None:
+                return message
 
     def send(self, peer: int, vector: Tensor) -> Pending:
         self._network.vectors[self.rank, peer].put(vector.clone())
@@ -63,7 +74,7 @@ class MemoryTransport(Transport):
         if self._closed:
             return
         self._closed = True
-        self._network.inbox[self.rank].put((self.rank, Message(Kind.STOP)))
+        self._network.inbox[self.rank].put((self.rank, Message(Kind.STOP).words()))
 
 
 class _Sent:

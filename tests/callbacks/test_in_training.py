@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import Logger
 from typing_extensions import override
 
+from lightning_gossip import ADPSGDStrategy
 from lightning_gossip.algorithm import ring
 from lightning_gossip.analysis import gossip_limit
 from lightning_gossip.callbacks import ClusterEmulator, CollectiveCounter, CurvatureProbe, EpochProgressBar, GossipMonitor
 from tests.strategies.launch import launch
-from tests.strategies.models import Net, loader
+from tests.strategies.models import Net, loader, trainer
 
 WORKERS = 2
 EPOCHS = 2
@@ -145,3 +149,31 @@ def test_the_progress_bar_shows_the_epoch_of_all_workers(gossip: list[dict[str, 
     assert {total for _, total in shown} == {256 // 8}
     assert max(done for done, _ in shown) > len(shown) / EPOCHS  # more than its own
     assert not gossip[1]["shown"]
+
+
+class Failing(CSVLogger):
+    """As Weights & Biases without a network."""
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        if any(name.startswith("worker/") for name in metrics):
+            raise ConnectionError("no route to the server")
+        super().log_metrics(metrics, step)
+
+
+def _with_a_failing_logger(folder: str) -> Any:
+    t = trainer(
+        strategy=ADPSGDStrategy(), max_epochs=3, logger=[Failing(folder), CSVLogger(folder)], callbacks=[GossipMonitor()]
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        t.fit(Net(), loader(64, 8))
+    return t.current_epoch, [str(warning.message) for warning in caught if "GossipMonitor" in str(warning.message)]
+
+
+@pytest.mark.processes
+def test_a_logger_that_fails_in_the_monitor_is_told_once_and_training_goes_on(tmp_path: Path) -> None:
+    (epochs, warned), (others, quiet) = launch(_with_a_failing_logger, str(tmp_path), workers=2)
+    assert (epochs, others) == (3, 3)
+    assert len(warned) == 1
+    assert "Failing failed (ConnectionError: no route to the server). Training goes on" in warned[0]
+    assert quiet == []

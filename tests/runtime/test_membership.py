@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from lightning_gossip.algorithm.liveness import Verdict
-from lightning_gossip.errors import PeerError
+from lightning_gossip.errors import ConfigurationError, GossipError, PeerError
 from lightning_gossip.runtime.board import Board, Worker
 from lightning_gossip.runtime.membership import Membership
 from lightning_gossip.runtime.processes import has_ended, identity
@@ -89,7 +91,7 @@ class Party:
             member.watch.start()
             try:
                 return script(member)
-            except (Died, PeerError) as error:
+            except (Died, GossipError) as error:
                 return error
 
         return run_threads([lambda member=member: guarded(member) for member in self.all], 2 * PATIENCE_S)  # type: ignore[misc]
@@ -258,7 +260,7 @@ def test_who_was_taken_for_dead_is_alone_until_it_is_taken_in_again(party: Calla
             return news, member.gather(member.me), member.rank
         assert len(member.gather(None)) == 2
         thawed.set()
-        while not (waiting := member.gather(member.watch.knocking(numbers))[0]):
+        while not (waiting := member.gather(list(member.watch.knocking(numbers)))[0]):
             taken_in.wait(BEAT_S)
         member.admit(waiting, "news")
         return member.gather(member.me)
@@ -266,6 +268,22 @@ def test_who_was_taken_for_dead_is_alone_until_it_is_taken_in_again(party: Calla
     results = made.run(script)
     now = [Worker(0, 1), Worker(1, 1), Worker(2, 2)]
     assert results == [now, now, ("news", now, 2)]
+
+
+def test_who_was_away_while_the_others_left_a_round_behind_is_alone(party: Callable[..., Party]) -> None:
+    made = party(2)
+    away, other = made.members
+    board = Board(made.store, "p/round")
+    board.say(0, other, b"")  # both were in the round; the answer did not reach the one whose network was gone
+    board.mark_absent(1, away)
+    board.forget(0, other)
+    made.all.pop()
+
+    def script(member: Membership) -> list[str]:
+        return member.gather("mine")
+
+    assert made.run(script) == [["mine"]]
+    assert made.all[0].alone
 
 
 def test_a_new_worker_comes_last_in_the_ranks_and_too_late_is_told_so(party: Callable[..., Party]) -> None:
@@ -279,17 +297,85 @@ def test_a_new_worker_comes_last_in_the_ranks_and_too_late_is_told_so(party: Cal
             member.join(PATIENCE_S)
             member.gather("here")
             made.die(member)
-        while not (waiting := member.gather(member.watch.knocking(range(3)))[0]):
+        while not (waiting := member.gather(list(member.watch.knocking(range(3))))[0]):
             threading.Event().wait(BEAT_S)
         member.admit(waiting, None)
         both = member.gather("here"), member.gather(None), len(member.members)
-        member.close_doors(range(3))
+        member.close_doors()
         return both
 
     results = made.run(script)
     assert results[:2] == [(["here"] * 3, [None, None], 2)] * 2
     with pytest.raises(PeerError, match="comes too late"):
         made.add(Worker(1, 2)).join(1.0)
+
+
+def test_a_worker_that_knocks_while_the_doors_are_closed_is_told_so_at_once(party: Callable[..., Party]) -> None:
+    made = party(1)
+    newcomer = made.add(Worker(1, 1))
+
+    def script(member: Membership) -> Any:
+        if member is newcomer:
+            member.stay_alone()
+            return member.join(PATIENCE_S)
+        while not made.store.check(["p/knock/1"]):
+            threading.Event().wait(BEAT_S)
+        return member.close_doors()  # it has not looked out for anybody, as in the half second before its watch hears of it
+
+    began_s = time.monotonic()
+    assert "comes too late" in str(made.run(script)[1])
+    assert time.monotonic() - began_s < PATIENCE_S / 2
+
+
+def test_a_worker_that_does_not_fit_or_gives_up_ends_nobody_else(party: Callable[..., Party]) -> None:
+    made = party(2)
+    newcomer = made.add(Worker(2, 1))
+
+    def script(member: Membership) -> Any:
+        member.watch.look_out(range(3))
+        if member is newcomer:
+            member.stay_alone()
+            try:
+                return member.join(PATIENCE_S, "another model")
+            finally:
+                member.watch.failed("ConfigurationError: another model")
+                member.watch.rest()
+        while not (waiting := member.gather(member.watch.knocking(range(3)))[0]):
+            threading.Event().wait(BEAT_S)
+        if member.rank == 0:
+            member.refuse(next(iter(waiting)), f"it is {next(iter(waiting.values()))}")
+        threading.Event().wait(10 * BEAT_S)
+        return member.gather("here")
+
+    results = made.run(script)
+    assert results[:2] == [["here", "here"]] * 2
+    assert isinstance(results[2], ConfigurationError)
+    assert "it is another model" in str(results[2])
+
+
+def test_who_was_left_behind_says_so_at_the_end(party: Callable[..., Party], caplog: pytest.LogCaptureFixture) -> None:
+    made = party(2)
+    member = made.all[1]
+    member.stay_alone()
+    member.close_doors()
+    assert "its model is its own" in caplog.text
+    assert not made.store.check(["p/closed"])
+
+
+def test_the_end_of_a_process_that_rests_is_seen() -> None:
+    store, rests = dist.HashStore(), Worker(1, 1)
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    place = " ".join((identity() or "").split(" ")[:-2])
+    said = {"beat": 9, "process": f"{place} {child} 1", "broken": [], "ended": [], "failed": None, "rests": True}
+    store.set("p/beat/1.1", json.dumps(said))
+    store.set("p/life/1", "1")
+    watch = Watch(store, "p", Worker(0, 1), dead_s=DEAD_S)
+    watch.look_at([Worker(0, 1), rests])
+    watch._tick()
+    assert watch.verdict(rests) is Verdict.DEAD
 
 
 @pytest.mark.parametrize("seed", range(6))

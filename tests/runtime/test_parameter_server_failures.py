@@ -146,17 +146,6 @@ def test_a_worker_that_says_that_it_has_failed_wakes_the_training_thread_that_wa
                 call(service)
 
 
-@pytest.mark.parametrize("kind", [Kind.EXCHANGE, Kind.ACCEPT, Kind.REFUSE])
-def test_a_message_that_a_server_does_not_know_is_a_protocol_error(kind: Kind) -> None:
-    service = Service()
-    with service.running(together=False):
-        service.open()
-        service.transports[2].post(0, Message(kind, service.session))
-        assert eventually(lambda: service.server._failure is not None)
-        with pytest.raises(ProtocolError, match=f"Rank 2 sent {kind.name}"):
-            service.pull(0)
-
-
 def test_an_update_to_a_model_that_was_not_pulled_is_a_protocol_error() -> None:
     service = Service()
     with service.running():

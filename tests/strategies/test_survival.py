@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from torch.optim import Adam
 
 from lightning_gossip import ADPSGDStrategy
@@ -75,14 +78,22 @@ def _epoch(folder: Path, epoch: int) -> Counter[int]:
     return Counter(int(line) for file in files for line in file.read_text().split())
 
 
-def _fit(folder: str, *callbacks: Any, epochs: int = 3, step_s: float = 0.005, **options: Any) -> dict[str, Any]:
+def _fit(
+    folder: str,
+    *callbacks: Any,
+    epochs: int = 3,
+    step_s: float = 0.005,
+    trainer_options: dict[str, Any] | None = None,
+    then: Callable[[Any, Any], dict[str, Any]] = lambda t, model: {},
+    **options: Any,
+) -> dict[str, Any]:
     seed_everything(0)
     strategy = ADPSGDStrategy(**{"peer_timeout_s": 6.0, **options})
     made = [*callbacks, Steps(folder, step_s), ModelCheckpoint(folder, save_last=True)]
-    t = trainer(max_epochs=epochs, strategy=strategy, callbacks=made, devices=3)
+    t = trainer(max_epochs=epochs, strategy=strategy, callbacks=made, devices=3, **(trainer_options or {}))
     model = Net(make_optimizer=lambda module: Adam(module.parameters(), lr=0.01))
     t.fit(model, loader(SAMPLES, 4), loader(32, 4, shuffle=False))
-    return {
+    result = {
         "epochs": t.current_epoch,
         "model": flat(model).tolist(),
         "world_size": t.world_size,
@@ -91,6 +102,23 @@ def _fit(folder: str, *callbacks: Any, epochs: int = 3, step_s: float = 0.005, *
         "accuracy": t.callback_metrics["val_acc"].item(),
         "momentum": sum(float(state["exp_avg"].norm()) for state in t.optimizers[0].state.values()),
     }
+    return {**result, **then(t, model)}
+
+
+class Validations(Callback):
+    """Counts them."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def on_validation_end(self, *_: Any) -> None:
+        self.made += 1
+
+
+def _killed_with_static_shares(folder: str, options: dict[str, Any]) -> dict[str, Any]:
+    validations = Validations()
+    result = _fit(folder, Killed(2, *HOOKS["inside the epoch"]), validations, work_sharing=False, trainer_options=options)
+    return {**result, "validations": validations.made}
 
 
 def _killed(folder: str, rank: int, where: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -133,6 +161,29 @@ def test_the_others_end_every_epoch_when_a_worker_is_killed(where: str, tmp_path
         assert sum(taken.values()) <= SAMPLES + 4
 
 
+@pytest.mark.parametrize("options", [{}, pytest.param({"val_check_interval": 0.5}, marks=pytest.mark.slow)])
+def test_static_shares_are_the_survivors_after_a_death(options: dict[str, Any], tmp_path: Path) -> None:
+    with job(_killed_with_static_shares, str(tmp_path), options, workers=3) as running:
+        running.start_all()
+        results = survivors(running.outcomes())
+    _check(results, tmp_path, lost=[2])
+    for epoch in range(3):
+        taken = _epoch(tmp_path, epoch)
+        assert set(taken) == set(range(SAMPLES)), f"epoch {epoch}"
+    assert [result["validations"] for result in results] == ([6, 6] if options else [3, 3])
+
+
+@pytest.mark.slow
+def test_a_limit_of_batches_holds_after_a_death(tmp_path: Path) -> None:
+    with job(_killed_with_static_shares, str(tmp_path), {"limit_train_batches": 10}, workers=3) as running:
+        running.start_all()
+        results = survivors(running.outcomes())
+    _check(results, tmp_path, lost=[2])
+    assert sum(_epoch(tmp_path, 1).values()) <= 3 * 10 * 4
+    assert sum(_epoch(tmp_path, 2).values()) == 2 * 10 * 4
+    assert [result["validations"] for result in results] == [3, 3]
+
+
 @pytest.mark.parametrize(
     "where", ["between validation and checkpoint", pytest.param("inside the epoch", marks=pytest.mark.slow)]
 )
@@ -153,6 +204,59 @@ def test_without_a_store_elsewhere_the_death_of_rank_0_ends_all_and_says_why(tmp
     for rank in (1, 2):
         assert "PeerError" in outcomes[rank]
         assert "rank 0 cannot be survived" in outcomes[rank]
+
+
+@pytest.mark.slow
+def test_a_new_rank_0_writes_on_in_the_metrics_of_the_old_one(tmp_path: Path) -> None:
+    with store() as address, job(_killed_while_it_logs, str(tmp_path), {"store": address}, workers=3) as running:
+        running.start_all()
+        survivors(running.outcomes())
+    with open(tmp_path / "csv" / "version_0" / "metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {int(row["epoch"]) for row in rows} == {0, 1, 2}
+
+
+def _killed_while_it_logs(folder: str, options: dict[str, Any]) -> dict[str, Any]:
+    logger = CSVLogger(folder, name="csv")
+    logging: dict[str, Any] = {"logger": logger, "log_every_n_steps": 1}
+    return _fit(folder, Killed(0, *HOOKS["inside the epoch"]), trainer_options=logging, **options)
+
+
+def _fails(folder: str) -> dict[str, Any]:
+    class Failing(Callback):
+        def on_train_batch_start(self, trainer: Any, model: Any, batch: Any, batch_idx: int) -> None:
+            if _number() == 2 and (trainer.current_epoch, batch_idx) == (1, 2):
+                raise ArithmeticError("no")
+
+    return _fit(folder, Failing(), step_s=0.2, work_sharing=False)
+
+
+@pytest.mark.slow
+def test_an_exception_ends_the_others_inside_the_epoch(tmp_path: Path) -> None:
+    with job(_fails, str(tmp_path), workers=3) as running:
+        running.start_all()
+        outcomes = dict(running.outcomes())
+    assert all("Rank 2 has failed" in outcomes[rank] for rank in (0, 1))
+    assert len(_epoch(tmp_path, 1)) < SAMPLES / 2
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_between_two_uses_of_a_trainer_is_survived(tmp_path: Path) -> None:
+    with job(_dies_before_the_test, str(tmp_path), workers=3) as running:
+        running.start_all()
+        results = survivors(running.outcomes())
+    assert [result["world_size"] for result in results] == [2, 2]
+    assert results[0]["test"] == results[1]["test"]
+
+
+def _dies_before_the_test(folder: str) -> dict[str, Any]:
+    def then(t: Any, model: Any) -> dict[str, Any]:
+        if _number() == 2:
+            kill_myself()
+        test = t.test(model, loader(32, 4, shuffle=False), verbose=False)
+        return {"test": test, "world_size": t.world_size}
+
+    return _fit(folder, then=then)
 
 
 @pytest.mark.parametrize("options", [{"min_workers": 3}, {"on_peer_failure": "raise"}])

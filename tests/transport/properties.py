@@ -31,14 +31,14 @@ def messages_arrive_intact_and_in_order_with_their_sender(transport: Transport) 
     count = 5
     for number in range(count):
         for peer in others(transport):
-            transport.post(peer, Message(Kind.MEET, number, 2**62 + transport.rank, 10**9, -number))
+            transport.post(peer, Message(Kind.MEET, number, 2**62 + transport.rank, 10**9, number))
     received = defaultdict(list)
     for _ in range(count * len(others(transport))):
         sender, message = transport.next_message()
         received[sender].append(message)
     assert sorted(received) == others(transport)
     for sender, messages in received.items():
-        expected = [Message(Kind.MEET, number, 2**62 + sender, 10**9, -number) for number in range(count)]
+        expected = [Message(Kind.MEET, number, 2**62 + sender, 10**9, number) for number in range(count)]
         assert messages == expected
 
 

@@ -1,0 +1,134 @@
+"""Hosts behind one switch; each link is limited in both directions, by a token bucket (tc tbf) at each of its ends.
+
+The switch is a bridge in a network of its own, so nothing of it is seen outside. A partition is a second bridge, to which the
+ports of one side move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from benchmarks.cluster.namespaces import Namespaces, unavailable
+from lightning_gossip import ConfigurationError
+
+INTERFACE = "eth0"
+_BURST_S = 0.002  # 256 kB at 1 Gb/s, what the kernel's timer needs there
+_BURST_BYTES = 16_000
+_QUEUE = "50ms"  # what would wait longer is dropped
+_MOST = 200  # of one /24
+
+
+@dataclass(frozen=True)
+class Host:
+    """One of the machines.
+
+    Args:
+        number: its place among the hosts.
+        namespaces: its own.
+    """
+
+    number: int
+    namespaces: Namespaces = field(repr=False)
+    interface: str = INTERFACE
+
+    @property
+    def address(self) -> str:
+        return f"10.213.0.{self.number + 1}"
+
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        """What goes before a command that shall run there."""
+        return self.namespaces.prefix
+
+
+class Network:
+    """See :func:`network`.
+
+    Attributes:
+        hosts: the machines.
+    """
+
+    def __init__(self, hosts: int, rate_mbit: float) -> None:
+        if not 1 <= hosts <= _MOST:
+            raise ConfigurationError(f"hosts={hosts}: write a number from 1 to {_MOST}.")
+        self.hosts = tuple(Host(number, Namespaces()) for number in range(hosts))
+        self._rate_mbit = rate_mbit
+        self._switch = Namespaces()
+
+    def open(self) -> None:
+        """Make hosts, links and switch.
+
+        Raises:
+            ConfigurationError: where this machine cannot.
+        """
+        if reason := unavailable():
+            raise ConfigurationError(f"This machine cannot have a cluster: {reason}.")
+        self._switch.open()
+        self._switch.configure("ip", *(f"link add {bridge} type bridge" for bridge in ("whole", "apart")))
+        self._switch.configure("ip", *(f"link set {bridge} up" for bridge in ("whole", "apart")))
+        for host in self.hosts:
+            host.namespaces.open()
+            port, end = _port(host), f"peer name {INTERFACE} netns {host.namespaces.first}"
+            self._switch.configure(
+                "ip", f"link add {port} type veth {end}", f"link set {port} master whole", f"link set {port} up"
+            )
+            # no address of version 6 on the link, which would be one more to choose from
+            ups = [f"link set {INTERFACE} addrgenmode none", f"link set {INTERFACE} up", "link set lo up"]
+            host.namespaces.configure("ip", f"address add {host.address}/24 dev {INTERFACE}", *ups)
+            self._limit(host, self._rate_mbit, "add")
+
+    def set_rate(self, host: Host, rate_mbit: float) -> None:
+        """Let a host's link have this rate from now on, in each direction."""
+        self._limit(host, rate_mbit, "change")
+
+    def cut(self, host: Host) -> None:
+        """Pull a host's cable: its interface knows that, the others do not."""
+        self._switch.configure("ip", f"link set {_port(host)} down")
+
+    def part(self, hosts: Sequence[Host]) -> None:
+        """Lose all packets between these hosts and the others. Nobody is told."""
+        self._switch.configure("ip", *(f"link set {_port(host)} master apart" for host in hosts))
+
+    def heal(self, *hosts: Host) -> None:
+        """Undo cuts and partitions, of all hosts if none is named; rates stay."""
+        ports = [_port(host) for host in hosts or self.hosts]
+        self._switch.configure("ip", *(f"link set {port} master whole" for port in ports), *(f"link set {p} up" for p in ports))
+
+    def close(self) -> None:
+        """End everything. May be called twice."""
+        for namespaces in (*(host.namespaces for host in self.hosts), self._switch):
+            namespaces.close()
+
+    def _limit(self, host: Host, rate_mbit: float, verb: str) -> None:
+        if rate_mbit <= 0:
+            raise ConfigurationError(f"rate_mbit={rate_mbit}: write a rate above 0, or cut the link.")
+        rate = rate_mbit * 1e6
+        burst = max(_BURST_BYTES, round(rate / 8 * _BURST_S))
+        bucket = f"root tbf rate {round(rate)}bit burst {burst}b latency {_QUEUE}"
+        host.namespaces.configure("tc", f"qdisc {verb} dev {INTERFACE} {bucket}")
+        self._switch.configure("tc", f"qdisc {verb} dev {_port(host)} {bucket}")
+
+
+@contextmanager
+def network(hosts: int, *, rate_mbit: float) -> Iterator[Network]:
+    """A network of hosts, all links of one rate at first; gone at the end, with all that runs in it.
+
+    Args:
+        hosts: how many, at most 200.
+        rate_mbit: of each link in each direction, in Mb/s.
+
+    Raises:
+        ConfigurationError: where this machine cannot have one; the message says why.
+    """
+    made = Network(hosts, rate_mbit)
+    try:
+        made.open()
+        yield made
+    finally:
+        made.close()
+
+
+def _port(host: Host) -> str:
+    return f"port{host.number}"

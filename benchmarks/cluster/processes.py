@@ -1,0 +1,227 @@
+"""A process in a host: ``python -m module arguments`` there, with its log, and signals from here.
+
+It is forked from a server that has imported torch and Lightning once, so that it begins in a fraction of a second. Two forks
+make it: the first child enters the host, and only a child of that has a process number in there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import re
+import runpy
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NoReturn
+
+from benchmarks.cluster.namespaces import enter
+from benchmarks.cluster.network import Host
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["lightning.pytorch", "torchmetrics", "lightning_gossip"])
+_START_S = 60.0  # the first one waits for the server's imports
+
+
+class Process:
+    """One process; can be started once.
+
+    Its lines are kept as they come by a thread of this object, which ends when nobody can write any more. The condition guards
+    the lines and the end.
+
+    Args:
+        host: where it runs.
+        module: what runs, as ``__main__``.
+        arguments: ``sys.argv[1:]``.
+        environment: beside that of this process.
+        log: the file that its stdout and stderr go to, appended.
+    """
+
+    def __init__(
+        self, host: Host, module: str, arguments: tuple[str, ...] = (), *, environment: Mapping[str, str], log: Path
+    ) -> None:
+        self.host = host
+        self.module = module
+        self.pid = 0
+        self._log = log
+        self._lines: list[str] = []
+        self._ended = False
+        self._news = threading.Condition()
+        self._told, telling = _context.Pipe(duplex=False)
+        self._output, writing = _context.Pipe(duplex=False)
+        self._ends = (telling, writing)
+        what = (host.namespaces.first, module, arguments, dict(environment))
+        self._process = _context.Process(target=_first_child, args=(telling, writing, *what), daemon=True)
+        self._reader = threading.Thread(target=self._read, name=f"cluster-log-{host.number}", daemon=True)
+
+    def start(self) -> None:
+        """Start it; returns when it has a number."""
+        self._process.start()
+        for end in self._ends:
+            end.close()
+        if not self._told.poll(_START_S):
+            raise TimeoutError(f"{self} did not start within {_START_S:.0f} s.")
+        self.pid = self._told.recv()
+        self._reader.start()
+
+    def kill(self) -> None:
+        """End it without a word."""
+        self.signal(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Freeze it."""
+        self.signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Thaw it."""
+        self.signal(signal.SIGCONT)
+
+    @property
+    def lines(self) -> list[str]:
+        """What it has said so far."""
+        with self._news:
+            return list(self._lines)
+
+    @property
+    def runs(self) -> bool:
+        return self._process.is_alive()
+
+    @property
+    def sentinel(self) -> int:
+        """For ``multiprocessing.connection.wait``: ready when it has ended."""
+        return self._process.sentinel
+
+    def said(self, pattern: str) -> bool:
+        """Whether a line of its has this regular expression."""
+        return any(re.search(pattern, line) for line in self.lines)
+
+    def last_words(self) -> str:
+        """Its last line that says something."""
+        return next((line.strip() for line in reversed(self.lines) if line.strip()), "nothing")
+
+    def await_line(self, pattern: str, timeout_s: float, *, after: int = 0) -> re.Match[str]:
+        """Until it says something.
+
+        Args:
+            pattern: a regular expression to be found in a line.
+            timeout_s: how long to wait.
+            after: lines at the beginning that do not count.
+
+        Raises:
+            TimeoutError: if it does not, or has ended; with its last lines.
+        """
+        expression = re.compile(pattern)
+
+        def found() -> re.Match[str] | None:
+            nonlocal after
+            fresh, after = self._lines[after:], len(self._lines)
+            return next(filter(None, map(expression.search, fresh)), None)
+
+        match: list[re.Match[str]] = []
+
+        def done() -> bool:
+            hit = found()
+            match.extend([hit] if hit else [])
+            return bool(match) or self._ended
+
+        with self._news:
+            self._news.wait_for(done, timeout_s)
+            if not match:
+                when = "before it ended" if self._ended else f"within {timeout_s:.0f} s"
+                raise TimeoutError(f"{self} did not say {pattern!r} {when}:\n{''.join(self._lines[-30:])}")
+        return match[0]
+
+    def wait(self, timeout_s: float) -> int:
+        """Its exit status, negative for a signal.
+
+        Raises:
+            TimeoutError: if it goes on; with its last lines.
+        """
+        self._process.join(timeout_s)
+        code = self._process.exitcode
+        if code is None:
+            raise TimeoutError(f"{self} did not end within {timeout_s:.0f} s:\n{''.join(self.lines[-30:])}")
+        self._reader.join(timeout_s)
+        return code
+
+    def close(self) -> None:
+        """Kill it, if it has not ended, and end the thread. May be called twice."""
+        if self.pid:
+            self.kill()
+            self._process.join()
+            self._reader.join()
+            self._output.close()
+        self._told.close()
+
+    def __str__(self) -> str:
+        return f"{self.module} on host {self.host.number}"
+
+    def signal(self, number: int) -> None:
+        """Send it any signal, if it runs."""
+        if self._process.is_alive():  # and then its number is its own: the first child has not asked for its end yet
+            try:
+                os.kill(self.pid, number)
+            except ProcessLookupError:
+                return
+
+    def _read(self) -> None:
+        with open(self._output.fileno(), errors="replace", closefd=False) as output, open(self._log, "a", buffering=1) as log:
+            for line in output:
+                log.write(line)
+                with self._news:
+                    self._lines.append(line)
+                    self._news.notify_all()
+        with self._news:
+            self._ended = True
+            self._news.notify_all()
+
+
+def _first_child(
+    telling: Connection, writing: Connection, first: int, module: str, arguments: tuple[str, ...], environment: dict[str, str]
+) -> None:
+    for standard in (1, 2):
+        os.dup2(writing.fileno(), standard)
+    writing.close()
+    enter(first)
+    pid = os.fork()
+    if pid == 0:
+        telling.close()
+        _run(module, arguments, environment)
+    os.close(1)  # so that the log ends with the process
+    os.close(2)
+    telling.send(pid)
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _run(module: str, arguments: tuple[str, ...], environment: dict[str, str]) -> NoReturn:
+    """As the interpreter would."""
+    code = 1
+    try:
+        os.setsid()
+        multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have children
+        os.environ.update(environment)
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        sys.argv = [module, *arguments]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:  # noqa: BLE001 - what the interpreter would print
+        traceback.print_exc()
+    finally:
+        try:
+            threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons, as the interpreter does
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)

@@ -1,0 +1,93 @@
+"""Which network interface a job's sockets listen on (docs/security.md)."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import socket
+import struct
+
+from lightning_gossip.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
+
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+_IFREQ_BYTES = 40
+_BACKLOG = 2048  # as torch's store
+
+
+def address_of(interface: str) -> str:
+    """The IPv4 address of an interface of this machine.
+
+    Raises:
+        ConfigurationError: if there is no such interface, or it has none.
+
+    >>> address_of("lo")
+    '127.0.0.1'
+    """
+    names = [name for _, name in socket.if_nameindex()]
+    if interface not in names:
+        raise ConfigurationError(f"interface={interface!r} is not one of this machine's: {', '.join(names)}.")
+    request = struct.pack(f"{_IFREQ_BYTES}s", interface.encode())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe, _SIOCGIFADDR, request)
+        except OSError as error:
+            raise ConfigurationError(f"interface={interface!r} has no IPv4 address. Give one that is up and has.") from error
+    return socket.inet_ntoa(answer[20:24])
+
+
+def bind(interface: str) -> dict[str, str | None]:
+    """Make Gloo and NCCL listen on one interface; what they read, until :func:`restore`.
+
+    Returns:
+        The environment variables as they were.
+    """
+    address_of(interface)
+    before = {name: os.environ.get(name) for name in VARIABLES}
+    os.environ.update(dict.fromkeys(VARIABLES, interface))
+    return before
+
+
+def restore(before: dict[str, str | None]) -> None:
+    """Put the environment back."""
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def listen(interface: str, host: str, port: int) -> int | None:
+    """A listening socket for the job's store, on one interface only; torch's own listens on all.
+
+    Args:
+        interface: on which.
+        host: the address at which the other workers look for the store.
+        port: the same.
+
+    Returns:
+        A file descriptor, for the store to own; None if something listens there already, as this process does when it has
+        trained before.
+
+    Raises:
+        ConfigurationError: if the host is not the address of the interface.
+    """
+    address = address_of(interface)
+    if address not in {info[4][0] for info in socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)}:
+        raise ConfigurationError(
+            f"interface={interface!r} has the address {address}, and the other workers look for the store at {host}"
+            f" (MASTER_ADDR). Set MASTER_ADDR={address}."
+        )
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((address, port))
+    except OSError as error:
+        listener.close()
+        log.info("%s:%d is taken: %s", address, port, error)
+        return None
+    listener.listen(_BACKLOG)
+    return listener.detach()

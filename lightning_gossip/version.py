@@ -1,0 +1,31 @@
+"""Which version this is, and whether all workers of a job are of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.transport.wire import VERSION
+
+__version__ = "0.1.0"
+
+
+def mine() -> str:
+    """Of the package and of its message format."""
+    return f"{__version__}, message format {VERSION}"
+
+
+def check(everyones: Sequence[str]) -> None:
+    """Refuse a job whose workers are of different versions.
+
+    Args:
+        everyones: what :func:`mine` says on each rank.
+
+    Raises:
+        ConfigurationError: on every rank.
+    """
+    if len(set(everyones)) > 1:
+        said = "; ".join(f"rank {rank} has {theirs}" for rank, theirs in enumerate(everyones))
+        raise ConfigurationError(
+            f"The workers run different versions of lightning_gossip: {said}. Install the same one everywhere."
+        )
