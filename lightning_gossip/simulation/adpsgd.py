@@ -13,6 +13,7 @@ import torch
 from simpy.events import Event
 
 from lightning_gossip.algorithm.checks import check_choice, is_finite
+from lightning_gossip.algorithm.codecs import Wire, exchange_bytes
 from lightning_gossip.algorithm.graphs import make_topology
 from lightning_gossip.algorithm.partner import PartnerPicker, Roles, resolve_roles
 from lightning_gossip.algorithm.topology import Topology
@@ -41,6 +42,7 @@ class ADPSGD(Strategy):
         work_sharing: ``"auto"`` and ``True`` share an epoch by the claim rule; ``False`` gives equal shares.
         at_rendezvous: ``"adopt"`` makes every worker take the mean at an epoch's end; ``"evaluate"`` only looks at it.
         seed: of the partner choice; None for the run's.
+        wire: how a model is sent; see :mod:`lightning_gossip.algorithm.codecs`.
     """
 
     name = "adpsgd"
@@ -52,8 +54,10 @@ class ADPSGD(Strategy):
     work_sharing: WorkSharing = "auto"
     at_rendezvous: AtRendezvous = "adopt"
     seed: int | None = None
+    wire: Wire = "float32"
 
     def __post_init__(self) -> None:
+        check_choice("wire", self.wire, get_args(Wire))
         check_choice("work_sharing", self.work_sharing, (True, False, "auto"))
         check_choice("roles", self.roles, get_args(Roles))
         check_at_rendezvous(self.at_rendezvous)
@@ -93,6 +97,9 @@ class Gossip:
 
     def __init__(self, strategy: ADPSGD, run: Run) -> None:
         self.run = run
+        self.wire = strategy.wire
+        numel = run.nbytes // run.models.x.element_size()
+        self.exchange_bytes = run.nbytes if self.wire == "float32" else exchange_bytes(self.wire, numel)
         self.adopts = strategy.at_rendezvous == "adopt"
         self.is_open = False
         self.session: Session
