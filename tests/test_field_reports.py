@@ -155,7 +155,7 @@ REPORTS: list[tuple[str, str, list[str]]] = [
         "PL #11300, #18175",
         "a Hydra multirun with process launchers hangs or nests",
         [
-            "recipes/test_sweep.py::test_a_job_that_fails_leaves_the_others_and_the_sweep_says_so_at_its_end",
+            "recipes/test_swept.py::test_a_job_that_fails_leaves_the_others_and_the_sweep_says_so_at_its_end",
             "recipes/test_sweep.py::test_workers_find_their_rank_and_the_resolved_configuration",
         ],
     ),

@@ -124,7 +124,7 @@ def _connections(port: int) -> Iterator[socket.socket]:
         with suppress(OSError):  # closed meanwhile, or not connected
             if os.readlink(path).startswith("socket:"):
                 with socket.socket(fileno=os.dup(int(path.name))) as end:
-                    if end.getpeername()[1] == port:
+                    if end.family in (socket.AF_INET, socket.AF_INET6) and end.getpeername()[1] == port:
                         yield end
 
 

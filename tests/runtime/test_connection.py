@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+
+import pytest
+from torch._C._distributed_c10d import TCPStore
+
+from lightning_gossip.runtime import connection
+from lightning_gossip.runtime.connection import another, connect
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system gives lost connections up when it likes")
+def test_connections_are_found_among_sockets_that_have_no_port() -> None:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
+    mine, theirs = socket.socketpair()
+    with mine, theirs, socket.socket(socket.AF_INET, socket.SOCK_DGRAM), socket.socket():
+        store = connect(f"tcp://127.0.0.1:{server.port}", rank=1, timeout_s=10, lost_s=7.0)
+        second = another(store)
+        store.set("key", "value")
+        assert second.get("key") == b"value"
+        given_up_after_s = [connection._lost_s(end) for end in connection._connections(server.port)]
+    assert given_up_after_s.count(7.0) >= 2
