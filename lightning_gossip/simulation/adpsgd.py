@@ -15,7 +15,7 @@ from simpy.events import Event
 from lightning_gossip.algorithm.checks import check_choice, is_finite
 from lightning_gossip.algorithm.codecs import Wire, exchange_bytes
 from lightning_gossip.algorithm.graphs import make_topology
-from lightning_gossip.algorithm.partner import PartnerPicker, Roles, resolve_roles
+from lightning_gossip.algorithm.partner import PartnerChoice, PartnerPicker, Roles, resolve_roles
 from lightning_gossip.algorithm.topology import Topology
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.asynchronous import Rendezvous
@@ -43,6 +43,7 @@ class ADPSGD(Strategy):
         at_rendezvous: ``"adopt"`` makes every worker take the mean at an epoch's end; ``"evaluate"`` only looks at it.
         seed: of the partner choice; None for the run's.
         wire: how a model is sent; see :mod:`lightning_gossip.algorithm.codecs`.
+        partner_choice: ``"uniform"`` or ``"fast_links"``; see :mod:`lightning_gossip.algorithm.partner`.
     """
 
     name = "adpsgd"
@@ -55,9 +56,11 @@ class ADPSGD(Strategy):
     at_rendezvous: AtRendezvous = "adopt"
     seed: int | None = None
     wire: Wire = "float32"
+    partner_choice: PartnerChoice = "uniform"
 
     def __post_init__(self) -> None:
         check_choice("wire", self.wire, get_args(Wire))
+        check_choice("partner_choice", self.partner_choice, get_args(PartnerChoice))
         check_choice("work_sharing", self.work_sharing, (True, False, "auto"))
         check_choice("roles", self.roles, get_args(Roles))
         check_at_rendezvous(self.at_rendezvous)
@@ -108,10 +111,10 @@ class Gossip:
         self.merges = torch.zeros_like(self.published)
         topology = make_topology(strategy.topology, n)
         seed = run.seed if strategy.seed is None else strategy.seed
-        self.workers = [
-            Worker(self, rank, PartnerPicker(topology, rank, roles=strategy.roles, seed=seed), strategy.exchanges_per_step)
-            for rank in range(n)
+        pickers = [
+            PartnerPicker(topology, rank, roles=strategy.roles, seed=seed, choice=strategy.partner_choice) for rank in range(n)
         ]
+        self.workers = [Worker(self, rank, picker, strategy.exchanges_per_step) for rank, picker in enumerate(pickers)]
         run.current = lambda: self.published
         self.meeting = Rendezvous(
             run, settle=self._drain, average=self._average, open_session=self._open, cost_s=self._average_s

@@ -246,6 +246,7 @@ class Worker:
                 self.replica.merge(whole, self._codec.half_difference(whole, mine, theirs))
             self.replica.exchange_done()
             run.record.event(environment.now, "merge", self.rank, peer.rank)
+            self._picker.took(peer.rank, environment.now - began_s)
             run.record.exchange(self.rank, began_s, environment.now, peer.rank, self._gossip.exchange_bytes)
         except simpy.Interrupt:
             if self.failed:
