@@ -28,6 +28,7 @@ lint: $(STAMP)
 
 bench: $(STAMP) $(VENV)/.bench
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.codecs
 	$(BIN)/python -m benchmarks.straggler
 	$(BIN)/python -m benchmarks.input
 	$(BIN)/python -m benchmarks.simulation

@@ -9,6 +9,13 @@ The draw is uniform among *all* neighbours, free or not, and the caller waits fo
 those that are free at the moment freezes the pairing once an exchange takes about as long as a step: the same two
 workers finish together, find each other free, and meet again (seen: the decay of the consensus distance falls 10 to
 100 times).
+
+Where links differ, a caller may prefer the fast ones: of its d neighbours it then draws j, to which an exchange takes t_j, with
+
+    p_j = (1 − s) t_j⁻¹ / Σ_k t_k⁻¹ + s/d ,     s = ¼
+
+An exchange mixes a pair by a symmetric doubly stochastic matrix, whichever it is, so their mean over any p is one too; and no
+neighbour's share is 0, so the graph of those that average stays connected.
 """
 
 from __future__ import annotations
@@ -18,11 +25,16 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from lightning_gossip.algorithm.checks import check_choice
 from lightning_gossip.algorithm.topology import Topology
 from lightning_gossip.errors import ConfigurationError, ProtocolError
 
 Roles = Literal["auto", "bipartite", "symmetric"]
+PartnerChoice = Literal["uniform", "fast_links"]
 ResolvedRoles = Literal["bipartite", "symmetric"]
+_UNIFORM_SHARE = 0.25  # s
+_SHORTEST_S = 1e-9
+_NEW_SHARE = 0.2  # of the last exchange in the average time of a link
 
 
 def resolve_roles(topology: Topology, roles: Roles = "auto") -> ResolvedRoles:
@@ -67,6 +79,7 @@ class PartnerPicker:
         rank: whose partners, in [0, n).
         roles: as in `resolve_roles`.
         seed: >= 0, the same on all ranks.
+        choice: ``"uniform"``, or ``"fast_links"`` to draw neighbours on fast links more often.
 
     Attributes:
         rank: as given.
@@ -76,7 +89,7 @@ class PartnerPicker:
         answers: whether this rank answers those of others. A single worker (n = 1) does neither.
 
     Raises:
-        ConfigurationError: if `rank`, `roles` or `seed` is outside its range.
+        ConfigurationError: if `rank`, `roles`, `seed` or `choice` is outside its range.
 
     >>> from lightning_gossip.algorithm.graphs import ring
     >>> picker = PartnerPicker(ring(8), 2, seed=1)
@@ -86,7 +99,18 @@ class PartnerPicker:
     True
     """
 
-    def __init__(self, topology: Topology, rank: int, *, roles: Roles = "auto", seed: int = 0) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        rank: int,
+        *,
+        roles: Roles = "auto",
+        seed: int = 0,
+        choice: PartnerChoice = "uniform",
+    ) -> None:
+        check_choice("choice", choice, get_args(PartnerChoice))
+        self.choice = choice
+        self._times_s: dict[int, float] = {}  # of an exchange, by neighbour
         self.neighbours = topology.neighbours(rank)
         self.rank = int(rank)
         self.roles = resolve_roles(topology, roles)
@@ -111,7 +135,7 @@ class PartnerPicker:
         return 1.0 if self.roles == "bipartite" else 0.5
 
     def pick(self) -> int:
-        """The partner of the next exchange that this rank starts: uniform among all its neighbours.
+        """The partner of the next exchange that this rank starts, drawn among all its neighbours.
 
         Raises:
             ProtocolError: if this rank does not start exchanges. A responder that did could close a cycle of waits.
@@ -121,7 +145,28 @@ class PartnerPicker:
                 f"rank {self.rank} was asked to start an exchange, but with {self.roles} roles and "
                 f"{len(self.neighbours)} neighbours it does not start any. Ask `initiates` first."
             )
-        return self.neighbours[int(self._generator.integers(len(self.neighbours)))]
+        if self.choice == "uniform":
+            return self.neighbours[int(self._generator.integers(len(self.neighbours)))]
+        return int(self._generator.choice(self.neighbours, p=self.probabilities()))
+
+    def took(self, peer: int, seconds: float) -> None:
+        """An exchange with a neighbour has taken so long.
+
+        Args:
+            peer: one of ``neighbours``.
+            seconds: > 0.
+        """
+        before = self._times_s.get(peer, seconds)
+        self._times_s[peer] = before + _NEW_SHARE * (seconds - before)
+
+    def probabilities(self) -> list[float]:
+        """With which it draws each of ``neighbours``; one that it has not averaged with yet is taken for the fastest."""
+        d = len(self.neighbours)
+        if self.choice == "uniform" or not self._times_s:
+            return [1.0 / d] * d
+        fastest_s = min(self._times_s.values())
+        speeds = [1.0 / max(self._times_s.get(peer, fastest_s), _SHORTEST_S) for peer in self.neighbours]
+        return [(1.0 - _UNIFORM_SHARE) * speed / sum(speeds) + _UNIFORM_SHARE / d for speed in speeds]
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the random stream, as plain values (strings, integers, dicts) for a checkpoint."""

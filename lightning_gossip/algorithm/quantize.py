@@ -106,7 +106,7 @@ class Quantizer:
         return full * self._row_bytes(self.bucket_size) + (self._row_bytes(rest) if rest else 0)
 
     @torch.no_grad()
-    def encode(self, flat: Tensor, generator: torch.Generator) -> Tensor:
+    def encode(self, flat: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Quantize a vector.
 
         A bucket that holds an infinity or a NaN comes out as NaN or infinite in every element, so that whoever scales
@@ -115,7 +115,7 @@ class Quantizer:
         Args:
             flat: x, shape (numel,), floating; the maths is float64 for float64 and float32 for all other types.
             generator: of u, on the device of ``flat``; its state advances. The same state gives the same payload on the
-                same kind of device.
+                same kind of device. None for u = ½: to the nearest, for a caller that feeds the error back.
 
         Returns:
             The payload, uint8, shape (nbytes(numel),), on the same device.
@@ -126,7 +126,8 @@ class Quantizer:
         _check_vector("flat", flat)
         payload = torch.empty(self.nbytes(flat.numel()), dtype=torch.uint8, device=flat.device)
         for values, rows in self._blocks(flat, payload):
-            self._encode_rows(values, torch.rand(values.shape, generator=generator, device=flat.device), rows)
+            u = 0.5 if generator is None else torch.rand(values.shape, generator=generator, device=flat.device)
+            self._encode_rows(values, u, rows)
         return payload
 
     @torch.no_grad()
@@ -183,7 +184,7 @@ class Quantizer:
         if full * size < flat.numel():
             yield flat[full * size :].unsqueeze(0), payload[full * nbytes :].unsqueeze(0)
 
-    def _encode_rows(self, x: Tensor, u: Tensor, out: Tensor) -> None:
+    def _encode_rows(self, x: Tensor, u: Tensor | float, out: Tensor) -> None:
         """Quantize buckets of one length: x and u of shape (buckets, length) into ``out``, shape (buckets, bytes)."""
         s = self.magnitudes
         y = (x if x.dtype == torch.float64 else x.to(torch.float32)).abs()

@@ -39,6 +39,7 @@ class GossipMonitor(Callback):
     | ``gossip/staleness_mean`` | changes of a published model between pull and push of a step, mean over all steps so far |
     | ``gossip/staleness`` | its whole histogram, all workers together (Weights & Biases and TensorBoard only) |
     | ``gossip/exchanges``, ``gossip/bytes_sent`` | sums over the workers so far; an exchange counts at both ends |
+    | ``gossip/exchanges_per_step`` | their number per optimizer step; below the option where links are too slow for it |
     | ``gossip/refused_nonfinite`` | exchanges (parameter server: updates) refused because a model was not finite |
     | ``gossip/dropped`` | updates that a parameter server threw away as too stale, so far |
     | ``averaging/period``, ``averaging/deviation`` | steps between two averagings, and S_k at the last one |
@@ -161,6 +162,7 @@ def metrics(trainer: pl.Trainer) -> dict[str, float]:
     exchanges = [w.exchanges for w in workers if w.exchanges is not None]
     if exchanges:
         values["gossip/exchanges"] = sum(exchanges)
+        values["gossip/exchanges_per_step"] = sum(exchanges) / max(1, sum(w.steps for w in workers))
     for name in ("bytes_sent", "dropped", "refused_nonfinite"):
         counts = [getattr(w, name) for w in workers if getattr(w, name) is not None]
         if counts:

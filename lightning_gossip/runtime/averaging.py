@@ -15,9 +15,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lightning_gossip.algorithm.compressed_mean import MeanWire
 from lightning_gossip.algorithm.flat import FlatModel, fading
 from lightning_gossip.errors import ProtocolError
-from lightning_gossip.runtime.collectives import Collectives, PendingSum
+from lightning_gossip.runtime.collectives import Collectives
+from lightning_gossip.runtime.means import ExactMean, PendingMean, WiredMean
 
 
 class Averager:
@@ -29,6 +31,8 @@ class Averager:
         model: how many of them, from the first, are the model's; None for all.
         counted: how many of them, from the first, count for the distance to the mean; None for the model's.
         retention: of these, per tensor; see :func:`~lightning_gossip.algorithm.flat.fading`.
+        wire: how the vectors are sent; other than ``"float32"`` a mean is exact only up to rounding, whose errors are fed back,
+            until :meth:`settle`, and creating an averager is collective.
     """
 
     def __init__(
@@ -39,8 +43,8 @@ class Averager:
         model: int | None = None,
         counted: int | None = None,
         retention: Sequence[float] | None = None,
+        wire: MeanWire = "float32",
     ) -> None:
-        self._collectives = collectives
         self._tensors = list(tensors)
         device = self._tensors[0].device if self._tensors else None
         self._mean = FlatModel(self._tensors, device=device)
@@ -48,7 +52,10 @@ class Averager:
         self._model = len(self._tensors) if model is None else model
         self._counted = sum(tensor.numel() for tensor in self._tensors[: self._model if counted is None else counted])
         self._fading = fading(self._tensors[: self._model], retention)
-        self._pending: PendingSum | None = None
+        self._means: ExactMean | WiredMean = (
+            ExactMean(collectives) if wire == "float32" else WiredMean(collectives, self._mean.read(self._tensors), wire)
+        )
+        self._pending: PendingMean | None = None
 
     @property
     def under_way(self) -> bool:
@@ -64,7 +71,7 @@ class Averager:
         if self._pending is not None:
             raise ProtocolError("An averaging begins while another one is under way.")
         self._own.copy_(self._mean.read(self._tensors))
-        self._pending = self._collectives.start_sum(self._mean.flat)
+        self._pending = self._means.start(self._mean.flat)
 
     def complete(self) -> float:
         """Wait for w̄, and leave it to :meth:`replace`, :meth:`correct` or nobody.
@@ -76,8 +83,24 @@ class Averager:
             raise ProtocolError("There is no averaging to complete.")
         self._pending.wait()
         self._pending = None
-        self._mean.flat.div_(self._collectives.world_size)
         torch.sub(self._mean.flat, self._own, out=self._own)
+        return self._distance()
+
+    def settle(self) -> float | None:
+        """Make the w̄ of the averaging just completed exact, with all that rounding has kept back so far. Collective.
+
+        Returns:
+            As :meth:`complete`; None where there was nothing to settle.
+        """
+        if not self._means.keeps_back:
+            return None
+        before = self._mean.flat.clone()
+        self._means.settle(self._mean.flat)
+        self._own.add_(before.neg_().add_(self._mean.flat))
+        return self._distance()
+
+    def _distance(self) -> float:
+        """‖w_i − w̄‖² of what counts."""
         return float(torch.linalg.vector_norm(self._own[: self._counted], dtype=torch.float64)) ** 2
 
     def replace(self, *, model_only: bool = False) -> None:

@@ -36,7 +36,7 @@ class Collectives:
     """
 
     def __init__(self, device: torch.device, timeout_s: float, timeline: Timeline) -> None:
-        self.world_size = dist.get_world_size()
+        self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
         self.bytes_sent = 0
         self.waited_s = 0.0
         self.made = 0
@@ -62,6 +62,20 @@ class Collectives:
         """The sums of a few numbers over all workers, in float64."""
         # NCCL works on the device only
         return [float(value) for value in self.sum(torch.tensor(numbers, dtype=torch.float64, device=self._device)).tolist()]
+
+    def start_scatter(self, payloads: Tensor, into: Tensor) -> dist.Work:
+        """Begin to send each worker its row, and to receive everybody's for this worker.
+
+        Args:
+            payloads: uint8, shape (n, bytes).
+            into: of the same shape; both are the group's until the end is awaited.
+        """
+        self.bytes_sent += (self.world_size - 1) * payloads.shape[1]
+        self.made += 1
+        with _trouble("all-to-all"):
+            work = dist.all_to_all_single(into, payloads, group=self._open(), async_op=True)
+        assert work is not None
+        return work
 
     def gather_bytes(self, payload: Tensor) -> list[Tensor]:
         """Everybody's bytes, by rank.

@@ -3,6 +3,9 @@
 Neither end takes in a chunk whose half-difference is not finite, nor any later chunk of that exchange. One end holds d, the
 other −d, from the same two copies, and they look at the chunks in the same order: so both decide the same, without a word, and
 the sum of all models stays. (A flag in the request could not do it: the model may become NaN between the request and a chunk.)
+
+What is sent for a chunk is the codec's business (:mod:`lightning_gossip.algorithm.codecs`). It is written and read outside the
+lock, which is held for the copy of a chunk and for its merge.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from lightning_gossip.algorithm.codecs import Codec, Plain
 from lightning_gossip.algorithm.finite import all_finite
 from lightning_gossip.algorithm.flat import chunk_slices
-from lightning_gossip.algorithm.replica import Replica, half_difference
+from lightning_gossip.algorithm.replica import Replica
 from lightning_gossip.transport.base import Pending, Transport
 
 
@@ -39,7 +43,7 @@ class Outcome:
     """What came of an exchange.
 
     Args:
-        bytes_sent: and as many received.
+        bytes_sent: and as many received; without the headers of messages and packets.
         refused: a half-difference was not finite, so neither end took it in, nor what came after it.
         mine_finite: whether this worker's own copy of that chunk was finite.
     """
@@ -52,7 +56,7 @@ class Outcome:
 class Exchanger:
     """Streams a model through a transport: snapshot a chunk, send it while receiving the peer's, merge; several at once.
 
-    The buffers are allocated once: 2 · ``depth`` chunks. Used by one thread at a time.
+    The buffers are allocated once: 2 · ``depth`` chunks as they are sent. Used by one thread at a time.
 
     Args:
         transport: where to.
@@ -79,22 +83,29 @@ class Exchanger:
         self._refuses = refuse_nonfinite
         self._buffers: list[tuple[Tensor, Tensor]] = []
 
-    def run(self, peer: int, model: PublishedModel) -> Outcome:
+    def run(self, peer: int, model: PublishedModel, codec: Codec | None = None) -> Outcome:
         """Average with a peer that runs the same at the same time.
+
+        Args:
+            peer: the rank.
+            model: of this worker.
+            codec: for this model, of the same kind as the peer's; elements as they are if None.
 
         Raises:
             PeerError: when the peer is gone or a chunk's deadline is over. The chunks merged so far stay merged.
         """
 
+        code = Plain(model.dtype) if codec is None else codec
+
         def merge(chunk: slice, mine: Tensor, theirs: Tensor) -> None:
-            difference = half_difference(mine, theirs)
+            difference = code.half_difference(chunk, mine, theirs)
             if self._refuses and not outcome.refused and not all_finite(difference):
-                outcome.refused, outcome.mine_finite = True, all_finite(mine)
+                outcome.refused, outcome.mine_finite = True, code.is_finite(mine)
             if not outcome.refused:
                 model.merge(chunk, difference)
 
         outcome = Outcome()
-        outcome.bytes_sent = self._stream(peer, model, merge)
+        outcome.bytes_sent = self._greet(peer, code) + self._stream(peer, model, code, merge)
         return outcome
 
     def give(self, peer: int, model: PublishedModel) -> Outcome:
@@ -103,7 +114,7 @@ class Exchanger:
         Raises:
             PeerError: as :meth:`run`.
         """
-        return Outcome(self._stream(peer, model, lambda chunk, mine, theirs: None))
+        return Outcome(self._stream(peer, model, Plain(model.dtype), lambda chunk, mine, theirs: None))
 
     def take(self, peer: int, model: PublishedModel, into: Tensor) -> Outcome:
         """Take the model of a peer that gives it.
@@ -120,7 +131,8 @@ class Exchanger:
             PeerError: as :meth:`run`.
         """
         outcome = Outcome(mine_finite=False)
-        outcome.bytes_sent = self._stream(peer, model, lambda chunk, mine, theirs: _put(into, chunk, theirs))
+        plain = Plain(model.dtype)
+        outcome.bytes_sent = self._stream(peer, model, plain, lambda chunk, mine, theirs: _put(into, chunk, theirs))
         outcome.refused = not all_finite(into)
         return outcome
 
@@ -128,13 +140,24 @@ class Exchanger:
         """Give the buffers back; the next run allocates them again."""
         self._buffers = []
 
-    def _stream(self, peer: int, model: PublishedModel, arrived: _Arrived) -> int:
+    def _greet(self, peer: int, codec: Codec) -> int:
+        """Swap the codec's greeting, if it has one; returns the bytes sent."""
+        mine = codec.greeting()
+        if mine is None:
+            return 0
+        theirs = torch.empty_like(mine)
+        self._transport.swap(peer, mine, theirs).wait(self.timeout_s)
+        codec.agree(theirs)
+        return mine.nbytes
+
+    def _stream(self, peer: int, model: PublishedModel, codec: Codec, arrived: _Arrived) -> int:
         """Swap all chunks; returns the bytes sent."""
-        itemsize = torch.empty((), dtype=model.dtype).element_size()
-        chunks = chunk_slices(model.numel, max(1, self._chunk_bytes // itemsize))
+        granules = max(1, self._chunk_bytes // (model.dtype.itemsize * codec.granule))
+        chunks = chunk_slices(model.numel, granules * codec.granule)
         if not chunks:
             return 0
-        self._allocate(chunks[0].stop, model.dtype)
+        self._allocate(codec, chunks[0].stop)
+        bytes_sent = 0
         in_flight: deque[tuple[slice, Tensor, Tensor, Pending]] = deque()
 
         def finish() -> None:
@@ -146,17 +169,21 @@ class Exchanger:
             if len(in_flight) == self._depth:
                 finish()
             length = chunk.stop - chunk.start
-            mine, theirs = (buffer[:length] for buffer in self._buffers[number % self._depth])
-            model.snapshot(chunk, mine)
+            size = codec.payload_numel(length)
+            mine, theirs = (buffer[:size] for buffer in self._buffers[number % self._depth])
+            model.snapshot(chunk, codec.room(mine, length))
+            codec.encode(chunk, mine)
             in_flight.append((chunk, mine, theirs, self._transport.swap(peer, mine, theirs)))
+            bytes_sent += mine.nbytes
         while in_flight:
             finish()
-        return model.numel * itemsize
+        return bytes_sent
 
-    def _allocate(self, length: int, dtype: torch.dtype) -> None:
-        if self._buffers and self._buffers[0][0].numel() >= length and self._buffers[0][0].dtype == dtype:
+    def _allocate(self, codec: Codec, length: int) -> None:
+        size, dtype = codec.payload_numel(length), codec.payload_dtype
+        if self._buffers and self._buffers[0][0].numel() >= size and self._buffers[0][0].dtype == dtype:
             return
-        self._buffers = [(torch.empty(length, dtype=dtype), torch.empty(length, dtype=dtype)) for _ in range(self._depth)]
+        self._buffers = [(torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype)) for _ in range(self._depth)]
 
 
 class _Arrived(Protocol):

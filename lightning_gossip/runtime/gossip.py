@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from lightning_gossip.algorithm.codecs import Codec, Wire, make_codec
 from lightning_gossip.algorithm.pace import backoff_s
 from lightning_gossip.algorithm.partner import PartnerPicker
 from lightning_gossip.algorithm.replica import Replica
@@ -57,6 +58,7 @@ class Gossip:
         counters: to go on with.
         refuse_nonfinite: whether a model that is not finite is kept out of healthy ones; the same on all workers.
         on_nonfinite: what this worker does when its own is not; see :mod:`lightning_gossip.runtime.health`.
+        wire: how models are written for the wire, the same on all workers; see :mod:`lightning_gossip.algorithm.codecs`.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Gossip:
         counters: GossipCounters | None = None,
         refuse_nonfinite: bool = True,
         on_nonfinite: OnNonFinite = "raise",
+        wire: Wire = "float32",
     ) -> None:
         self.counters = GossipCounters() if counters is None else counters
         self.exchanges_per_step = exchanges_per_step
@@ -82,7 +85,9 @@ class Gossip:
         self._health = Health(
             transport.rank, self._exchanger, self._model_lock, on_nonfinite=on_nonfinite, counters=self.counters
         )
+        self._wire = wire
         self._replica: Replica | None = None
+        self._codec: Codec | None = None
         self._layout = 0
         self._session = Session()
         self._backoff = random.Random(transport.rank)
@@ -109,6 +114,8 @@ class Gossip:
             layout: fingerprint of what the replica holds; must be equal on all workers.
         """
         self.raise_failure()
+        if self._codec is None or replica is not self._replica:
+            self._codec = make_codec(self._wire, replica.settle())
         self._replica, self._layout = replica, layout
         self._session.open(session)
 
@@ -297,7 +304,7 @@ class Gossip:
         started_s = now_s()
         try:
             self._exchanger.timeout_s = self._partners.deadline_s
-            outcome = self._health.exchange(peer, self._open_replica(), gives=gives)
+            outcome = self._health.exchange(peer, self._open_replica(), self._codec, gives=gives)
             ended_s = now_s()
             self.counters.exchanges += not outcome.refused
             self.counters.bytes_sent += outcome.bytes_sent
@@ -316,7 +323,8 @@ class Gossip:
     def _layout_error(self, peer: int) -> ConfigurationError:
         return ConfigurationError(
             f"Rank {peer} publishes other tensors than rank {self._transport.rank}. The parameters with"
-            " requires_grad, their shapes, types and memory formats must be the same on all ranks when an epoch begins."
+            " requires_grad, their shapes, types and memory formats, and the option wire, must be the same on all ranks when an"
+            " epoch begins."
         )
 
     def _open_replica(self) -> Replica:

@@ -20,6 +20,7 @@ from typing import Literal
 
 import torch
 
+from lightning_gossip.algorithm.codecs import Codec
 from lightning_gossip.algorithm.replica import Replica
 from lightning_gossip.algorithm.staleness import StalenessHistogram
 from lightning_gossip.errors import NonFiniteError
@@ -73,12 +74,13 @@ class Health:
         self._on_nonfinite = on_nonfinite
         self._counters = counters
 
-    def exchange(self, peer: int, replica: Replica, *, gives: bool) -> Outcome:
+    def exchange(self, peer: int, replica: Replica, codec: Codec | None = None, *, gives: bool) -> Outcome:
         """Average with a peer, give it this worker's model, or take its.
 
         Args:
             peer: the rank.
             replica: of this worker.
+            codec: how it is written when both average; a model that is given away is sent as it is.
             gives: the peer has said that it adopts.
 
         Raises:
@@ -91,7 +93,7 @@ class Health:
         if gives:
             self._counters.refused_nonfinite += 1
             return self._exchanger.give(peer, model)
-        outcome = self._exchanger.run(peer, model)
+        outcome = self._exchanger.run(peer, model, codec)
         if not outcome.refused:
             with self._model_lock:
                 replica.exchange_done()

@@ -118,7 +118,7 @@ class FixedPartners(Partners):
 
     @override
     def took(self, peer: int, seconds: float) -> None:
-        """Nothing follows from it."""
+        self._picker.took(peer, seconds)
 
     @override
     def lost(self, peer: int, error: PeerError) -> None:
@@ -222,6 +222,8 @@ class ChangingPartners(Partners):
     @override
     def took(self, peer: int, seconds: float) -> None:
         self._patience.took(seconds)
+        if peer in self._alive:
+            self._picker.took(self._alive.index(peer), seconds)
         if self._pauses.pop(peer, None) is not None:
             log.warning("%s: rank %d answers again", self._watch.me, self._members[peer].number)
 
@@ -247,7 +249,8 @@ class ChangingPartners(Partners):
             self._alive = alive
             graph = repaired(self._topology, alive)
             stream = self._picker.state_dict()["generator"]
-            self._picker = PartnerPicker(graph, alive.index(me), roles="auto" if self._roles == "auto" else "symmetric")
+            roles: Roles = "auto" if self._roles == "auto" else "symmetric"
+            self._picker = PartnerPicker(graph, alive.index(me), roles=roles, choice=self._picker.choice)
             self._picker.load_state_dict({"rank": alive.index(me), "generator": stream})
             neighbours = [self._members[alive[rank]].number for rank in self._picker.neighbours]
             log.warning("%s: the graph is repaired, its neighbours are now %s", self._watch.me, neighbours)

@@ -13,8 +13,9 @@ import torch
 from simpy.events import Event
 
 from lightning_gossip.algorithm.checks import check_choice, is_finite
+from lightning_gossip.algorithm.codecs import Wire, exchange_bytes
 from lightning_gossip.algorithm.graphs import make_topology
-from lightning_gossip.algorithm.partner import PartnerPicker, Roles, resolve_roles
+from lightning_gossip.algorithm.partner import PartnerChoice, PartnerPicker, Roles, resolve_roles
 from lightning_gossip.algorithm.topology import Topology
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.asynchronous import Rendezvous
@@ -41,6 +42,8 @@ class ADPSGD(Strategy):
         work_sharing: ``"auto"`` and ``True`` share an epoch by the claim rule; ``False`` gives equal shares.
         at_rendezvous: ``"adopt"`` makes every worker take the mean at an epoch's end; ``"evaluate"`` only looks at it.
         seed: of the partner choice; None for the run's.
+        wire: how a model is sent; see :mod:`lightning_gossip.algorithm.codecs`.
+        partner_choice: ``"uniform"`` or ``"fast_links"``; see :mod:`lightning_gossip.algorithm.partner`.
     """
 
     name = "adpsgd"
@@ -52,8 +55,12 @@ class ADPSGD(Strategy):
     work_sharing: WorkSharing = "auto"
     at_rendezvous: AtRendezvous = "adopt"
     seed: int | None = None
+    wire: Wire = "float32"
+    partner_choice: PartnerChoice = "uniform"
 
     def __post_init__(self) -> None:
+        check_choice("wire", self.wire, get_args(Wire))
+        check_choice("partner_choice", self.partner_choice, get_args(PartnerChoice))
         check_choice("work_sharing", self.work_sharing, (True, False, "auto"))
         check_choice("roles", self.roles, get_args(Roles))
         check_at_rendezvous(self.at_rendezvous)
@@ -93,6 +100,9 @@ class Gossip:
 
     def __init__(self, strategy: ADPSGD, run: Run) -> None:
         self.run = run
+        self.wire = strategy.wire
+        numel = run.nbytes // run.models.x.element_size()
+        self.exchange_bytes = run.nbytes if self.wire == "float32" else exchange_bytes(self.wire, numel)
         self.adopts = strategy.at_rendezvous == "adopt"
         self.is_open = False
         self.session: Session
@@ -101,10 +111,10 @@ class Gossip:
         self.merges = torch.zeros_like(self.published)
         topology = make_topology(strategy.topology, n)
         seed = run.seed if strategy.seed is None else strategy.seed
-        self.workers = [
-            Worker(self, rank, PartnerPicker(topology, rank, roles=strategy.roles, seed=seed), strategy.exchanges_per_step)
-            for rank in range(n)
+        pickers = [
+            PartnerPicker(topology, rank, roles=strategy.roles, seed=seed, choice=strategy.partner_choice) for rank in range(n)
         ]
+        self.workers = [Worker(self, rank, picker, strategy.exchanges_per_step) for rank, picker in enumerate(pickers)]
         run.current = lambda: self.published
         self.meeting = Rendezvous(
             run, settle=self._drain, average=self._average, open_session=self._open, cost_s=self._average_s

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lightning_gossip.algorithm.adaptive_period import AdaptivePeriod
 from lightning_gossip.algorithm.checks import check_choice
+from lightning_gossip.algorithm.compressed_mean import CompressedMean, MeanWire, mean_bytes
 from lightning_gossip.algorithm.period import ConstantPeriod, Observation, PeriodController
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.adpsgd import AtRendezvous, check_at_rendezvous
@@ -37,6 +38,7 @@ class PeriodicAveraging(Lockstep):
         period: steps between two averagings, or the controller that decides them.
         optimizer_state: of the momentum at an averaging: ``"keep"``, ``"average"`` or ``"reset"``.
         overlap: how many steps an averaging may run behind; ``True`` for as many as there are until the next.
+        wire: how models are sent; see :mod:`lightning_gossip.algorithm.compressed_mean`.
         at_rendezvous: ``"adopt"`` makes every worker take the mean at an epoch's end; ``"evaluate"`` only looks at it.
     """
 
@@ -45,11 +47,13 @@ class PeriodicAveraging(Lockstep):
     period: int | PeriodController = 8
     optimizer_state: Literal["keep", "average", "reset"] = "keep"
     overlap: bool | int = False
+    wire: MeanWire = "float32"
     at_rendezvous: AtRendezvous = "adopt"
 
     def __post_init__(self) -> None:
         if not isinstance(self.period, PeriodController):
             object.__setattr__(self, "period", ConstantPeriod(self.period))
+        check_choice("wire", self.wire, get_args(MeanWire))
         check_choice("optimizer_state", self.optimizer_state, ("keep", "average", "reset"))
         if not isinstance(self.overlap, int) or self.overlap < 0:
             raise ConfigurationError(f"overlap={self.overlap!r} is neither True, False nor a whole number of at least 0.")
@@ -92,6 +96,7 @@ class AveragingRounds(Rounds):
         self._rule = strategy.optimizer_state
         self._overlap = math.inf if strategy.overlap is True else int(strategy.overlap)
         self._adopts = strategy.at_rendezvous == "adopt"
+        self._means = _Means(strategy.wire, run)
         self._clocks_s = np.zeros(run.workers)
         self._step = 0
         self._deviation: tuple[float, float] | None = None  # S_k and γ_k, not yet seen by the controller
@@ -124,8 +129,12 @@ class AveragingRounds(Rounds):
         self._finish()
         distance = run.distance(run.models.x)
         deviation = self._deviation  # the rendezvous' own tells the controller nothing
+        compresses = self._means.compresses
         self._begin(run.lr)
-        self._finish(adopts=self._adopts)
+        if compresses:  # an exact one follows, with what rounding has kept back
+            self._send(run.nbytes)
+        self._finish(adopts=self._adopts, settles=True)
+        self._means.begin(run.models.x)
         self._deviation = deviation
         if self._adopts:
             self._control = replace(self._control, since=0)
@@ -153,20 +162,26 @@ class AveragingRounds(Rounds):
     def _begin(self, lr: float) -> None:
         run = self._run
         came_s = float(self._clocks_s.max())
-        ends_s = came_s + ring_all_reduce_s(run.links, run.workers, run.nbytes, at_s=came_s, seed=run.seed)
-        self._pending = _Pending(run.models.x.clone(), self._step, ends_s, lr)
+        self._pending = _Pending(run.models.x.clone(), self._step, came_s, lr)
         run.record.event(came_s, "average", -1)
-        for account in run.record.accounts:
-            account.bytes_sent += all_reduce_bytes(run.workers, run.nbytes)
+        self._send(self._means.nbytes)
 
-    def _finish(self, *, adopts: bool = True) -> None:
+    def _send(self, nbytes: int) -> None:
+        """A ring all-reduce of the averaging under way."""
+        run, pending = self._run, self._pending
+        assert pending is not None
+        pending.ends_s += ring_all_reduce_s(run.links, run.workers, nbytes, at_s=pending.ends_s, seed=run.seed)
+        for account in run.record.accounts:
+            account.bytes_sent += all_reduce_bytes(run.workers, nbytes)
+
+    def _finish(self, *, adopts: bool = True, settles: bool = False) -> None:
         """Wait for the averaging under way, if there is one, and apply it, or only look at it."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
         self._wait_until(np.maximum(self._clocks_s, pending.ends_s))
         run = self._run
-        mean = pending.models.sum(0).div_(run.workers)
+        mean = self._means.settled(pending.models) if settles else self._means.of(pending.models)
         difference = mean - pending.models
         deviation = float(torch.linalg.vector_norm(difference, dim=1, dtype=torch.float64).square().sum()) / run.workers
         self._deviation = (deviation, pending.lr)
@@ -188,3 +203,53 @@ class AveragingRounds(Rounds):
         for rank, (before_s, after_s) in enumerate(zip(self._clocks_s.tolist(), clocks_s.tolist(), strict=True)):
             self._run.record.wait(rank, before_s, after_s)
         self._clocks_s = clocks_s
+
+
+class _Means:
+    """The mean of all workers' models, as it is sent."""
+
+    def __init__(self, wire: MeanWire, run: Run) -> None:
+        self._wire = wire
+        self._run = run
+        self.compresses = False  # the next one, as differences to a mean that all know
+        self._codes: list[CompressedMean] = []
+        self.begin(run.models.x)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the vector that the next mean sends round the ring."""
+        nbytes, itemsize = self._run.nbytes, self._run.models.x.element_size()
+        return mean_bytes(self._wire, nbytes // itemsize, self._run.workers) if self.compresses else nbytes
+
+    def begin(self, models: Tensor) -> None:
+        """A session begins: differences refer to the models, if they are equal, else to the first mean, an exact one."""
+        self.compresses = False
+        if bool((models == models[0]).all()):
+            self._refer_to(models[0])
+
+    def of(self, models: Tensor) -> Tensor:
+        """Shape (d,), from (n, d)."""
+        if not self.compresses or not models.numel():
+            mean = models.sum(0).div_(self._run.workers)
+            self._refer_to(mean)
+            return mean
+        sent = [code.begin(vector) for code, vector in zip(self._codes, models, strict=True)]
+        reduced = torch.stack(
+            [code.reduce(torch.stack([theirs[owner] for theirs in sent])) for owner, code in enumerate(self._codes)]
+        )
+        means = [code.end(reduced) for code in self._codes]
+        return means[0].clone()
+
+    def settled(self, models: Tensor) -> Tensor:
+        """The exact mean, with what rounding has kept back."""
+        if self.compresses and models.numel():
+            models = self.of(models).repeat(self._run.workers, 1)
+            for code, vector in zip(self._codes, models, strict=True):
+                code.settle(vector)
+        return models.sum(0).div_(self._run.workers)
+
+    def _refer_to(self, mean: Tensor) -> None:
+        self.compresses = self._wire != "float32"
+        if self.compresses and mean.numel():
+            n = self._run.workers
+            self._codes = [CompressedMean(mean.clone(), workers=n, rank=rank, wire=self._wire) for rank in range(n)]

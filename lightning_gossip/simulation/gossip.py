@@ -28,9 +28,10 @@ import torch
 from simpy.events import Event
 from torch import Tensor
 
+from lightning_gossip.algorithm.codecs import make_codec
 from lightning_gossip.algorithm.pace import Pace, backoff_s
 from lightning_gossip.algorithm.partner import PartnerPicker
-from lightning_gossip.algorithm.replica import Replica, half_difference
+from lightning_gossip.algorithm.replica import Replica
 from lightning_gossip.simulation.asynchronous import StepTimes
 from lightning_gossip.simulation.network import then
 from lightning_gossip.simulation.run import Process
@@ -42,10 +43,11 @@ if TYPE_CHECKING:
 class Swap:
     """Both ends' copies on their way, and when they arrive."""
 
-    def __init__(self, environment: simpy.Environment) -> None:
+    def __init__(self, environment: simpy.Environment, ends: tuple[Worker, Worker]) -> None:
         self.to_caller: Event | None = None
         self.to_responder = environment.event()  # the caller's copy leaves later than the responder waits for it
-        self.copies: dict[int, Tensor] = {}  # by sender
+        self.greetings = {end.rank: end.greeting() for end in ends}
+        self.payloads: dict[int, Tensor] = {}  # by sender
 
 
 class Worker:
@@ -72,6 +74,8 @@ class Worker:
         self.replica = Replica(
             [self._run.models.rows[rank]], dtype=gossip.published.dtype, host_vector=lambda *_: next(vectors)
         )
+
+        self._codec = make_codec(gossip.wire, self.replica.published)
 
     def start(self) -> None:
         """Begin the processes."""
@@ -198,7 +202,7 @@ class Worker:
             self._run.record.event(environment.now, "answer", self.rank, caller.rank)
             if self._gossip.is_open and not self.busy and not caller.failed:
                 self.busy = True
-                swap = Swap(environment)
+                swap = Swap(environment, (self, caller))
             self._note_peer(caller.rank, step_s)
             own_step_s = self._pace.own_step_s
             arrival = self._run.network.message(self.rank, caller.rank)
@@ -228,11 +232,8 @@ class Worker:
         peer._partner = (self, process)
         try:
             run.record.event(began_s, "snapshot", self.rank, peer.rank)
-            mine = torch.empty(self.replica.numel, dtype=self.replica.dtype) if self.replica.numel else self.replica.published
-            if self.replica.numel:
-                self.replica.snapshot(whole, mine)
-            swap.copies[self.rank] = mine
-            transfer = run.network.transfer(self.rank, peer.rank, run.nbytes)
+            mine = swap.payloads[self.rank] = self._encoded(whole, swap.greetings[peer.rank])
+            transfer = run.network.transfer(self.rank, peer.rank, self._gossip.exchange_bytes)
             if calling:
                 then(transfer, swap.to_responder.succeed)
                 assert swap.to_caller is not None
@@ -241,10 +242,12 @@ class Worker:
                 swap.to_caller = transfer
                 yield swap.to_responder
             if self.replica.numel:
-                self.replica.merge(whole, half_difference(mine, swap.copies[peer.rank].clone()))
+                theirs = swap.payloads[peer.rank].clone()
+                self.replica.merge(whole, self._codec.half_difference(whole, mine, theirs))
             self.replica.exchange_done()
             run.record.event(environment.now, "merge", self.rank, peer.rank)
-            run.record.exchange(self.rank, began_s, environment.now, peer.rank, run.nbytes)
+            self._picker.took(peer.rank, environment.now - began_s)
+            run.record.exchange(self.rank, began_s, environment.now, peer.rank, self._gossip.exchange_bytes)
         except simpy.Interrupt:
             if self.failed:
                 raise
@@ -252,6 +255,22 @@ class Worker:
         if peer._partner is not None and peer._partner[0] is self:
             peer._partner = None
         self._free()
+
+    def greeting(self) -> Tensor | None:
+        """What this worker's codec says before an exchange."""
+        greeting = self._codec.greeting()
+        return None if greeting is None else greeting.clone()
+
+    def _encoded(self, whole: slice, greeting: Tensor | None) -> Tensor:
+        """A copy of the published model, as it is sent to a peer whose codec says so."""
+        codec, numel = self._codec, self.replica.numel
+        payload = torch.empty(codec.payload_numel(numel), dtype=codec.payload_dtype)
+        if numel:
+            if greeting is not None:
+                codec.agree(greeting)
+            self.replica.snapshot(whole, codec.room(payload, numel))
+            codec.encode(whole, payload)
+        return payload
 
     def _free(self) -> None:
         self.busy = False

@@ -6,8 +6,9 @@ from typing import Any, get_args
 
 from typing_extensions import override
 
+from lightning_gossip.algorithm.codecs import Wire
 from lightning_gossip.algorithm.graphs import make_topology
-from lightning_gossip.algorithm.partner import PartnerPicker, Roles, resolve_roles
+from lightning_gossip.algorithm.partner import PartnerChoice, PartnerPicker, Roles, resolve_roles
 from lightning_gossip.algorithm.repair import topology_for
 from lightning_gossip.algorithm.topology import Topology
 from lightning_gossip.errors import ConfigurationError
@@ -43,6 +44,11 @@ class ADPSGDStrategy(DecentralizedStrategy):
         joiner_optimizer: a worker that comes later begins with a ``"copy"`` of another one's optimizer state, or ``"fresh"``.
         refuse_nonfinite: keep NaN and infinities out: an exchange that would bring them into a healthy model is refused and
             counted, and the mean at a rendezvous is never made with one.
+        wire: how a model is sent: ``"float32"`` as it is; ``"int8"`` or ``"int16"`` in a quarter or half of the bytes, as the
+            last digits of each element, in a unit that follows the difference of the two models; ``"bfloat16"`` rounded.
+            Whatever the rounding, what one end adds the other subtracts.
+        partner_choice: ``"uniform"`` among a worker's neighbours, or ``"fast_links"``: the shorter their exchanges last the
+            more often, and each with at least a quarter of its uniform share.
         on_nonfinite: what a worker does whose own model is not finite: ``"raise"`` ends the job with a NonFiniteError;
             ``"adopt"`` makes it go on from a neighbour's model (at a rendezvous, the mean of the healthy ones) with a fresh
             optimizer state.
@@ -73,6 +79,8 @@ class ADPSGDStrategy(DecentralizedStrategy):
         joiner_optimizer: JoinerOptimizer = "copy",
         refuse_nonfinite: bool = True,
         on_nonfinite: OnNonFinite = "raise",
+        wire: Wire = "float32",
+        partner_choice: PartnerChoice = "uniform",
         store: str | None = None,
         **options: Any,
     ) -> None:
@@ -82,6 +90,10 @@ class ADPSGDStrategy(DecentralizedStrategy):
         check_number("exchanges_per_step", exchanges_per_step)
         check_number("exchange_timeout_s", exchange_timeout_s, above=0.0)
         self.refuse_nonfinite, self.on_nonfinite = check_nonfinite(refuse_nonfinite, on_nonfinite)
+        check_choice("wire", wire, get_args(Wire))
+        self.wire = wire
+        check_choice("partner_choice", partner_choice, get_args(PartnerChoice))
+        self.partner_choice: PartnerChoice = partner_choice
         self.topology = topology_of(topology)
         self.roles = roles
         self.exchanges_per_step = exchanges_per_step
@@ -108,8 +120,11 @@ class ADPSGDStrategy(DecentralizedStrategy):
         members = self.members
         if members is None:
             topology = make_topology(self.topology, self.workers)
-            return topology, PartnerPicker(topology, self.global_rank, roles=self.roles, seed=self._seed)
+            return topology, self._picker_of(topology, self.global_rank, self._seed)
         numbers = [worker.number for worker in members.members]
         topology = topology_for(self.topology, numbers, self.workers, self.roles)
         seed = self._seed + _SEED_STRIDE * members.generation  # ranks change, and two of them must not repeat one stream
-        return topology, PartnerPicker(topology, members.rank, roles=self.roles, seed=seed)
+        return topology, self._picker_of(topology, members.rank, seed)
+
+    def _picker_of(self, topology: Topology, rank: int, seed: int) -> PartnerPicker:
+        return PartnerPicker(topology, rank, roles=self.roles, seed=seed, choice=self.partner_choice)

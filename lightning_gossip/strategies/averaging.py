@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gossip.algorithm.adaptive_period import AdaptivePeriod
+from lightning_gossip.algorithm.compressed_mean import MeanWire
 from lightning_gossip.algorithm.period import ConstantPeriod, Observation, PeriodController, PeriodState
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.averaging import Averager
@@ -38,6 +39,9 @@ class PeriodicAveragingStrategy(DecentralizedStrategy):
         overlap: how many local steps an averaging may run behind: ``False`` for none (the workers wait for it), a number, or
             ``True`` for as many as there are until the next one. The result is applied as a difference, exactly so many
             steps later on every worker.
+        wire: how models are sent: ``"float32"`` as they are; ``"bfloat16"`` or ``"int8"``: as rounded differences to the last
+            mean, in half or a quarter of the bytes. What rounding keeps back is added to the next difference; the mean at a
+            rendezvous is exact.
         options: see :class:`~lightning_gossip.strategies.DecentralizedStrategy`.
 
     Example::
@@ -54,12 +58,14 @@ class PeriodicAveragingStrategy(DecentralizedStrategy):
         period: int | PeriodController = 8,
         optimizer_state: OptimizerStateRule = "keep",
         overlap: bool | int = False,
+        wire: MeanWire = "float32",
         **options: Any,
     ) -> None:
         super().__init__(**options)
         if not isinstance(period, PeriodController):
             period = ConstantPeriod(period)
         check_choice("optimizer_state", optimizer_state, get_args(OptimizerStateRule))
+        check_choice("wire", wire, get_args(MeanWire))
         if not isinstance(overlap, int) or overlap < 0:
             raise ConfigurationError(f"overlap={overlap!r} is neither True, False nor a whole number of steps of at least 0.")
         if overlap is not False and optimizer_state == "reset":
@@ -69,6 +75,7 @@ class PeriodicAveragingStrategy(DecentralizedStrategy):
             )
         self.name = "adaptive_averaging" if isinstance(period, AdaptivePeriod) else "periodic_averaging"
         self.period = period
+        self.wire = wire
         self.optimizer_state_rule = optimizer_state
         self.overlap_steps = math.inf if overlap is True else int(overlap)
 
@@ -102,6 +109,7 @@ class PeriodicAveraging(LockstepAlgorithm):
         self._controller = strategy.period
         self._rule = strategy.optimizer_state_rule
         self._overlap = strategy.overlap_steps
+        self._wire = strategy.wire
         self._adopts = strategy.fit_options.at_rendezvous == "adopt"
         self._optimizers = optimizers
         self._control: PeriodState = self._controller.init()
@@ -125,6 +133,8 @@ class PeriodicAveraging(LockstepAlgorithm):
         everyones = self.collectives.gather((self._steps, asdict(self._control), self._deviation))
         _, control, self._deviation = max(everyones, key=lambda theirs: theirs[0])
         self._control = PeriodState(**control)
+        if self._wire != "float32" and self._rule != "average":
+            self._averager_of_session()  # while the models may still be equal: the first mean refers to them
 
     @override
     def step(self, step: Step) -> None:
@@ -157,6 +167,8 @@ class PeriodicAveraging(LockstepAlgorithm):
             averager.begin()
             self._distance = averager.complete()
             if self._exchange_numbers(arrived=True):
+                settled = averager.settle()
+                self._distance = self._distance if settled is None else settled
                 return  # x̄ is there, for the rendezvous
             self._apply(averager)
             self._averagings += 1
@@ -213,6 +225,7 @@ class PeriodicAveraging(LockstepAlgorithm):
                 model=len(self._model.tensors),
                 counted=self._model.parameters,
                 retention=self._model.retention,
+                wire=self._wire,
             )
         return self._averager
 

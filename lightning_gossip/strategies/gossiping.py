@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_gossip.algorithm.codecs import Wire
 from lightning_gossip.algorithm.finite import all_finite
 from lightning_gossip.algorithm.partner import PartnerPicker, Roles
 from lightning_gossip.algorithm.replica import Replica
@@ -43,6 +45,7 @@ class GossipOptions(Protocol):
     exchanges_per_step: float
     refuse_nonfinite: bool
     on_nonfinite: OnNonFinite
+    wire: Wire
     roles: Roles
     optimizers: list[Optimizer]
 
@@ -100,6 +103,7 @@ class GossipAlgorithm(Algorithm):
             counters=self._counters,
             refuse_nonfinite=self._strategy.refuse_nonfinite,
             on_nonfinite=self._strategy.on_nonfinite,
+            wire=self._strategy.wire,
         )
         self._gossip.start()
 
@@ -155,7 +159,7 @@ class GossipAlgorithm(Algorithm):
             self._replica.push_pull(self._model.tensors)
         self._session += 1
         self._running.exchanges_per_step = self._strategy.exchanges_per_step
-        self._running.open(self._replica, session=self._session, layout=self._model.layout)
+        self._running.open(self._replica, session=self._session, layout=_with_wire(self._model.layout, self._strategy.wire))
 
     @override
     def step(self, step: Step) -> None:
@@ -247,3 +251,8 @@ class GossipAlgorithm(Algorithm):
     def _running(self) -> Gossip:
         assert self._gossip is not None, "start() comes first"
         return self._gossip
+
+
+def _with_wire(layout: int, wire: Wire) -> int:
+    """A fingerprint that workers have in common if they publish the same tensors and write them alike, 63 bits."""
+    return layout ^ zlib.crc32(wire.encode())

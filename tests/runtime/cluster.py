@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from lightning_gossip.algorithm.codecs import Wire
 from lightning_gossip.algorithm.partner import PartnerPicker
 from lightning_gossip.algorithm.replica import Replica
 from lightning_gossip.algorithm.topology import Topology
@@ -56,6 +57,8 @@ class Cluster:
         numel: elements of a model.
         faults: by rank.
         retention: see Replica.
+        wire: see Gossip.
+        chunk: elements.
     """
 
     def __init__(
@@ -68,6 +71,8 @@ class Cluster:
         timeout_s: float = PATIENCE_S,
         retention: float = 1.0,
         seed: int = 0,
+        wire: Wire = "float32",
+        chunk: int = 10,
     ) -> None:
         self.n = topology.n
         self.watch = Watch()
@@ -82,7 +87,8 @@ class Cluster:
                 exchanges_per_step=exchanges_per_step,
                 timeout_s=timeout_s,
                 timeline=self.timelines[rank],
-                chunk_bytes=8 * 10,
+                chunk_bytes=8 * chunk,
+                wire=wire,
             )
             for rank in range(self.n)
         ]

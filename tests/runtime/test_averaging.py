@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_gossip.algorithm.compressed_mean import MeanWire, mean_bytes
 from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.averaging import Averager
 from lightning_gossip.runtime.clock import Timeline
@@ -22,6 +23,7 @@ LATE_S = 0.4
 CPU = torch.device("cpu")
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+WIRES: list[MeanWire] = ["bfloat16", "int8"]
 MODEL = 2  # of the three tensors; the third is like an optimizer's state
 COUNTED = 1  # the second is like a running statistic
 
@@ -63,6 +65,7 @@ def script(rank: int) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     replaced(rank, collectives, seen)
     corrected(rank, collectives, seen)
+    compressed(rank, collectives, seen)
     counted(rank, collectives, seen)
     misused(rank, collectives, seen)
     late(rank, collectives, timeline, seen)
@@ -144,6 +147,37 @@ def corrected(rank: int, collectives: Collectives, seen: dict[str, Any]) -> None
     averager.complete()
     averager.replace()
     seen["zeros"] = flat(x)
+
+
+def compressed(rank: int, collectives: Collectives, seen: dict[str, Any]) -> None:
+    for wire in WIRES:
+        x = [torch.zeros(4000, dtype=torch.float64)]
+        averager = Averager(collectives, x, wire=wire)
+        total, before = torch.zeros(4000, dtype=torch.float64), collectives.bytes_sent
+        for number in range(5):
+            change = torch.randn(4000, generator=torch.Generator().manual_seed(10 * number + rank), dtype=torch.float64)
+            x[0] += change
+            total += change
+            averager.begin()
+            if number == 3:  # applied late
+                x[0] += 1.0
+                total += 1.0
+            averager.complete()
+            if number < 4:
+                averager.correct()
+        seen[f"{wire} bytes"] = collectives.bytes_sent - before
+        seen[f"{wire} distance before"] = float(torch.linalg.vector_norm(averager._own)) ** 2
+        seen[f"{wire} distance"] = averager.settle()
+        averager.replace()
+        seen[f"{wire} mean"], seen[f"{wire} updates"] = x[0].clone(), total
+        assert averager.settle() is not None
+        x = [torch.full((4000,), float(rank), dtype=torch.float64)]  # not equal: the first is exact
+        averager = Averager(collectives, x, wire=wire)
+        assert averager.settle() is None
+        averager.begin()
+        averager.complete()
+        averager.replace()
+        seen[f"{wire} first"] = x[0].clone()
 
 
 def counted(rank: int, collectives: Collectives, seen: dict[str, Any]) -> None:
@@ -297,6 +331,23 @@ def test_of_the_correction_of_a_running_statistic_the_forward_passes_leave_a_sha
     correction[:, 12:36] *= 0.9**3
     expected = all_models() + torch.arange(1.0, WORLD + 1).unsqueeze(1) + correction
     assert torch.allclose(torch.stack([worker["faded"] for worker in seen]), expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_rounded_means_lose_nothing_until_they_are_settled(seen: list[dict[str, Any]], wire: str) -> None:
+    total = sum(worker[f"{wire} updates"] for worker in seen)
+    for worker in seen:
+        assert torch.equal(worker[f"{wire} mean"], seen[0][f"{wire} mean"])
+        assert torch.allclose(WORLD * worker[f"{wire} mean"], total, rtol=0.0, atol=1e-12)
+        assert worker[f"{wire} distance"] == pytest.approx(worker[f"{wire} distance before"], rel=0.01)
+        assert torch.allclose(worker[f"{wire} first"], torch.ones(4000, dtype=torch.float64), rtol=0.0, atol=1e-15)
+
+
+@pytest.mark.parametrize(("wire", "share"), [("bfloat16", 0.5 / 2), ("int8", 0.25 / 2)])  # of float64
+def test_rounded_means_send_as_many_bytes_less(seen: list[dict[str, Any]], wire: MeanWire, share: float) -> None:
+    sent = seen[0][f"{wire} bytes"] / 5
+    assert sent == 2 * (WORLD - 1) / WORLD * mean_bytes(wire, 4000, WORLD)
+    assert sent == pytest.approx(2 * (WORLD - 1) / WORLD * 8 * 4000 * share, rel=0.01)
 
 
 def test_an_averaging_that_nobody_applies_leaves_no_trace(seen: list[dict[str, Any]]) -> None:

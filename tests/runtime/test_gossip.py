@@ -5,6 +5,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_gossip.algorithm.codecs import Wire, exchange_bytes
 from lightning_gossip.algorithm.graphs import complete, exponential, from_edges, ring
 from lightning_gossip.algorithm.topology import Topology
 from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
@@ -515,3 +517,20 @@ def test_staleness_counts_the_merges_between_two_steps() -> None:
     for gossip in cluster.gossips:
         assert gossip.counters.staleness.counts() == {0: 1, 1: 1}
         assert gossip.counters.bytes_sent == 40 * 8
+
+
+@pytest.mark.parametrize("wire", get_args(Wire))
+def test_the_sum_of_the_models_stays_over_a_thousand_exchanges_however_they_are_written(wire: Wire) -> None:
+    cluster = Cluster(ring(4), numel=3000, wire=wire, chunk=1024)
+    total, before = cluster.total(), cluster.distance()
+    with cluster.running():
+        cluster.open_all()
+        cluster.step_all(1e-4)
+        with training(cluster, lambda rank, _: cluster.gossips[rank].step(cluster.x[rank], step_s=1e-4)):
+            cluster.wait_for_exchanges(1000)
+        cluster.drain_all()
+        assert (cluster.total() - total).abs().max() < 1e-9
+        assert cluster.distance() < before * (1e-4 if wire == "bfloat16" else 1e-9)
+    assert sum(gossip.counters.bytes_sent for gossip in cluster.gossips) == sum(cluster.counts) * exchange_bytes(
+        wire, 3000, torch.float64
+    )

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_gossip.algorithm.codecs import Wire
 from lightning_gossip.algorithm.partner import PartnerPicker
 from lightning_gossip.algorithm.replica import Replica
 from lightning_gossip.algorithm.topology import Topology
@@ -84,9 +85,13 @@ class Director:
 
 
 class HeldTransport(MemoryTransport):
-    def __init__(self, network: MemoryNetwork, rank: int, director: Director) -> None:
+    """Of a worker whose codec may greet before it copies its model."""
+
+    def __init__(self, network: MemoryNetwork, rank: int, director: Director, *, greets: bool) -> None:
         super().__init__(network, rank)
         self._director = director
+        self._greets = greets
+        self._greeted = False
 
     def post(self, peer: int, message: Message) -> None:
         if message.kind is not Kind.EXCHANGE:
@@ -104,23 +109,28 @@ class HeldTransport(MemoryTransport):
     def reply(self, peer: int, message: Message) -> None:
         super().reply(peer, message)
         self._director.done()
-        if message.kind is Kind.ACCEPT:
+        if message.kind is Kind.ACCEPT and not self._greets:
             self._director.await_turn("snapshot", self.rank, peer)
 
     def await_reply(self, peer: int, timeout_s: float) -> Message:
         message = super().await_reply(peer, timeout_s)
-        self._director.await_turn("snapshot" if message.kind is Kind.ACCEPT else "refused", self.rank, peer)
+        if message.kind is Kind.REFUSE:
+            self._director.await_turn("refused", self.rank, peer)
+        elif not self._greets:
+            self._director.await_turn("snapshot", self.rank, peer)
         return message
 
     def swap(self, peer: int, mine: Tensor, theirs: Tensor) -> Pending:
         swap = super().swap(peer, mine, theirs)
-        self._director.done()
-        director, rank = self._director, self.rank
+        self._greeted = self._greets and not self._greeted
+        if not self._greeted:
+            self._director.done()
+        director, rank, turn = self._director, self.rank, "snapshot" if self._greeted else "merge"
 
         class Held:
             def wait(self, timeout_s: float) -> None:
                 swap.wait(timeout_s)
-                director.await_turn("merge", rank, peer)
+                director.await_turn(turn, rank, peer)
 
         return Held()
 
@@ -133,6 +143,7 @@ def replay(
     update: Callable[[int, Tensor], Tensor],
     lr: float,
     seed: int,
+    wire: Wire = "float32",
 ) -> Tensor:
     """Play a trace of one session with the runtime's gossip.
 
@@ -143,15 +154,16 @@ def replay(
         update: the gradient of a rank at a model.
         lr: learning rate.
         seed: of the partner choice.
+        wire: see Gossip.
 
     Returns:
         The models at the end, shape (n, d).
     """
     n, director = topology.n, Director(trace)
     network = MemoryNetwork(n)
+    transports = [HeldTransport(network, rank, director, greets=wire in ("int8", "int16")) for rank in range(n)]
     gossips = [
-        Gossip(HeldTransport(network, rank, director), PartnerPicker(topology, rank, seed=seed), timeout_s=PATIENCE_S)
-        for rank in range(n)
+        Gossip(transports[rank], PartnerPicker(topology, rank, seed=seed), timeout_s=PATIENCE_S, wire=wire) for rank in range(n)
     ]
     for rank, gossip in enumerate(gossips):
         _hold_session(gossip._session, rank, director)

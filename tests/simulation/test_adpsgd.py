@@ -6,6 +6,7 @@ import torch
 
 from lightning_gossip.algorithm.graphs import exponential
 from lightning_gossip.algorithm.mixing import mean_square_gap
+from lightning_gossip.algorithm.partner import PartnerChoice
 from lightning_gossip.simulation import (
     ADPSGD,
     SGD,
@@ -290,3 +291,20 @@ def test_events_grow_with_the_steps_and_not_faster_with_the_workers() -> None:
         return result.events / result.steps
 
     assert events_per_step(256) == pytest.approx(events_per_step(16), rel=0.1)
+
+
+def test_fast_links_are_preferred_and_carry_more_exchanges_a_second() -> None:
+    def run(choice: PartnerChoice) -> Result:
+        return simulate(
+            ADPSGD(topology="complete", partner_choice=choice, work_sharing=False),
+            Cluster(6, Constant(1.0)),
+            links=Links(bandwidth=100.0, slow={(0, peer): 50.0 for peer in range(1, 6)}),
+            work=Steps(number=60),
+            model_bytes=20,
+            seed=3,
+        )
+
+    uniform, preferring = run("uniform"), run("fast_links")
+    others = slice(1, None)
+    assert sum(w.exchanges for w in preferring.workers[others]) > 1.1 * sum(w.exchanges for w in uniform.workers[others])
+    assert preferring.workers[0].exchanges > 0

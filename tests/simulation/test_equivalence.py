@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from typing import get_args
 
 import pytest
 import torch
 
+from lightning_gossip.algorithm.codecs import Wire
 from lightning_gossip.algorithm.graphs import complete, exponential, ring, star
 from lightning_gossip.algorithm.mixing import mixing_matrix
 from lightning_gossip.algorithm.topology import Topology
@@ -67,11 +69,12 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("wire", get_args(Wire))
 @pytest.mark.parametrize(("topology", "latency_s", "seed"), CASES)
 def test_one_order_of_events_gives_the_runtime_s_gossip_and_the_simulated_one_the_same_models(
-    topology: Topology, latency_s: float, seed: int
+    topology: Topology, latency_s: float, seed: int, wire: Wire
 ) -> None:
-    strategy = ADPSGD(topology=topology, at_rendezvous="evaluate", work_sharing=False)
+    strategy = ADPSGD(topology=topology, at_rendezvous="evaluate", work_sharing=False, wire=wire)
     result = run(strategy, topology.n, latency_s=latency_s, seed=seed)
     real = replay(
         result.trace,
@@ -80,6 +83,7 @@ def test_one_order_of_events_gives_the_runtime_s_gossip_and_the_simulated_one_th
         update=lambda rank, x: gradient(rank, x, topology.n),
         lr=LR,
         seed=seed,
+        wire=wire,
     )
     exchanges = sum(worker.exchanges for worker in result.workers)
     assert exchanges >= 2 * topology.n

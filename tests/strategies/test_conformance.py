@@ -24,6 +24,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 from torch import Tensor, nn
 
 from lightning_gossip import (
+    ADPSGDStrategy,
     APSGDStrategy,
     ConfigurationError,
     DPSGDStrategy,
@@ -40,18 +41,20 @@ pytestmark = pytest.mark.processes
 
 CASES: list[tuple[str, Callable[[], DecentralizedStrategy | str]]] = [
     ("adpsgd", lambda: "adpsgd"),
+    ("adpsgd int8", lambda: ADPSGDStrategy(wire="int8", partner_choice="fast_links")),
     ("dpsgd", lambda: "dpsgd"),
     ("dpsgd not overlapped", lambda: DPSGDStrategy(overlap=False)),
     ("apsgd", lambda: "apsgd"),
     ("apsgd bounded", lambda: APSGDStrategy(max_staleness=8, on_stale="wait", active_workers=3)),
     ("periodic_averaging", lambda: "periodic_averaging"),
     ("periodic overlapped", lambda: PeriodicAveragingStrategy(period=4, overlap=True, optimizer_state="average")),
+    ("periodic int8", lambda: PeriodicAveragingStrategy(period=4, wire="int8")),
     ("adaptive_averaging", lambda: "adaptive_averaging"),
     ("qsgd", lambda: QSGDStrategy(bits=8)),
     ("qsgd 4 bits", lambda: QSGDStrategy(bits=4)),
 ]
 # other options of a strategy that is there already: make test-slow
-SLOW = {"dpsgd not overlapped", "periodic overlapped", "qsgd 4 bits"}
+SLOW = {"adpsgd int8", "periodic int8", "dpsgd not overlapped", "periodic overlapped", "qsgd 4 bits"}
 VARIANTS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
 
 WORKERS = 3  # an odd ring, and as many as "apsgd bounded" wants active
