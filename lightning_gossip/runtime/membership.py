@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -13,17 +12,17 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from lightning_gossip.algorithm.liveness import Verdict
-from lightning_gossip.errors import ConfigurationError, GossipError, PeerError
+from lightning_gossip.errors import GossipError, PeerError
 from lightning_gossip.runtime.board import Worker
-from lightning_gossip.runtime.clock import Deadline, now_s
+from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.connection import store_lost
+from lightning_gossip.runtime.door import Door, Invitation
 from lightning_gossip.runtime.rounds import Rounds
 from lightning_gossip.runtime.watch import Watch
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_LOOK_S = 0.1  # between two looks of a worker that waits to be taken in
 _REST_S = 5.0  # for the others to end their Trainer's work
 
 
@@ -68,6 +67,7 @@ class Membership:
         self.lost: list[Worker] = []
         self._prefix = prefix
         self._rounds = Rounds(store, watch, prefix, timeout_s)
+        self._door = Door(store, prefix)
         self._make_group = make_group
         self._min_workers = min_workers
         self.timeout_s = timeout_s
@@ -157,6 +157,7 @@ class Membership:
         self.gather(None)
         if self.members == expected and not dist.is_initialized():
             self._make_groups()
+        self._door.begin()
 
     def rest(self) -> None:
         """Watch and be watched no more, for now: the Trainer's work has ended. Waits a little for the others.
@@ -179,7 +180,7 @@ class Membership:
             "Rank %d was silent for so long that the others went on without it (peer_timeout_s). It asks to be taken in again.",
             self.me.number,
         )
-        self.watch.be_reborn(Worker(self.me.number, self.store.add(f"{self._prefix}/life/{self.me.number}", 1)))
+        self.watch.be_reborn(self._door.another_life(self.me))
         self.stay_alone()
 
     def stay_alone(self) -> None:
@@ -187,7 +188,7 @@ class Membership:
         self.alone = True
         self.generation += 1
         self.members = (self.me,)
-        self.watch.look_at(self.members)
+        self.watch.look_at(self.members, outside=True)
         if dist.is_initialized():
             dist.destroy_process_group()
         self._make_group(PrefixStore(f"{self._prefix}/alone/{self.me}", self.store), 0, 1)
@@ -201,17 +202,16 @@ class Membership:
             joiners: who.
             news: told to them.
         """
-        self.members = (*self.members, *joiners)
+        hosts = self.members
+        self.members = (*hosts, *joiners)
         self.generation += 1
         self.watch.look_at(self.members)
-        invitation = pickle.dumps((self._rounds.number, self.generation, self.members, self.lost, news))
-        for worker in joiners:
-            self.store.set(f"{self._prefix}/invited/{worker}", invitation)  # type: ignore[arg-type]  # bytes are fine
+        self._door.invite(Invitation(self.round, self.generation, hosts, tuple(joiners), self.lost, news))
         self._make_groups()
 
     def refuse(self, worker: Worker, reason: str) -> None:
         """Tell a worker that waits that it will not be taken in."""
-        self.store.set(f"{self._prefix}/invited/{worker}", pickle.dumps(reason))  # type: ignore[arg-type]
+        self._door.refuse(worker, reason)
 
     def join(self, timeout_s: float, about: str = "") -> Any:
         """Wait to be taken in, as a member at the end of the ranks.
@@ -227,33 +227,21 @@ class Membership:
             PeerError: if nobody takes this worker in.
             ConfigurationError: if it does not fit.
         """
-        key = f"{self._prefix}/invited/{self.me}"
         try:
-            self.store.set(f"{self._prefix}/knock/{self.me.number}", f"{self.me.life} {about}")
-            deadline, pause = Deadline.after(timeout_s), threading.Event()
-            while not self.store.check([key]):
-                if self.store.check([f"{self._prefix}/closed"]):  # perhaps by somebody who has not heard the knock yet
-                    raise self._closed()
-                self.watch.raise_failure()
-                if deadline.left_s <= 0:
-                    raise PeerError(
-                        f"Rank {self.me.number} came back and was not taken in within {timeout_s:.3g} s. Has the job ended?",
-                        phase="join",
-                        seconds=timeout_s,
-                    )
-                pause.wait(_LOOK_S)
+            invitation = self._door.await_invitation(self.me, about, self._look, timeout_s)
         except dist.DistError as error:
             raise store_lost() from error
-        invitation = pickle.loads(self.store.get(key))
-        self.store.delete_key(key)
-        if isinstance(invitation, str):
-            raise ConfigurationError(invitation)
-        number, self.generation, self.members, self.lost, news = invitation
-        self._rounds.begin_at(number)
+        self.generation, self.lost = invitation.generation, invitation.lost
+        self.members = (*invitation.hosts, *invitation.joiners)
+        self._rounds.begin_at(invitation.round)
         self.alone = False
         self.watch.look_at(self.members)
         self._make_groups()
-        return news
+        return invitation.news
+
+    def _look(self) -> None:
+        self.watch.raise_failure()
+        self.watch.raise_if_nobody_is_inside()
 
     def close_doors(self) -> None:
         """The job ends: nobody is taken in any more. Rank 0 says so.
@@ -268,19 +256,12 @@ class Membership:
             )
             return
         if self.rank == 0:
-            self.store.set(f"{self._prefix}/closed", "1")
+            self._door.close()
 
     def open_doors(self) -> None:
         """Another fit begins. Rank 0 says so."""
         if self.rank == 0 and not self.alone:
-            self.store.delete_key(f"{self._prefix}/closed")
-
-    def _closed(self) -> PeerError:
-        return PeerError(
-            f"Rank {self.me.number} comes too late: the job has ended. Start all of it, with a new store if it has one.",
-            rank=self.me.number,
-            phase="join",
-        )
+            self._door.open()
 
     # -- details -----------------------------------------------------------------------------------------------------
 

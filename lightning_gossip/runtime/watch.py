@@ -4,8 +4,8 @@ It has a connection to the store of its own, since a connection serves one call 
 Its lock guards what the threads share and is never held while the store is asked.
 
 One value a worker carries everything that it tells the others: its counter, the name of its process, whose connections it has
-seen close, whose end it has seen, and whether it has failed by an exception or rests (between two fits nobody needs to be
-watched).
+seen close, whose end it has seen, and whether it has failed by an exception, or rests (between two fits nobody needs to be
+watched), or is outside: it waits to be taken in, and looks whether there is anybody who could do so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from lightning_gossip.algorithm.liveness import Liveness, Verdict
 from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime.board import Board, Worker
 from lightning_gossip.runtime.clock import now_s
-from lightning_gossip.runtime.connection import look_up, store_lost
+from lightning_gossip.runtime.connection import store_lost
+from lightning_gossip.runtime.door import Doorstep
 from lightning_gossip.runtime.processes import has_ended, identity
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class Watch:
         self._store = store
         self._prefix = prefix
         self._board = Board(store, f"{prefix}/round")
+        self._doorstep = Doorstep(store, prefix)
         self._beat_s = beat_s
         self._liveness = Liveness[Worker](silent_s=min(_SILENT_BEATS * beat_s, dead_s), dead_s=dead_s)
         self._members: tuple[Worker, ...] = ()
@@ -60,10 +62,12 @@ class Watch:
             "ended": [],
             "failed": None,
             "rests": False,
+            "outside": False,
         }
         self._seen: set[Worker] = set()  # whose value exists
         self._numbers: tuple[int, ...] = ()
         self._knocking: dict[Worker, str] = {}
+        self._forsaken: str | None = None  # why nobody will take this worker in
         self._wake = threading.Condition()
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -92,10 +96,17 @@ class Watch:
                 log.warning("%s: the watch did not end within %.3g s", self.me, timeout_s)
             self._thread = None
 
-    def look_at(self, members: Sequence[Worker], waiting_for: int | None = None) -> None:
-        """Watch these workers; ``waiting_for`` is the round that the training thread waits for, if any."""
+    def look_at(self, members: Sequence[Worker], waiting_for: int | None = None, *, outside: bool = False) -> None:
+        """Watch these workers.
+
+        Args:
+            members: who, this worker among them.
+            waiting_for: the round that the training thread waits for, if any.
+            outside: whether this worker is no member of the job, but waits to be taken in.
+        """
         with self._wake:
             self._members, self._round = tuple(members), waiting_for
+            self._said["outside"], self._forsaken = outside, None
             self._wake.notify_all()
 
     def be_reborn(self, me: Worker) -> None:
@@ -104,7 +115,7 @@ class Watch:
             self.me = me
 
     def look_out(self, numbers: Sequence[int]) -> None:
-        """Also watch whoever knocks under one of these numbers."""
+        """Also watch whoever knocks under one of these numbers; from outside, whoever may be a member."""
         with self._wake:
             self._numbers = tuple(numbers)
 
@@ -157,6 +168,15 @@ class Watch:
         if self._lost is not None:
             raise store_lost() from self._lost
 
+    def raise_if_nobody_is_inside(self) -> None:
+        """Raise if this worker waits outside of a job that nobody is in any more.
+
+        Raises:
+            PeerError: saying why.
+        """
+        if self._forsaken is not None:
+            raise PeerError(self._forsaken, rank=self.me.number, phase="join")
+
     # -- the watch thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -172,9 +192,11 @@ class Watch:
     def _tick(self) -> bool:
         self._tell()
         with self._wake:
-            members, number = self._members, self._round
-        knocking = self._hear_knocks(members)
-        self._listen([worker for worker in (*members, *knocking) if worker != self.me], members)
+            members, number, outside = self._members, self._round, self._said["outside"]
+        if outside:
+            self._look_inside()
+        else:
+            self._listen([*members, *self._hear_knocks(members)], members)
         if number is not None:
             for worker in members:
                 if worker != self.me and self.verdict(worker) is Verdict.DEAD:
@@ -197,28 +219,41 @@ class Watch:
         if not members or members[0] != self.me:
             return {}  # rank 0 decides
         lives = {worker.number: worker.life for worker in members}
-        knocking = {}
-        for number in self._numbers:
-            knock = look_up(self._store, f"{self._prefix}/knock/{number}")
-            life, _, about = (knock or b"0").decode().partition(" ")
-            if int(life) > lives.get(number, 0):
-                knocking[Worker(number, int(life))] = about
+        knocks = self._doorstep.knocks(self._numbers)
+        knocking = {worker: about for worker, about in knocks.items() if worker.life > lives.get(worker.number, 0)}
         with self._wake:
             self._knocking = knocking
         return knocking
 
-    def _listen(self, others: Sequence[Worker], members: Sequence[Worker]) -> None:
+    def _look_inside(self) -> None:
+        """Whether there is anybody who could take this worker in."""
+        processes = self._doorstep.processes(self._numbers)
+        heard = self._listen(processes, ())
+        inside = {worker: said for worker, said in heard.items() if not said["outside"]}
+        failed = [f"rank {worker.number} has failed: {said['failed']}" for worker, said in inside.items() if said["failed"]]
+        with self._wake:
+            alive = [w for w, said in inside.items() if not said["failed"] and self._liveness.verdict(w) is not Verdict.DEAD]
+            if processes and not alive and self._said["outside"]:
+                self._forsaken = (
+                    f"Rank {self.me.number} waits to be taken in by a job that nobody is in any more:"
+                    f" {failed[0] if failed else 'all its members are gone'}. Start all of it, with a new store if it has one,"
+                    " from its last checkpoint."
+                )
+
+    def _listen(self, workers: Sequence[Worker], members: Sequence[Worker]) -> dict[Worker, dict[str, Any]]:
+        """Hear these workers' beats; returns what each says."""
+        others = [worker for worker in workers if worker != self.me]
         for worker in others:
             if worker not in self._seen and self._store.check([self._key(worker)]):
                 self._seen.add(worker)
         known = [worker for worker in others if worker in self._seen]
-        values = self._store.multi_get([self._key(worker) for worker in known]) if known else []
+        values = [json.loads(v) for v in self._store.multi_get([self._key(worker) for worker in known])] if known else []
         lives = [f"{self._prefix}/life/{worker.number}" for worker in known]
         current = [int(life) for life in self._store.multi_get(lives)] if known else []
         at_s = now_s()
         with self._wake:
             self._liveness.look(at_s=at_s)
-            for worker, value, life in zip(known, map(json.loads, values), current, strict=True):
+            for worker, value, life in zip(known, values, current, strict=True):
                 beat = value["beat"] if not value["rests"] else -round(at_s * 1000)  # resting is as good as beating
                 self._liveness.heard(worker, beat=beat, at_s=at_s)
                 for broken in value["broken"]:
@@ -231,6 +266,7 @@ class Watch:
                 # one that waits to be taken in ends nobody but itself
                 if value["failed"] is not None and self._failure is None and worker in members:
                     self._failure = f"Rank {worker.number} has failed and all end: {value['failed']}. Its own log has the rest."
+        return dict(zip(known, values, strict=True))
 
     def _suspect(self, worker: Worker) -> None:
         # somebody else's word, while it does not beat

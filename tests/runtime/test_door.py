@@ -1,0 +1,132 @@
+"""Workers that wait to be taken in, as threads: every wait ends, whatever becomes of those inside."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from lightning_gossip.errors import PeerError
+from lightning_gossip.runtime.board import Worker
+from lightning_gossip.runtime.membership import Membership
+from tests.runtime.party import BEAT_S, PATIENCE_S, Party
+
+SILENCE_S = 1.0  # for tests in which silence means something: much longer than a beat, much shorter than the patience
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """What it returns when that is true at last."""
+    end_s, pause = time.monotonic() + PATIENCE_S / 2, threading.Event()
+    while not (value := condition()):
+        assert time.monotonic() < end_s, "nothing happened"
+        pause.wait(BEAT_S)
+    return value
+
+
+def knocking(member: Membership) -> list[Worker]:
+    """Whom a member hears."""
+    return list(member.watch.knocking(range(10)))
+
+
+def outsiders(made: Party, *workers: Worker) -> list[Membership]:
+    """Workers that come later, and everybody looks out for them."""
+    made_outside = [made.add(worker) for worker in workers]
+    for member in made.all:
+        member.watch.look_out(range(10))
+    for outsider in made_outside:
+        outsider.stay_alone()
+    return made_outside
+
+
+def fall_silent(member: Membership) -> Callable[[], None]:
+    """Stop a worker's beats as SIGSTOP would; returns what lets it go on."""
+    watch = member.watch
+    tell, watch._tell = watch._tell, lambda: None  # type: ignore[method-assign]
+
+    def go_on() -> None:
+        watch._tell = tell  # type: ignore[method-assign]
+
+    return go_on
+
+
+@pytest.fixture(autouse=True)
+def soon() -> Any:
+    began_s = time.monotonic()
+    yield
+    assert time.monotonic() - began_s < PATIENCE_S / 2  # nobody has waited until the end of its patience
+
+
+def test_all_that_wait_for_members_that_have_died_end(party: Callable[..., Party]) -> None:
+    made = party(2, dead_s=SILENCE_S)
+    waiting = outsiders(made, Worker(2, 1), Worker(3, 1))
+
+    def script(member: Membership) -> Any:
+        if member in waiting:
+            return member.join(PATIENCE_S)
+        member.hello()
+        fall_silent(member)
+        return None
+
+    for error in made.run(script)[2:]:
+        assert isinstance(error, PeerError)
+        assert "all its members are gone" in str(error)
+
+
+def test_who_waits_for_members_that_end_by_an_exception_ends_and_says_why(party: Callable[..., Party]) -> None:
+    made = party(2)
+    (outsider,) = outsiders(made, Worker(2, 1))
+
+    def script(member: Membership) -> Any:
+        if member is outsider:
+            return member.join(PATIENCE_S)
+        member.hello()
+        try:
+            if member.rank == 1:
+                raise ArithmeticError("no")
+            return member.gather(None)
+        except (ArithmeticError, PeerError) as error:
+            member.watch.failed(f"{type(error).__name__}: {error}")
+            member.watch.rest()
+
+    error = made.run(script)[2]
+    assert isinstance(error, PeerError)
+    assert "has failed" in str(error)
+    assert "ArithmeticError: no" in str(error)
+
+
+def test_one_failed_worker_that_the_others_have_left_behind_keeps_nobody_out(party: Callable[..., Party]) -> None:
+    made = party(2)
+    (outsider,) = outsiders(made, Worker(2, 1))
+
+    def script(member: Membership) -> Any:
+        if member is outsider:
+            return member.join(PATIENCE_S)
+        member.hello()
+        if member.me.number == 1:
+            made.bury(member.me)
+            until(lambda: made.all[0].lost)
+            member.watch.failed("ArithmeticError: no")
+            return member.watch.rest()
+        member.gather(None)
+        until(lambda: made.store.get("p/beat/1.1").find(b"ArithmeticError") > 0)
+        member.admit(until(lambda: knocking(member)), "news")
+        return None
+
+    assert made.run(script)[2] == "news"
+
+
+def test_who_comes_before_the_job_has_begun_waits_for_it(party: Callable[..., Party]) -> None:
+    made = party(1)
+    (outsider,) = outsiders(made, Worker(1, 1))
+
+    def script(member: Membership) -> Any:
+        if member is outsider:
+            return member.join(PATIENCE_S)
+        threading.Event().wait(10 * BEAT_S)
+        member.hello()
+        return member.admit(until(lambda: knocking(member)), "news")
+
+    assert made.run(script)[1] == "news"
