@@ -252,10 +252,9 @@ class Watch:
         current = [int(life) for life in self._store.multi_get(lives)] if known else []
         at_s = now_s()
         with self._wake:
-            self._liveness.look(at_s=at_s)
             for worker, value, life in zip(known, values, current, strict=True):
                 beat = value["beat"] if not value["rests"] else -round(at_s * 1000)  # resting is as good as beating
-                self._liveness.heard(worker, beat=beat, at_s=at_s)
+                self._liveness.heard(worker, beat=beat, at_s=at_s, is_member=worker in members)
                 for broken in value["broken"]:
                     self._suspect(Worker(*broken))
                 for ended in value["ended"]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lightning_gossip.algorithm.liveness import Verdict
 from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime.board import Worker
 from lightning_gossip.runtime.membership import Membership
@@ -130,3 +131,45 @@ def test_who_comes_before_the_job_has_begun_waits_for_it(party: Callable[..., Pa
         return member.admit(until(lambda: knocking(member)), "news")
 
     assert made.run(script)[1] == "news"
+
+
+def test_who_was_frozen_while_it_knocked_is_taken_in_when_it_beats_again(party: Callable[..., Party]) -> None:
+    made = party(1, dead_s=SILENCE_S)
+    (outsider,) = outsiders(made, Worker(1, 1))
+
+    def script(member: Membership) -> Any:
+        if member is outsider:
+            return member.join(PATIENCE_S)
+        member.hello()
+        until(lambda: knocking(member))
+        thaw = fall_silent(outsider)
+        until(lambda: member.watch.verdict(outsider.me) is Verdict.DEAD)
+        assert not knocking(member)
+        thaw()
+        return member.admit(until(lambda: knocking(member)), None)
+
+    assert made.run(script) == [None, None]
+    assert made.all[0].members == (Worker(0, 1), Worker(1, 1))
+
+
+def test_who_was_outside_for_long_takes_no_member_for_dead(party: Callable[..., Party]) -> None:
+    made = party(2, dead_s=SILENCE_S)
+    away = made.all[1]
+
+    def script(member: Membership) -> Any:
+        if member is away:
+            until(lambda: made.store.check(["p/beat/0.1"]) and away.watch.verdict(Worker(0, 1)) is Verdict.ALIVE)
+            away._be_excluded()
+            away.watch.look_out(())  # nor does it listen to those inside
+            end_s = time.monotonic() + 2 * SILENCE_S
+            until(lambda: away.watch.verdict(Worker(0, 1)) is Verdict.DEAD or time.monotonic() > end_s)
+            assert away.join(PATIENCE_S) == "news"
+            assert away.watch.verdict(Worker(0, 1)) is not Verdict.DEAD
+        else:
+            made.bury(Worker(1, 1))
+            member.gather(None)
+            member.watch.look_out(range(2))
+            member.admit(until(lambda: knocking(member)), "news")
+        return [len(member.gather(None)) for _ in range(3)]
+
+    assert made.run(script) == [[2, 2, 2]] * 2
