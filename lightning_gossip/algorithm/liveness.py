@@ -18,7 +18,6 @@ it is silent.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable
 from enum import Enum
 from typing import Generic, TypeVar

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -71,6 +72,39 @@ def test_the_first_to_write_has_decided() -> None:
     board.mark_absent(1, worker)
     assert board.read(0, [worker]) == [None]
     assert board.read(1, [worker]) == [b"in time"]
+
+
+class Vanishing:
+    """A store in which what was there a moment ago is gone: somebody else has deleted it meanwhile."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any) -> Any:
+            result = getattr(self._store, name)(*args)
+            for key in ("r/0/1.1", "r/0/full"):
+                if name in ("check", "wait") and args[0] == [key]:
+                    self._store.delete_key(key)
+            return result
+
+        return call
+
+
+def test_what_is_deleted_while_it_is_looked_at_holds_nobody_up() -> None:
+    store, worker = dist.HashStore(), Worker(1, 1)
+    store.set_timeout(timedelta(seconds=PATIENCE_S / 4))
+    board = Board(Vanishing(store), "r")  # type: ignore[arg-type]
+    assert board.read(0, [worker]) is None
+    board.mark_absent(0, worker)
+    began_s = time.monotonic()
+    board.is_absent(0, worker)
+    board.wake(0, "full")
+    assert board.wait(0, PATIENCE_S) == "the round is over"
+    board.say(1, worker, bytes(5 << 20))
+    store.delete_key("r/1/1.1/0")
+    assert board.read(1, [worker]) is None
+    assert time.monotonic() - began_s < PATIENCE_S / 4
 
 
 def test_an_attempt_that_fails_for_one_is_made_again_by_all(party: Callable[..., Party]) -> None:
