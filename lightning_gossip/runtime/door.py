@@ -97,9 +97,10 @@ class Door:
         Raises:
             PeerError: if another process has been started with its number meanwhile: there is one worker too many.
         """
-        key, mine = f"{self._prefix}/life/{me.number}", str(me.life + 1)
-        if self._store.compare_set(key, str(me.life), mine).decode() != mine:
-            raise _replaced(me)
+        key = f"{self._prefix}/life/{me.number}"
+        # looked at before, since a life too many is the end of the other one
+        if int(look_up(self._store, key) or 0) != me.life or self._store.add(key, 1) != me.life + 1:
+            raise replaced(me)
         return Worker(me.number, me.life + 1)
 
     def await_invitation(self, me: Worker, about: str, look: Callable[[], None], timeout_s: float) -> Invitation:
@@ -172,7 +173,8 @@ class Doorstep:
         return [Worker(number, int(life)) for number, life in lives.items() if life is not None]
 
 
-def _replaced(me: Worker) -> PeerError:
+def replaced(me: Worker) -> PeerError:
+    """What ends the older of two processes of one number."""
     return PeerError(
         f"Rank {me.number} was silent, and has been started again meanwhile. This process, the older one, ends.",
         rank=me.number,

@@ -68,6 +68,7 @@ class Membership:
         self._prefix = prefix
         self._rounds = Rounds(store, watch, prefix, timeout_s)
         self._door = Door(store, prefix)
+        self._hosts: tuple[Worker, ...] = ()  # who took this worker in
         self._make_group = make_group
         self._min_workers = min_workers
         self.timeout_s = timeout_s
@@ -227,24 +228,52 @@ class Membership:
             PeerError: if nobody takes this worker in.
             ConfigurationError: if it does not fit.
         """
-        try:
-            invitation = self._door.await_invitation(self.me, about, self._look, timeout_s)
-        except dist.DistError as error:
-            raise store_lost() from error
-        self.generation, self.lost = invitation.generation, invitation.lost
+        while True:
+            try:
+                invitation = self._door.await_invitation(self.me, about, self._look, timeout_s)
+            except dist.DistError as error:
+                raise store_lost() from error
+            self._follow(invitation)
+            if not self.alone:  # else it was frozen after its knock, and the others have gone on without it meanwhile
+                self.check_hosts()
+                return invitation.news
+
+    def _follow(self, invitation: Invitation) -> None:
+        self.generation, self.lost, self._hosts = invitation.generation, invitation.lost, invitation.hosts
         self.members = (*invitation.hosts, *invitation.joiners)
         self._rounds.begin_at(invitation.round)
         self.alone = False
+        if self._rounds.is_over:
+            self._be_excluded()
+            return
         self.watch.look_at(self.members)
         self._make_groups()
-        return invitation.news
+
+    def check_hosts(self) -> None:
+        """To be called by those who have just come, until they have what they came for.
+
+        Raises:
+            PeerError: if none of those who took them in is left: then nobody has the model that was trained.
+        """
+        if not self.alone and not set(self._hosts) & set(self.members):
+            raise PeerError(
+                f"All the workers that took rank {self.me.number} in have died before it had their model. Start all of the job,"
+                " with a new store if it has one, from its last checkpoint.",
+                rank=self.me.number,
+                phase="join",
+            )
+
+    def waiting(self, numbers: Sequence[int]) -> dict[Worker, str]:
+        """Who waits to be taken in, as far as is known, and what each says about itself."""
+        knocking = self.watch.knocking(numbers)
+        return {worker: about for worker, about in knocking.items() if worker not in self.lost}  # who is lost has a new name
 
     def _look(self) -> None:
         self.watch.raise_failure()
         self.watch.raise_if_nobody_is_inside()
 
     def close_doors(self) -> None:
-        """The job ends: nobody is taken in any more. Rank 0 says so.
+        """The job ends: nobody is taken in any more. All say so, since each may be killed before.
 
         A worker that was left behind says that its model is its own. It does not fail: the launchers would end the others.
         """
@@ -255,8 +284,7 @@ class Membership:
                 self.me.number,
             )
             return
-        if self.rank == 0:
-            self._door.close()
+        self._door.close()
 
     def open_doors(self) -> None:
         """Another fit begins. Rank 0 says so."""

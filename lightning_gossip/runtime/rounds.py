@@ -40,6 +40,11 @@ class Rounds:
         """This worker takes part from this round on."""
         self.number = self._first = number
 
+    @property
+    def is_over(self) -> bool:
+        """Whether this worker was taken for dead before it has spoken in the next round."""
+        return self._board.is_absent(self.number, self._watch.me)
+
     def hold(self, members: Sequence[Worker], value: bytes, *, tidies: bool) -> list[bytes | None] | None:
         """Say this worker's part, and hear the others'.
 

@@ -23,7 +23,7 @@ from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime.board import Board, Worker
 from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.connection import store_lost
-from lightning_gossip.runtime.door import Doorstep
+from lightning_gossip.runtime.door import Doorstep, replaced
 from lightning_gossip.runtime.processes import has_ended, identity
 
 log = logging.getLogger(__name__)
@@ -228,12 +228,15 @@ class Watch:
     def _look_inside(self) -> None:
         """Whether there is anybody who could take this worker in."""
         processes = self._doorstep.processes(self._numbers)
-        heard = self._listen(processes, ())
-        inside = {worker: said for worker, said in heard.items() if not said["outside"]}
+        inside = {worker: said for worker, said in self._listen(processes, ()).items() if not said["outside"]}
         failed = [f"rank {worker.number} has failed: {said['failed']}" for worker, said in inside.items() if said["failed"]]
         with self._wake:
             alive = [w for w, said in inside.items() if not said["failed"] and self._liveness.verdict(w) is not Verdict.DEAD]
-            if processes and not alive and self._said["outside"]:
+            if not self._said["outside"]:
+                return  # it has been taken in
+            if any(worker.number == self.me.number and worker.life > self.me.life for worker in processes):
+                self._forsaken = str(replaced(self.me))
+            elif processes and not alive:
                 self._forsaken = (
                     f"Rank {self.me.number} waits to be taken in by a job that nobody is in any more:"
                     f" {failed[0] if failed else 'all its members are gone'}. Start all of it, with a new store if it has one,"

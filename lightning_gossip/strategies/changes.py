@@ -111,7 +111,7 @@ class Changes:
     def _welcome(self, members: Membership) -> list[Worker]:
         """Who waits and fits; rank 0, whose word counts, tells the others why not, since in the job they would end it."""
         fit = []
-        for worker, theirs in members.watch.knocking(self._numbers).items():
+        for worker, theirs in members.waiting(self._numbers).items():
             if theirs == self._about:
                 fit.append(worker)
             elif members.rank == 0:
@@ -127,15 +127,18 @@ class Changes:
         return f"model {fingerprint(self._trainer.lightning_module):x}, data {self._work.about}"
 
     def _join(self, members: Membership, *, ready: int) -> None:
-        news = members.join(members.timeout_s, self._about)
-        joining.follow(news, self._trainer, self._work, ready=ready)
-        self._account.steps = news.steps
-        self._due = True
-        self._share_state(receives=True)
+        while members.alone:  # again, if the others have gone on without it before it had all
+            news = members.join(members.timeout_s, self._about)
+            joining.follow(news, self._trainer, self._work, ready=ready)
+            self._account.steps = news.steps
+            self._due = True
+            self._share_state(receives=True)
 
     def _share_state(self, *, receives: bool) -> None:
         """The mean model, and by option an optimizer state, of rank 0, which those who come never are; all take part."""
         start_equal(self._trainer.lightning_module)
+        if receives and self._members is not None:
+            self._members.check_hosts()
         if self._survival.joiner_optimizer == "copy":
             joining.copy_optimizers(self._trainer, receives=receives)
 

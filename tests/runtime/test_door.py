@@ -173,3 +173,103 @@ def test_who_was_outside_for_long_takes_no_member_for_dead(party: Callable[..., 
         return [len(member.gather(None)) for _ in range(3)]
 
     assert made.run(script) == [[2, 2, 2]] * 2
+
+
+def test_who_thaws_after_it_was_invited_and_lost_again_knocks_once_more(party: Callable[..., Party]) -> None:
+    made = party(1)
+    (outsider,) = outsiders(made, Worker(1, 1))
+    lost = threading.Event()
+
+    def script(member: Membership) -> Any:
+        if member is outsider:
+            made.store.set("p/knock/1", "1 ")
+            assert lost.wait(PATIENCE_S)
+            return member.join(PATIENCE_S), member.alone, member.me
+        member.hello()
+        until(lambda: knocking(member))
+        made.bury(outsider.me)
+        member.admit([outsider.me], "too early")
+        assert member.lost == [outsider.me]
+        lost.set()
+        return member.admit(until(lambda: knocking(member)), "news")
+
+    assert made.run(script)[1] == ("news", False, Worker(1, 2))
+
+
+def test_a_name_that_was_lost_is_not_taken_in_again(party: Callable[..., Party]) -> None:
+    made = party(2)
+
+    def script(member: Membership) -> Any:
+        member.watch.look_out(range(2))
+        member.gather(None)
+        if member.me.number == 1:
+            made.store.set("p/knock/1", "1 ")
+            return until(lambda: made.all[0].lost)
+        until(lambda: member.watch.verdict(Worker(1, 1)) is Verdict.ALIVE)
+        member._lose([Worker(1, 1)])  # by the word of a third one, who is gone too
+        until(lambda: knocking(member))
+        return member.waiting(range(2))
+
+    assert made.run(script)[0] == {}
+
+
+def test_who_was_started_again_while_it_was_frozen_ends(party: Callable[..., Party]) -> None:
+    made = party(2)
+    thawed, successor = made.members[1], Worker(1, 2)
+    (outsider,) = outsiders(made, successor)
+
+    def script(member: Membership) -> Any:
+        if member is outsider:
+            return member.join(PATIENCE_S), member.gather("successor")
+        if member.me == thawed:
+            until(lambda: len(made.all[0].members) == 2 and successor in made.all[0].members)
+            return member.gather("predecessor")
+        made.bury(thawed)
+        member.hello()
+        member.admit(until(lambda: knocking(member)), "news")
+        return member.gather("host")
+
+    results = made.run(script)
+    assert [results[0], results[2]] == [["host", "successor"], ("news", ["host", "successor"])]
+    assert "has been started again" in str(results[1])
+    assert made.store.get("p/life/1") == b"2"
+
+
+def test_who_was_started_again_while_it_knocked_ends(party: Callable[..., Party]) -> None:
+    made = party(1)
+    first = outsiders(made, Worker(1, 1), Worker(1, 2))[0]
+    made.run(lambda member: member.hello() if member.me.number == 0 else None)
+    with pytest.raises(PeerError, match="has been started again"):
+        first.join(PATIENCE_S)
+
+
+def test_who_was_invited_by_workers_that_have_all_died_ends(party: Callable[..., Party]) -> None:
+    made = party(1)
+    (outsider,) = outsiders(made, Worker(1, 1))
+
+    def script(member: Membership) -> Any:
+        if member is outsider:
+            return member.join(PATIENCE_S)
+        member.hello()
+        until(lambda: knocking(member))
+        member._make_groups = lambda: made.die(member)  # type: ignore[method-assign]
+        return member.admit([outsider.me], "news")
+
+    error = made.run(script)[1]
+    assert isinstance(error, PeerError)
+    assert "before it had their model" in str(error)
+
+
+def test_the_doors_are_closed_though_rank_0_dies_at_the_very_end(party: Callable[..., Party]) -> None:
+    made = party(2)
+    (outsider,) = outsiders(made, Worker(2, 1))
+
+    def script(member: Membership) -> Any:
+        if member is outsider:
+            return member.join(PATIENCE_S)
+        member.hello()
+        if member.rank == 0:
+            made.die(member)
+        return member.close_doors()
+
+    assert "comes too late" in str(made.run(script)[2])
