@@ -136,17 +136,18 @@ class Membership:
             generation = self.generation
             if self.alone:
                 return collective()
-            failure: RuntimeError | None = None
-            result: T | None = None
+            worked, result = True, None
             try:
                 result = collective()
             except RuntimeError as error:
                 if isinstance(error, GossipError):
                     raise
-                failure = error
+                worked = False
                 log.info("%s: a collective failed: %s", self.me, _first_line(error))
-            worked = self.gather(failure is None)
-            if all(worked) and not self.alone:
+            if not worked and dist.is_initialized():
+                # only neighbours of a dead worker's hear of its end; those behind them wait for workers that have given up
+                dist.destroy_process_group()
+            if all(self.gather(worked)) and not self.alone:
                 return result  # type: ignore[return-value]
             if self.generation == generation:  # nobody has died: a connection broke
                 self.generation += 1

@@ -10,18 +10,23 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from lightning_gossip.algorithm.liveness import Verdict
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime.board import Board, Worker
+from lightning_gossip.runtime.connection import another
+from lightning_gossip.runtime.default_group import make_default_group
 from lightning_gossip.runtime.membership import Membership
 from lightning_gossip.runtime.processes import has_ended, identity
 from lightning_gossip.runtime.watch import Watch
 from tests.runtime.party import BEAT_S, DEAD_S, PATIENCE_S, Party
+from tests.workers import run_processes
 
 
 def test_everybody_gets_everybodys_value_by_rank(party: Callable[..., Party]) -> None:
@@ -123,6 +128,39 @@ def test_an_attempt_that_fails_for_one_is_made_again_by_all(party: Callable[...,
         return member.attempt(collective), member.generation, len(member.members)
 
     assert made.run(script) == [(2, 1, 3)] * 3
+
+
+@pytest.mark.processes
+def test_a_collective_that_fails_for_one_fails_for_those_that_wait_for_it(tmp_path: Path) -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def script(rank: int) -> tuple[int, float]:
+        store = dist.TCPStore("127.0.0.1", server.port, wait_for_workers=False)
+        watch = Watch(another(store), "p", Worker(rank, store.add(f"p/life/{rank}", 1)), dead_s=DEAD_S)
+        members = [Worker(number, 1) for number in range(5)]
+        made = make_default_group("gloo", PATIENCE_S)
+        member = Membership(store, watch, "p", members, make_group=made, min_workers=1, timeout_s=PATIENCE_S)
+        dist.destroy_process_group()  # that of the test
+        watch.look_at(members)
+        watch.start()
+        member.hello()
+        tries: list[float] = []
+
+        def collective() -> None:
+            if rank == 4:
+                os._exit(0)  # a neighbour of 0 and 3 in the ring, not of 1 and 2
+            tries.append(time.monotonic())
+            dist.all_reduce(torch.ones(1 << 20))
+
+        member.attempt(collective)
+        member.rest()
+        return len(tries), time.monotonic() - tries[0]
+
+    results = run_processes(script, tmp_path, world_size=5, deadline_s=2 * PATIENCE_S)
+    assert not [result for result in results if isinstance(result, str) and result != "died"]
+    for tries, seconds in results[:4]:
+        assert tries == 2
+        assert seconds < PATIENCE_S / 2
 
 
 def test_a_result_that_every_survivor_has_got_is_kept(party: Callable[..., Party]) -> None:
