@@ -67,10 +67,12 @@ class Rounds:
                 return None
             if not self._board.fill(number, members):
                 self._watch.look_at(members, number)
+                self._watch.raise_failure()  # one that has ended before it knew of this round wakes nobody
                 reason = self._board.wait(number, self._timeout_s)
                 if not self._board.is_full(number, members):
                     if self._board.is_absent(number + 1, me):  # all have read this round, and deleted it, and gone on
                         return None
+                    self._watch.raise_failure()
                     raise PeerError(reason, phase="watch")
             self._watch.look_at(members)
             said = self._board.read(number, members)

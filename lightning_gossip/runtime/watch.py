@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 from collections.abc import Sequence
 from typing import Any
 
+import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from lightning_gossip.algorithm.liveness import Liveness, Verdict
-from lightning_gossip.errors import PeerError
+from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.board import Board, Worker
 from lightning_gossip.runtime.clock import now_s
-from lightning_gossip.runtime.connection import store_lost
+from lightning_gossip.runtime.connection import another, store_lost
 from lightning_gossip.runtime.door import Doorstep, replaced
 from lightning_gossip.runtime.processes import has_ended, identity
 
@@ -45,16 +47,16 @@ class Watch:
 
     def __init__(self, store: Store, prefix: str, me: Worker, *, dead_s: float, beat_s: float = BEAT_S) -> None:
         self.me = me
-        self._store = store
         self._prefix = prefix
-        self._board = Board(store, f"{prefix}/round")
-        self._doorstep = Doorstep(store, prefix)
+        self._connect(store)
+        self._connected_s = -math.inf  # when the connection was made anew
         self._beat_s = beat_s
         self._liveness = Liveness[Worker](silent_s=min(_SILENT_BEATS * beat_s, dead_s), dead_s=dead_s)
         self._members: tuple[Worker, ...] = ()
         self._round: int | None = None
         self._failure: str | None = None
         self._lost: BaseException | None = None  # the store, if it is
+        self._ended_by: BaseException | None = None  # what has ended the thread, if anything else has
         self._said: dict[str, Any] = {
             "beat": 0,
             "process": identity(),
@@ -150,7 +152,7 @@ class Watch:
     @property
     def has_failed(self) -> bool:
         """Whether this worker, another one or the store has failed."""
-        return self._said["failed"] is not None or self._failure is not None or self._lost is not None
+        return any(why is not None for why in (self._said["failed"], self._failure, self._ended_by, self._lost))
 
     def verdict(self, worker: Worker) -> Verdict:
         """About one worker, now."""
@@ -158,11 +160,16 @@ class Watch:
             return self._liveness.verdict(worker)
 
     def raise_failure(self) -> None:
-        """Raise if another worker has failed, or the store is gone.
+        """Raise if another worker has failed, the store is gone, or nobody beats for this worker any more.
 
         Raises:
             PeerError: saying which.
+            ProtocolError: for an error of the watch itself.
         """
+        if self._ended_by is not None:
+            raise ProtocolError(
+                f"The watch of this worker has ended by an error. Please report it. {self._bug}"
+            ) from self._ended_by
         if self._failure is not None:
             raise PeerError(self._failure, phase="watch")
         if self._lost is not None:
@@ -181,13 +188,52 @@ class Watch:
 
     def _run(self) -> None:
         try:
+            while not self._stopped:
+                self._beat()
+            self._tell()
+        except dist.DistError as error:  # the training thread's connection ends too: the store is gone, or out of reach
+            self._lost = error
+        except Exception as error:  # noqa: BLE001 - kept, and raised on the training thread
+            self._fail(error)
+
+    def _beat(self) -> None:
+        try:
             while self._tick():
                 with self._wake:
                     if not self._stopped:
                         self._wake.wait(self._beat_s)
+        except dist.DistError as error:
+            self._connect_anew(error)
+
+    def _connect(self, store: Store) -> None:
+        self._store = store
+        self._board = Board(store, f"{self._prefix}/round")
+        self._doorstep = Doorstep(store, self._prefix)
+
+    def _connect_anew(self, error: dist.DistError) -> None:
+        """One connection may break while the store is there; not again and again."""
+        if now_s() - self._connected_s < self._liveness.dead_s:
+            raise error
+        log.warning("%s: the watch connects with the store anew: %s", self.me, error)
+        self._connect(another(self._store, timeout_s=self._liveness.dead_s))
+        self._connected_s = now_s()
+
+    def _fail(self, error: Exception) -> None:
+        """Nobody beats for this worker any more: it ends, and so do all, as after any other exception of a worker."""
+        with self._wake:
+            self._ended_by = error
+            self._said["failed"] = self._said["failed"] or self._bug
+            number = self._round
+        try:
             self._tell()
-        except Exception as error:  # noqa: BLE001 - kept, and raised on the training thread
-            self._lost = error
+            if number is not None:
+                self._board.wake(number, self._bug)
+        except dist.DistError as gone:
+            log.warning("%s: nobody could be told that the watch has ended: %s", self.me, gone)
+
+    @property
+    def _bug(self) -> str:
+        return f"{type(self._ended_by).__name__} in the watch: {self._ended_by}"
 
     def _tick(self) -> bool:
         self._tell()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from lightning_gossip.algorithm.liveness import Verdict
-from lightning_gossip.errors import ConfigurationError, PeerError
+from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
 from lightning_gossip.runtime.board import Board, Worker
 from lightning_gossip.runtime.connection import another
 from lightning_gossip.runtime.default_group import make_default_group
@@ -140,6 +142,7 @@ def test_a_collective_that_fails_for_one_fails_for_those_that_wait_for_it(tmp_pa
         members = [Worker(number, 1) for number in range(5)]
         made = make_default_group("gloo", PATIENCE_S)
         member = Membership(store, watch, "p", members, make_group=made, min_workers=1, timeout_s=PATIENCE_S)
+        dist.barrier()
         dist.destroy_process_group()  # that of the test
         watch.look_at(members)
         watch.start()
@@ -344,6 +347,60 @@ def test_who_was_left_behind_says_so_at_the_end(party: Callable[..., Party], cap
     member.close_doors()
     assert "its model is its own" in caplog.text
     assert not made.store.check(["p/closed"])
+
+
+def test_an_exception_in_the_watch_of_one_ends_all(party: Callable[..., Party]) -> None:
+    made = party(2)
+
+    def script(member: Membership) -> Any:
+        member.gather(None)
+        if member.rank == 0:
+            member.watch.verdict = {}.__getitem__  # type: ignore[assignment, method-assign]  # KeyError in the next tick
+        while member.rank == 1 and not member.watch.has_failed:
+            threading.Event().wait(BEAT_S)
+        return member.gather(None)
+
+    began_s = time.monotonic()
+    mine, others = made.run(script)
+    assert isinstance(mine, ProtocolError)
+    assert isinstance(mine.__cause__, KeyError)
+    assert "Rank 0 has failed" in str(others)
+    assert time.monotonic() - began_s < PATIENCE_S / 2
+
+
+def test_a_watch_whose_connection_breaks_makes_another_one() -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store, before = another(server), _connections(server.port)
+    watch = Watch(another(store), "p", Worker(0, 1), dead_s=DEAD_S, beat_s=BEAT_S)
+    (connection,) = _connections(server.port) - before
+    members = [Worker(0, 1), Worker(1, 1)]
+    for worker in members:
+        store.set(f"p/life/{worker.number}", "1")
+    watch.look_at(members)
+    watch.start()
+    member = Membership(store, watch, "p", members, make_group=_no_group, min_workers=1, timeout_s=PATIENCE_S)
+    with socket.socket(fileno=os.dup(connection)) as end:
+        end.shutdown(socket.SHUT_RDWR)
+    other = threading.Timer(10 * BEAT_S, watch.ended, (members[1],))
+    other.start()
+    assert member.gather("alive") == ["alive"]
+    other.join()
+    assert not watch.has_failed
+    watch.rest()
+
+
+def _connections(port: int) -> set[int]:
+    """Of this process to a port: the descriptors."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as end:  # the folder's own, or no socket
+            if end.getpeername()[1] == port:
+                found.add(int(name))
+    return found
+
+
+def _no_group(store: Any, rank: int, world_size: int) -> None:
+    """There is none to be made."""
 
 
 def test_the_end_of_a_process_that_rests_is_seen() -> None:
