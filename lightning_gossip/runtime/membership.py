@@ -15,8 +15,8 @@ from lightning_gossip.algorithm.liveness import Verdict
 from lightning_gossip.errors import GossipError, PeerError
 from lightning_gossip.runtime.board import Worker
 from lightning_gossip.runtime.clock import now_s
-from lightning_gossip.runtime.connection import store_lost
-from lightning_gossip.runtime.door import Door, Invitation
+from lightning_gossip.runtime.door import Door
+from lightning_gossip.runtime.entrance import Entrance
 from lightning_gossip.runtime.rounds import Rounds
 from lightning_gossip.runtime.watch import Watch
 
@@ -46,6 +46,7 @@ class Membership:
         generation: how often the members or their groups have changed.
         changed: called after each change.
         lost: workers that were left out, in that order.
+        entrance: where those who come later are taken in.
     """
 
     def __init__(
@@ -68,11 +69,11 @@ class Membership:
         self._prefix = prefix
         self._rounds = Rounds(store, watch, prefix, timeout_s)
         self._door = Door(store, prefix)
-        self._hosts: tuple[Worker, ...] = ()  # who took this worker in
         self._make_group = make_group
         self._min_workers = min_workers
         self.timeout_s = timeout_s
         self.alone = False  # a worker that is not taken in yet: every collective is its own
+        self.entrance = Entrance(self, self._door)
 
     @property
     def me(self) -> Worker:
@@ -151,14 +152,14 @@ class Membership:
                 return result  # type: ignore[return-value]
             if self.generation == generation:  # nobody has died: a connection broke
                 self.generation += 1
-                self._make_groups()
+                self.make_groups()
 
     def hello(self) -> None:
         """The first round: whoever has come by then is a member. Makes the default group, unless there is one."""
         expected = self.members
         self.gather(None)
         if self.members == expected and not dist.is_initialized():
-            self._make_groups()
+            self.make_groups()
         self._door.begin()
 
     def rest(self) -> None:
@@ -186,7 +187,7 @@ class Membership:
         self.stay_alone()
 
     def stay_alone(self) -> None:
-        """Be a group of one until :meth:`join`."""
+        """Be a group of one, until this worker is taken in."""
         self.alone = True
         self.generation += 1
         self.members = (self.me,)
@@ -197,100 +198,22 @@ class Membership:
         for call in self.changed:
             call()
 
-    def admit(self, joiners: Sequence[Worker], news: Any) -> None:
-        """Take in workers that wait, at the end of the ranks. All members call it with the same workers and news.
-
-        Args:
-            joiners: who.
-            news: told to them.
-        """
-        hosts = self.members
-        self.members = (*hosts, *joiners)
+    def grow(self, joiners: Sequence[Worker]) -> None:
+        """These are members too, at the end of the ranks; the groups are still those of before."""
+        self.members = (*self.members, *joiners)
         self.generation += 1
         self.watch.look_at(self.members)
-        self._door.invite(Invitation(self.round, self.generation, hosts, tuple(joiners), self.lost, news))
-        self._make_groups()
 
-    def refuse(self, worker: Worker, reason: str) -> None:
-        """Tell a worker that waits that it will not be taken in."""
-        self._door.refuse(worker, reason)
-
-    def join(self, timeout_s: float, about: str = "") -> Any:
-        """Wait to be taken in, as a member at the end of the ranks.
-
-        Args:
-            timeout_s: how long.
-            about: this worker, for those who decide whether it fits.
-
-        Returns:
-            The news.
-
-        Raises:
-            PeerError: if nobody takes this worker in.
-            ConfigurationError: if it does not fit.
-        """
-        while True:
-            try:
-                invitation = self._door.await_invitation(self.me, about, self._look, timeout_s)
-            except dist.DistError as error:
-                raise store_lost() from error
-            self._follow(invitation)
-            if not self.alone:  # else it was frozen after its knock, and the others have gone on without it meanwhile
-                self.check_hosts()
-                return invitation.news
-
-    def _follow(self, invitation: Invitation) -> None:
-        self.generation, self.lost, self._hosts = invitation.generation, invitation.lost, invitation.hosts
-        self.members = (*invitation.hosts, *invitation.joiners)
-        self._rounds.begin_at(invitation.round)
+    def take_part(self, members: Sequence[Worker], *, generation: int, round_: int, lost: Sequence[Worker]) -> None:
+        """Be a member from a round on; still alone afterwards, if the others have gone on without this worker meanwhile."""
+        self.members, self.generation, self.lost = tuple(members), generation, list(lost)
+        self._rounds.begin_at(round_)
         self.alone = False
         if self._rounds.is_over:
             self._be_excluded()
-            return
-        self.watch.look_at(self.members)
-        self._make_groups()
-
-    def check_hosts(self) -> None:
-        """To be called by those who have just come, until they have what they came for.
-
-        Raises:
-            PeerError: if none of those who took them in is left: then nobody has the model that was trained.
-        """
-        if not self.alone and not set(self._hosts) & set(self.members):
-            raise PeerError(
-                f"All the workers that took rank {self.me.number} in have died before it had their model. Start all of the job,"
-                " with a new store if it has one, from its last checkpoint.",
-                rank=self.me.number,
-                phase="join",
-            )
-
-    def waiting(self, numbers: Sequence[int]) -> dict[Worker, str]:
-        """Who waits to be taken in, as far as is known, and what each says about itself."""
-        knocking = self.watch.knocking(numbers)
-        return {worker: about for worker, about in knocking.items() if worker not in self.lost}  # who is lost has a new name
-
-    def _look(self) -> None:
-        self.watch.raise_failure()
-        self.watch.raise_if_nobody_is_inside()
-
-    def close_doors(self) -> None:
-        """The job ends: nobody is taken in any more. All say so, since each may be killed before.
-
-        A worker that was left behind says that its model is its own. It does not fail: the launchers would end the others.
-        """
-        if self.alone:
-            log.error(
-                "Rank %d was left behind (peer_timeout_s) and has not met the others again before its fit ended: its model is"
-                " its own. Take theirs, from their last checkpoint.",
-                self.me.number,
-            )
-            return
-        self._door.close()
-
-    def open_doors(self) -> None:
-        """Another fit begins. Rank 0 says so."""
-        if self.rank == 0 and not self.alone:
-            self._door.open()
+        else:
+            self.watch.look_at(self.members)
+            self.make_groups()
 
     # -- details -----------------------------------------------------------------------------------------------------
 
@@ -308,9 +231,9 @@ class Membership:
                 rank=absent[0].number,
                 phase="membership",
             )
-        self._make_groups()
+        self.make_groups()
 
-    def _make_groups(self) -> None:
+    def make_groups(self) -> None:
         """The default process group of the present members; those who die meanwhile are left out."""
         while True:
             began_s, generation = now_s(), self.generation

@@ -94,7 +94,7 @@ def begin(
         ConfigurationError: if there may not be so many, or this one comes later and is of another version.
 
     Returns:
-        The membership; ``alone`` if this worker has to be taken in by :meth:`Membership.join`.
+        The membership; ``alone`` if this worker has to be taken in by its :attr:`Membership.entrance`.
     """
     kept = membership.kept()
     if kept is not None:

@@ -66,7 +66,7 @@ def test_all_that_wait_for_members_that_have_died_end(party: Callable[..., Party
 
     def script(member: Membership) -> Any:
         if member in waiting:
-            return member.join(PATIENCE_S)
+            return member.entrance.join(PATIENCE_S)
         member.hello()
         fall_silent(member)
         return None
@@ -82,7 +82,7 @@ def test_who_waits_for_members_that_end_by_an_exception_ends_and_says_why(party:
 
     def script(member: Membership) -> Any:
         if member is outsider:
-            return member.join(PATIENCE_S)
+            return member.entrance.join(PATIENCE_S)
         member.hello()
         try:
             if member.rank == 1:
@@ -104,7 +104,7 @@ def test_one_failed_worker_that_the_others_have_left_behind_keeps_nobody_out(par
 
     def script(member: Membership) -> Any:
         if member is outsider:
-            return member.join(PATIENCE_S)
+            return member.entrance.join(PATIENCE_S)
         member.hello()
         if member.me.number == 1:
             made.bury(member.me)
@@ -113,7 +113,7 @@ def test_one_failed_worker_that_the_others_have_left_behind_keeps_nobody_out(par
             return member.watch.rest()
         member.gather(None)
         until(lambda: made.store.get("p/beat/1.1").find(b"ArithmeticError") > 0)
-        member.admit(until(lambda: knocking(member)), "news")
+        member.entrance.admit(until(lambda: knocking(member)), "news")
         return None
 
     assert made.run(script)[2] == "news"
@@ -125,10 +125,10 @@ def test_who_comes_before_the_job_has_begun_waits_for_it(party: Callable[..., Pa
 
     def script(member: Membership) -> Any:
         if member is outsider:
-            return member.join(PATIENCE_S)
+            return member.entrance.join(PATIENCE_S)
         threading.Event().wait(10 * BEAT_S)
         member.hello()
-        return member.admit(until(lambda: knocking(member)), "news")
+        return member.entrance.admit(until(lambda: knocking(member)), "news")
 
     assert made.run(script)[1] == "news"
 
@@ -139,14 +139,14 @@ def test_who_was_frozen_while_it_knocked_is_taken_in_when_it_beats_again(party: 
 
     def script(member: Membership) -> Any:
         if member is outsider:
-            return member.join(PATIENCE_S)
+            return member.entrance.join(PATIENCE_S)
         member.hello()
         until(lambda: knocking(member))
         thaw = fall_silent(outsider)
         until(lambda: member.watch.verdict(outsider.me) is Verdict.DEAD)
         assert not knocking(member)
         thaw()
-        return member.admit(until(lambda: knocking(member)), None)
+        return member.entrance.admit(until(lambda: knocking(member)), None)
 
     assert made.run(script) == [None, None]
     assert made.all[0].members == (Worker(0, 1), Worker(1, 1))
@@ -163,13 +163,13 @@ def test_who_was_outside_for_long_takes_no_member_for_dead(party: Callable[..., 
             away.watch.look_out(())  # nor does it listen to those inside
             end_s = time.monotonic() + 2 * SILENCE_S
             until(lambda: away.watch.verdict(Worker(0, 1)) is Verdict.DEAD or time.monotonic() > end_s)
-            assert away.join(PATIENCE_S) == "news"
+            assert away.entrance.join(PATIENCE_S) == "news"
             assert away.watch.verdict(Worker(0, 1)) is not Verdict.DEAD
         else:
             made.bury(Worker(1, 1))
             member.gather(None)
             member.watch.look_out(range(2))
-            member.admit(until(lambda: knocking(member)), "news")
+            member.entrance.admit(until(lambda: knocking(member)), "news")
         return [len(member.gather(None)) for _ in range(3)]
 
     assert made.run(script) == [[2, 2, 2]] * 2
@@ -184,31 +184,33 @@ def test_who_thaws_after_it_was_invited_and_lost_again_knocks_once_more(party: C
         if member is outsider:
             made.store.set("p/knock/1", "1 ")
             assert lost.wait(PATIENCE_S)
-            return member.join(PATIENCE_S), member.alone, member.me
+            return member.entrance.join(PATIENCE_S), member.alone, member.me
         member.hello()
         until(lambda: knocking(member))
         made.bury(outsider.me)
-        member.admit([outsider.me], "too early")
+        member.entrance.admit([outsider.me], "too early")
         assert member.lost == [outsider.me]
         lost.set()
-        return member.admit(until(lambda: knocking(member)), "news")
+        return member.entrance.admit(until(lambda: knocking(member)), "news")
 
     assert made.run(script)[1] == ("news", False, Worker(1, 2))
 
 
 def test_a_name_that_was_lost_is_not_taken_in_again(party: Callable[..., Party]) -> None:
-    made = party(2)
+    made, gathered = party(2), threading.Event()
 
     def script(member: Membership) -> Any:
         member.watch.look_out(range(2))
         member.gather(None)
         if member.me.number == 1:
             made.store.set("p/knock/1", "1 ")
+            gathered.set()
             return until(lambda: made.all[0].lost)
+        assert gathered.wait(PATIENCE_S)
         until(lambda: member.watch.verdict(Worker(1, 1)) is Verdict.ALIVE)
         member._lose([Worker(1, 1)])  # by the word of a third one, who is gone too
         until(lambda: knocking(member))
-        return member.waiting(range(2))
+        return member.entrance.waiting(range(2))
 
     assert made.run(script)[0] == {}
 
@@ -220,13 +222,13 @@ def test_who_was_started_again_while_it_was_frozen_ends(party: Callable[..., Par
 
     def script(member: Membership) -> Any:
         if member is outsider:
-            return member.join(PATIENCE_S), member.gather("successor")
+            return member.entrance.join(PATIENCE_S), member.gather("successor")
         if member.me == thawed:
             until(lambda: len(made.all[0].members) == 2 and successor in made.all[0].members)
             return member.gather("predecessor")
         made.bury(thawed)
         member.hello()
-        member.admit(until(lambda: knocking(member)), "news")
+        member.entrance.admit(until(lambda: knocking(member)), "news")
         return member.gather("host")
 
     results = made.run(script)
@@ -240,7 +242,7 @@ def test_who_was_started_again_while_it_knocked_ends(party: Callable[..., Party]
     first = outsiders(made, Worker(1, 1), Worker(1, 2))[0]
     made.run(lambda member: member.hello() if member.me.number == 0 else None)
     with pytest.raises(PeerError, match="has been started again"):
-        first.join(PATIENCE_S)
+        first.entrance.join(PATIENCE_S)
 
 
 def test_who_was_invited_by_workers_that_have_all_died_ends(party: Callable[..., Party]) -> None:
@@ -249,11 +251,11 @@ def test_who_was_invited_by_workers_that_have_all_died_ends(party: Callable[...,
 
     def script(member: Membership) -> Any:
         if member is outsider:
-            return member.join(PATIENCE_S)
+            return member.entrance.join(PATIENCE_S)
         member.hello()
         until(lambda: knocking(member))
-        member._make_groups = lambda: made.die(member)  # type: ignore[method-assign]
-        return member.admit([outsider.me], "news")
+        member.make_groups = lambda: made.die(member)  # type: ignore[method-assign]
+        return member.entrance.admit([outsider.me], "news")
 
     error = made.run(script)[1]
     assert isinstance(error, PeerError)
@@ -266,10 +268,10 @@ def test_the_doors_are_closed_though_rank_0_dies_at_the_very_end(party: Callable
 
     def script(member: Membership) -> Any:
         if member is outsider:
-            return member.join(PATIENCE_S)
+            return member.entrance.join(PATIENCE_S)
         member.hello()
         if member.rank == 0:
             made.die(member)
-        return member.close_doors()
+        return member.entrance.close()
 
     assert "comes too late" in str(made.run(script)[2])

@@ -243,13 +243,13 @@ def test_who_was_taken_for_dead_is_alone_until_it_is_taken_in_again(party: Calla
             watch._tell = tell  # type: ignore[method-assign]
             assert member.gather("lonely") == ["lonely"]
             assert member.alone
-            news = member.join(PATIENCE_S)
+            news = member.entrance.join(PATIENCE_S)
             return news, member.gather(member.me), member.rank
         assert len(member.gather(None)) == 2
         thawed.set()
         while not (waiting := member.gather(list(member.watch.knocking(numbers)))[0]):
             taken_in.wait(BEAT_S)
-        member.admit(waiting, "news")
+        member.entrance.admit(waiting, "news")
         return member.gather(member.me)
 
     results = made.run(script)
@@ -281,20 +281,20 @@ def test_a_new_worker_comes_last_in_the_ranks_and_too_late_is_told_so(party: Cal
         member.watch.look_out(range(3))
         if member is newcomer:
             member.stay_alone()
-            member.join(PATIENCE_S)
+            member.entrance.join(PATIENCE_S)
             member.gather("here")
             made.die(member)
         while not (waiting := member.gather(list(member.watch.knocking(range(3))))[0]):
             threading.Event().wait(BEAT_S)
-        member.admit(waiting, None)
+        member.entrance.admit(waiting, None)
         both = member.gather("here"), member.gather(None), len(member.members)
-        member.close_doors()
+        member.entrance.close()
         return both
 
     results = made.run(script)
     assert results[:2] == [(["here"] * 3, [None, None], 2)] * 2
     with pytest.raises(PeerError, match="comes too late"):
-        made.add(Worker(1, 2)).join(1.0)
+        made.add(Worker(1, 2)).entrance.join(1.0)
 
 
 def test_a_worker_that_knocks_while_the_doors_are_closed_is_told_so_at_once(party: Callable[..., Party]) -> None:
@@ -304,10 +304,10 @@ def test_a_worker_that_knocks_while_the_doors_are_closed_is_told_so_at_once(part
     def script(member: Membership) -> Any:
         if member is newcomer:
             member.stay_alone()
-            return member.join(PATIENCE_S)
+            return member.entrance.join(PATIENCE_S)
         while not made.store.check(["p/knock/1"]):
             threading.Event().wait(BEAT_S)
-        return member.close_doors()  # it has not looked out for anybody, as in the half second before its watch hears of it
+        return member.entrance.close()  # it has not looked out for anybody, as in the half second before its watch hears of it
 
     began_s = time.monotonic()
     assert "comes too late" in str(made.run(script)[1])
@@ -323,14 +323,14 @@ def test_a_worker_that_does_not_fit_or_gives_up_ends_nobody_else(party: Callable
         if member is newcomer:
             member.stay_alone()
             try:
-                return member.join(PATIENCE_S, "another model")
+                return member.entrance.join(PATIENCE_S, "another model")
             finally:
                 member.watch.failed("ConfigurationError: another model")
                 member.watch.rest()
         while not (waiting := member.gather(member.watch.knocking(range(3)))[0]):
             threading.Event().wait(BEAT_S)
         if member.rank == 0:
-            member.refuse(next(iter(waiting)), f"it is {next(iter(waiting.values()))}")
+            member.entrance.refuse(next(iter(waiting)), f"it is {next(iter(waiting.values()))}")
         threading.Event().wait(10 * BEAT_S)
         return member.gather("here")
 
@@ -344,7 +344,7 @@ def test_who_was_left_behind_says_so_at_the_end(party: Callable[..., Party], cap
     made = party(2)
     member = made.all[1]
     member.stay_alone()
-    member.close_doors()
+    member.entrance.close()
     assert "its model is its own" in caplog.text
     assert not made.store.check(["p/closed"])
 
