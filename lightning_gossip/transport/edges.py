@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 Group = Any  # a ProcessGroupGloo, whose methods torch's type stubs lack
 _REPLY, _VECTOR, _PROBE = 2, 3, 4  # tags
 CONNECT_S = 10.0  # to make a group of two: a few milliseconds, if the peer is there
+REPLY_S = 5.0  # to send an answer: the peer waits for it already, or has given up
 _EMPTY_S = 0.01
 _LETTER = struct.Struct(f"<{WORDS + 1}q")  # sender, then the words of the message
 
@@ -159,7 +160,7 @@ class EdgeTransport(Transport):
             if stale:  # asked before this worker was frozen, perhaps: the peer has given up meanwhile
                 raise PeerError(f"The request of rank {peer} is of an edge that has broken.", rank=peer, phase="reply")
             edge = self._edge(peer, self._stores[2])
-            edge.send([words], self._end(peer), _REPLY).wait(timedelta(seconds=self.timeout_s))
+            edge.send([words], self._end(peer), _REPLY).wait(timedelta(seconds=min(REPLY_S, self.timeout_s)))
 
     @override
     def await_reply(self, peer: int, timeout_s: float) -> Message:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from torch.distributed import TCPStore
 
 from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime.connection import another
+from lightning_gossip.transport import edges
 from lightning_gossip.transport.base import Kind, Message
 from lightning_gossip.transport.edges import EdgeTransport
 from tests.workers import run_threads
@@ -96,6 +98,18 @@ def test_a_request_of_an_edge_that_has_broken_since_is_refused_at_once(transport
     b.drop(a.rank)
     with pytest.raises(PeerError, match="of an edge that has broken"):
         b.reply(peer, Message(Kind.ACCEPT))
+
+
+def test_an_answer_waits_for_nobody_who_has_given_up(transports: list[EdgeTransport], monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, _ = transports
+    ask(a, b)
+    a.post(b.rank, Message(Kind.EXCHANGE))  # and then it is frozen: nothing closes the edge
+    peer, _ = b.next_message()
+    monkeypatch.setattr(edges, "REPLY_S", 0.2)
+    began_s = time.monotonic()
+    with pytest.raises(PeerError):
+        b.reply(peer, Message(Kind.ACCEPT))
+    assert time.monotonic() - began_s < PATIENCE_S / 2
 
 
 def test_a_listener_that_waits_for_a_peer_that_does_not_come_reads_its_next_message_in_time() -> None:
