@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch._C._distributed_c10d import Store
@@ -179,4 +179,28 @@ def replaced(me: Worker) -> PeerError:
         f"Rank {me.number} was silent, and has been started again meanwhile. This process, the older one, ends.",
         rank=me.number,
         phase="join",
+    )
+
+
+def forsaken(
+    me: Worker, processes: Sequence[Worker], heard: Mapping[Worker, dict[str, Any]], alive: Sequence[Worker]
+) -> str | None:
+    """Why nobody will take in a worker that waits; None while somebody may.
+
+    Args:
+        me: who waits.
+        processes: the last one of each number; none before the job has begun.
+        heard: what they say.
+        alive: those that are not dead.
+    """
+    if any(worker.number == me.number and worker.life > me.life for worker in processes):
+        return str(replaced(me))
+    inside = [worker for worker, said in heard.items() if not said["outside"]]
+    failed = [worker for worker in inside if heard[worker]["failed"] is not None]
+    if not processes or any(worker in alive and worker not in failed for worker in inside):
+        return None
+    why = f"rank {failed[0].number} has failed: {heard[failed[0]]['failed']}" if failed else "all its members are gone"
+    return (
+        f"Rank {me.number} waits to be taken in by a job that nobody is in any more: {why}. Start all of it, with a new store"
+        " if it has one, from its last checkpoint."
     )

@@ -2,10 +2,6 @@
 
 It has a connection to the store of its own, since a connection serves one call at a time and the training thread's may wait.
 Its lock guards what the threads share and is never held while the store is asked.
-
-One value a worker carries everything that it tells the others: its counter, the name of its process, whose connections it has
-seen close, whose end it has seen, and whether it has failed by an exception, or rests (between two fits nobody needs to be
-watched), or is outside: it waits to be taken in, and looks whether there is anybody who could do so.
 """
 
 from __future__ import annotations
@@ -22,10 +18,11 @@ from torch._C._distributed_c10d import Store
 
 from lightning_gossip.algorithm.liveness import Liveness, Verdict
 from lightning_gossip.errors import PeerError, ProtocolError
+from lightning_gossip.runtime.beats import Beats
 from lightning_gossip.runtime.board import Board, Worker
 from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.connection import another, store_lost
-from lightning_gossip.runtime.door import Doorstep, replaced
+from lightning_gossip.runtime.door import Doorstep, forsaken
 from lightning_gossip.runtime.processes import has_ended, identity
 
 log = logging.getLogger(__name__)
@@ -57,16 +54,8 @@ class Watch:
         self._failure: str | None = None
         self._lost: BaseException | None = None  # the store, if it is
         self._ended_by: BaseException | None = None  # what has ended the thread, if anything else has
-        self._said: dict[str, Any] = {
-            "beat": 0,
-            "process": identity(),
-            "broken": [],
-            "ended": [],
-            "failed": None,
-            "rests": False,
-            "outside": False,
-        }
-        self._seen: set[Worker] = set()  # whose value exists
+        self._said: dict[str, Any] = {"beat": 0, "process": identity(), "broken": [], "ended": []}
+        self._said |= {"failed": None, "rests": False, "outside": False}
         self._numbers: tuple[int, ...] = ()
         self._knocking: dict[Worker, str] = {}
         self._forsaken: str | None = None  # why nobody will take this worker in
@@ -167,9 +156,7 @@ class Watch:
             ProtocolError: for an error of the watch itself.
         """
         if self._ended_by is not None:
-            raise ProtocolError(
-                f"The watch of this worker has ended by an error. Please report it. {self._bug}"
-            ) from self._ended_by
+            raise ProtocolError(f"An error that should be reported has ended all: {self._bug}") from self._ended_by
         if self._failure is not None:
             raise PeerError(self._failure, phase="watch")
         if self._lost is not None:
@@ -208,6 +195,7 @@ class Watch:
     def _connect(self, store: Store) -> None:
         self._store = store
         self._board = Board(store, f"{self._prefix}/round")
+        self._beats = Beats(store, self._prefix)
         self._doorstep = Doorstep(store, self._prefix)
 
     def _connect_anew(self, error: dist.DistError) -> None:
@@ -259,7 +247,7 @@ class Watch:
             self._said["beat"] += 1
             self._said["broken"] = sorted(self._liveness.broken)
             said = json.dumps(self._said)
-        self._store.set(self._key(self.me), said)
+        self._beats.tell(self.me, said)
 
     def _hear_knocks(self, members: Sequence[Worker]) -> dict[Worker, str]:
         if not members or members[0] != self.me:
@@ -274,34 +262,18 @@ class Watch:
     def _look_inside(self) -> None:
         """Whether there is anybody who could take this worker in."""
         processes = self._doorstep.processes(self._numbers)
-        inside = {worker: said for worker, said in self._listen(processes, ()).items() if not said["outside"]}
-        failed = [f"rank {worker.number} has failed: {said['failed']}" for worker, said in inside.items() if said["failed"]]
+        heard = self._listen(processes, ())
         with self._wake:
-            alive = [w for w, said in inside.items() if not said["failed"] and self._liveness.verdict(w) is not Verdict.DEAD]
-            if not self._said["outside"]:
-                return  # it has been taken in
-            if any(worker.number == self.me.number and worker.life > self.me.life for worker in processes):
-                self._forsaken = str(replaced(self.me))
-            elif processes and not alive:
-                self._forsaken = (
-                    f"Rank {self.me.number} waits to be taken in by a job that nobody is in any more:"
-                    f" {failed[0] if failed else 'all its members are gone'}. Start all of it, with a new store if it has one,"
-                    " from its last checkpoint."
-                )
+            if self._said["outside"]:  # else it has been taken in meanwhile
+                alive = [worker for worker in heard if self._liveness.verdict(worker) is not Verdict.DEAD]
+                self._forsaken = forsaken(self.me, processes, heard, alive)
 
     def _listen(self, workers: Sequence[Worker], members: Sequence[Worker]) -> dict[Worker, dict[str, Any]]:
         """Hear these workers' beats; returns what each says."""
-        others = [worker for worker in workers if worker != self.me]
-        for worker in others:
-            if worker not in self._seen and self._store.check([self._key(worker)]):
-                self._seen.add(worker)
-        known = [worker for worker in others if worker in self._seen]
-        values = [json.loads(v) for v in self._store.multi_get([self._key(worker) for worker in known])] if known else []
-        lives = [f"{self._prefix}/life/{worker.number}" for worker in known]
-        current = [int(life) for life in self._store.multi_get(lives)] if known else []
+        heard = self._beats.read([worker for worker in workers if worker != self.me])
         at_s = now_s()
         with self._wake:
-            for worker, value, life in zip(known, values, current, strict=True):
+            for worker, (value, life) in heard.items():
                 beat = value["beat"] if not value["rests"] else -round(at_s * 1000)  # resting is as good as beating
                 self._liveness.heard(worker, beat=beat, at_s=at_s, is_member=worker in members)
                 for broken in value["broken"]:
@@ -314,12 +286,9 @@ class Watch:
                 # one that waits to be taken in ends nobody but itself
                 if value["failed"] is not None and self._failure is None and worker in members:
                     self._failure = f"Rank {worker.number} has failed and all end: {value['failed']}. Its own log has the rest."
-        return dict(zip(known, values, strict=True))
+        return {worker: value for worker, (value, _) in heard.items()}
 
     def _suspect(self, worker: Worker) -> None:
         # somebody else's word, while it does not beat
         if worker not in self._liveness.broken and self._liveness.verdict(worker) is not Verdict.ALIVE:
             self._liveness.broke(worker)
-
-    def _key(self, worker: Worker) -> str:
-        return f"{self._prefix}/beat/{worker}"
