@@ -57,6 +57,21 @@ def test_a_worker_that_dies_before_it_speaks_is_left_out_of_that_round_and_all_a
     assert (1, 2) in made.made  # worker 2 has become rank 1 of 2
 
 
+def test_a_worker_that_ended_before_it_said_anything_is_left_out_when_its_launcher_has_seen_that(
+    party: Callable[..., Party],
+) -> None:
+    made = party(3)
+    made.all.pop()  # it has never beaten
+
+    def script(member: Membership) -> Any:
+        if member.rank == 0:
+            member.watch.ended(Worker(2, 1))
+        member.hello()
+        return member.members
+
+    assert made.run(script) == [(Worker(0, 1), Worker(1, 1))] * 2
+
+
 def test_a_worker_that_dies_after_it_spoke_has_its_say_in_that_round(party: Callable[..., Party]) -> None:
     made = party(3)
 
