@@ -9,12 +9,15 @@ its own clock, so clocks need not agree. Silence has two meanings, and only evid
 
 A closed connection alone is not enough: a neighbour that has lost patience closes it too. A dead worker stays dead.
 
-An observer that was itself stopped has heard nobody, and it is not their fault: silence counts only while it was looking.
+An observer that was itself stopped has heard nobody, and it is not their fault: silence counts only while it was listening. Nor
+is it the fault of one that it did not listen to, since they were not in one job for a while.
+
+Silence is the death of a member, because the others go on without it. One that waits to be taken in is only not taken in while
+it is silent.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable
 from enum import Enum
 from typing import Generic, TypeVar
@@ -38,8 +41,7 @@ class Liveness(Generic[W]):
         dead_s: seconds without a beat after which it is dead, whatever else is known.
 
     >>> liveness = Liveness[int](silent_s=2.0, dead_s=30.0)
-    >>> liveness.heard(1, beat=7, at_s=0.0)
-    >>> for at_s in (1.0, 2.0, 3.0): liveness.look(at_s=at_s)
+    >>> for at_s in (0.0, 1.0, 2.0, 3.0): liveness.heard(1, beat=7, at_s=at_s)
     >>> liveness.verdict(1).value
     'silent'
     >>> liveness.broke(1)
@@ -51,28 +53,28 @@ class Liveness(Generic[W]):
         self.silent_s = silent_s
         self.dead_s = dead_s
         self._beats: dict[W, tuple[int, float]] = {}  # the last counter, and when it was first seen
+        self._heard_s: dict[W, float] = {}  # when it was listened to last
         self._broken: dict[W, int] = {}  # beats that a connection's end has outlived so far
-        self._dead: set[W] = set()
-        self._looked_s = -math.inf
+        self._dead: set[W] = set()  # of silence
+        self._ended: set[W] = set()
 
-    def look(self, *, at_s: float) -> None:
-        """All counters are being read now; several times in ``silent_s``."""
-        stopped_s = at_s - self._looked_s
-        if stopped_s >= self.silent_s:
-            self._beats = {worker: (beat, seen_s + stopped_s) for worker, (beat, seen_s) in self._beats.items()}
-        self._looked_s = at_s
-
-    def heard(self, worker: W, *, beat: int, at_s: float) -> None:
-        """Its counter stands at ``beat`` now."""
-        self._looked_s = max(self._looked_s, at_s)
+    def heard(self, worker: W, *, beat: int, at_s: float, is_member: bool = True) -> None:
+        """Its counter stands at ``beat`` now; to be called several times in ``silent_s`` while it is listened to."""
+        stopped_s = at_s - self._heard_s.get(worker, at_s)
+        self._heard_s[worker] = at_s
         known = self._beats.get(worker)
-        if known is None or known[0] != beat:
-            self._beats[worker] = (beat, at_s)
-            if worker in self._broken:
-                # the first beat seen after the end of a connection may be from before it, the second is not
-                self._broken[worker] += 1
-                if self._broken[worker] == 2:
-                    del self._broken[worker]
+        if known is not None and known[0] == beat:
+            if stopped_s >= self.silent_s:
+                self._beats[worker] = (beat, known[1] + stopped_s)
+            return
+        self._beats[worker] = (beat, at_s)
+        if not is_member:
+            self._dead.discard(worker)
+        if worker in self._broken:
+            # the first beat seen after the end of a connection may be from before it, the second is not
+            self._broken[worker] += 1
+            if self._broken[worker] == 2:
+                del self._broken[worker]
 
     def broke(self, worker: W) -> None:
         """Somebody saw a connection with it close."""
@@ -85,15 +87,15 @@ class Liveness(Generic[W]):
 
     def ended(self, worker: W) -> None:
         """Its end was seen."""
-        self._dead.add(worker)
+        self._ended.add(worker)
 
     def verdict(self, worker: W) -> Verdict:
         """What is to be thought of it; one that was never heard is silent and not yet born, so not dead."""
-        if worker in self._dead:
+        if worker in self._ended or worker in self._dead:
             return Verdict.DEAD
         if worker not in self._beats:
             return Verdict.SILENT
-        silence_s = self._looked_s - self._beats[worker][1]
+        silence_s = self._heard_s[worker] - self._beats[worker][1]
         if silence_s >= self.dead_s or (silence_s >= self.silent_s and worker in self._broken):
             self._dead.add(worker)
             return Verdict.DEAD

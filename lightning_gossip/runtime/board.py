@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from lightning_gossip.errors import PeerError
+from lightning_gossip.runtime.connection import look_up
 
 _PART_BYTES = 4 << 20  # a TCPStore drops a client that sends more than 8 MB in one value
 _ABSENT = b"-"
@@ -64,8 +65,7 @@ class Board:
 
     def is_absent(self, number: int, worker: Worker) -> bool:
         """Whether a worker was marked absent in a round; such a mark is never deleted."""
-        key = self._key(number, worker)
-        return self._store.check([key]) and self._store.get(key) == _ABSENT
+        return look_up(self._store, self._key(number, worker)) == _ABSENT
 
     def fill(self, number: int, members: Sequence[Worker]) -> bool:
         """Wake those who wait for the round if every member has said its part or is absent."""
@@ -79,7 +79,7 @@ class Board:
         self._store.set(f"{self._prefix}/{number}/full", reason)
 
     def wait(self, number: int, timeout_s: float) -> str:
-        """Until somebody wakes those who wait for the round; returns for what reason.
+        """Until somebody wakes those who wait for the round; returns for what reason, as far as that still stands there.
 
         Raises:
             PeerError: if nobody does in time.
@@ -95,7 +95,8 @@ class Board:
                 phase="rendezvous",
                 seconds=timeout_s,
             ) from error
-        return self._store.get(f"{self._prefix}/{number}/full").decode()
+        reason = look_up(self._store, f"{self._prefix}/{number}/full")
+        return "the round is over" if reason is None else reason.decode()
 
     def is_full(self, number: int, members: Sequence[Worker]) -> bool:
         """Whether every member has said its part or is absent."""
@@ -103,10 +104,14 @@ class Board:
 
     def read(self, number: int, members: Sequence[Worker]) -> list[bytes | None] | None:
         """What each member said in a full round, None if it was absent; no list if the round has been deleted meanwhile."""
-        heads = self._store.multi_get([self._key(number, worker) for worker in members])
-        if not all(heads):  # it waits for the keys, and then asks for them: in between, a network may be gone for long
-            return None
-        return [None if head == _ABSENT else self._whole(number, w, head) for w, head in zip(members, heads, strict=True)]
+        said: list[bytes | None] = []
+        for worker in members:  # not all at once: that waits for a key that is not there, and somebody may be deleting it
+            head = look_up(self._store, self._key(number, worker))
+            value = None if head is None or head == _ABSENT else self._whole(number, worker, head)
+            if head is None or (value is None and head != _ABSENT):
+                return None
+            said.append(value)
+        return said
 
     def forget(self, number: int, worker: Worker) -> None:
         """Delete what a worker said in a round that everybody has read."""
@@ -120,9 +125,10 @@ class Board:
         """Delete the wake-up of a round that everybody has read."""
         self._store.delete_key(f"{self._prefix}/{number}/full")
 
-    def _whole(self, number: int, worker: Worker, head: bytes) -> bytes:
-        parts, value = head.split(b"+", 1)
-        return value + b"".join(self._store.get(f"{self._key(number, worker)}/{index}") for index in range(int(parts)))
+    def _whole(self, number: int, worker: Worker, head: bytes) -> bytes | None:
+        count, value = head.split(b"+", 1)
+        parts = [look_up(self._store, f"{self._key(number, worker)}/{index}") for index in range(int(count))]
+        return value + b"".join(part for part in parts if part is not None) if None not in parts else None
 
     def _write(self, number: int, worker: Worker, value: bytes) -> bytes:
         written: bytes = self._store.compare_set(self._key(number, worker), "", value)  # type: ignore[arg-type]

@@ -20,17 +20,16 @@ A failure on a gossip thread ends that thread, is kept, and is raised on the tra
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from lightning_gossip.algorithm.codecs import Codec, Wire, make_codec
-from lightning_gossip.algorithm.pace import backoff_s
 from lightning_gossip.algorithm.partner import PartnerPicker
 from lightning_gossip.algorithm.replica import Replica
 from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
+from lightning_gossip.runtime.caller import Caller
 from lightning_gossip.runtime.clock import Deadline, Timeline, now_s
 from lightning_gossip.runtime.exchange import Exchanger
 from lightning_gossip.runtime.health import GossipCounters, Health, OnNonFinite
@@ -40,8 +39,6 @@ from lightning_gossip.transport.base import Transport
 from lightning_gossip.transport.wire import Kind, Message
 
 log = logging.getLogger(__name__)
-
-_NOBODY_S = 0.25  # before a worker that is alone for the moment looks again
 
 
 class Gossip:
@@ -90,7 +87,7 @@ class Gossip:
         self._codec: Codec | None = None
         self._layout = 0
         self._session = Session()
-        self._backoff = random.Random(transport.rank)
+        self._caller = Caller(transport, self._partners, self._session, self)
         self._threads: list[threading.Thread] = []
 
     # -- the training thread -----------------------------------------------------------------------------------------
@@ -99,7 +96,7 @@ class Gossip:
         """Start the threads. Nothing is exchanged before :meth:`open`."""
         targets: list[tuple[str, Callable[[], None]]] = [("gossip-listener", self._listen)]
         if self._partners.initiates or not isinstance(self._partners, FixedPartners):
-            targets.append(("gossip-caller", self._call))
+            targets.append(("gossip-caller", self._caller.call))
         for name, target in targets:
             thread = threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True)
             thread.start()
@@ -237,7 +234,7 @@ class Gossip:
         goes_ahead = accepted and same_layout and not both_adopt
         self._session.note_peer_step(peer, request.step_us * 1e-6)
         try:
-            self._transport.reply(peer, self._message(Kind.ACCEPT if goes_ahead else Kind.REFUSE))
+            self._transport.reply(peer, self.message(Kind.ACCEPT if goes_ahead else Kind.REFUSE))
         except BaseException as error:
             if accepted:
                 self._session.end()
@@ -246,60 +243,13 @@ class Gossip:
             self._partners.lost(peer, error)
             return
         if goes_ahead:
-            self._exchange(peer, gives=bool(request.adopts))
+            self.exchange(peer, gives=bool(request.adopts))
         elif accepted:
             self._session.end()
             if not same_layout:
-                raise self._layout_error(peer)
+                raise self.layout_error(peer)
 
-    def _call(self) -> None:
-        refusals = 0
-        while not self._session.has_ended:
-            if not self._session.await_start(self._rate, self._partners.looks_again_s):
-                self._probe()
-                continue
-            peer = self._partners.pick()
-            if peer is None:
-                self._probe()
-                self._session.draw_again(now_s() + _NOBODY_S)
-                continue
-            answer = self._request(peer)
-            if answer is None:
-                continue
-            self._session.note_peer_step(peer, answer.step_us * 1e-6)
-            if answer.kind is Kind.ACCEPT:
-                self._exchange(peer, gives=bool(answer.adopts))
-                refusals = 0
-            else:
-                self.counters.refused += 1
-                refusals += 1
-                self._session.draw_again(now_s() + self._backoff.uniform(0.0, backoff_s(refusals)))
-                if answer.session == self._session.number and answer.layout != self._layout:
-                    raise self._layout_error(peer)
-
-    def _probe(self) -> None:
-        """A worker that only answers would not notice that a caller of its has died."""
-        for peer in self._partners.silent():
-            try:
-                self._transport.probe(peer)
-            except PeerError as error:  # noqa: PERF203 - seldom more than one
-                self._partners.lost(peer, error)
-
-    @property
-    def _rate(self) -> float:
-        return self.exchanges_per_step * self._partners.start_share
-
-    def _request(self, peer: int) -> Message | None:
-        try:
-            return self._transport.request(peer, self._message(Kind.EXCHANGE), self._partners.answer_s)
-        except BaseException as error:
-            self._session.draw_again(now_s())
-            if not isinstance(error, PeerError):
-                raise
-            self._partners.lost(peer, error)
-            return None
-
-    def _exchange(self, peer: int, *, gives: bool) -> None:
+    def exchange(self, peer: int, *, gives: bool) -> None:
         """The exchange itself; this worker is busy when it begins and free when it ends."""
         started_s = now_s()
         try:
@@ -316,11 +266,13 @@ class Gossip:
         finally:
             self._session.end()
 
-    def _message(self, kind: Kind) -> Message:
+    def message(self, kind: Kind) -> Message:
+        """What this worker says of itself with a request or an answer."""
         step_us = int(self._session.own_step_s * 1e6)
         return Message(kind, self._session.number, self._layout, step_us, adopts=int(self._health.adopts))
 
-    def _layout_error(self, peer: int) -> ConfigurationError:
+    def layout_error(self, peer: int) -> ConfigurationError:
+        """What ends the gossip with a peer that publishes something else."""
         return ConfigurationError(
             f"Rank {peer} publishes other tensors than rank {self._transport.rank}. The parameters with"
             " requires_grad, their shapes, types and memory formats, and the option wire, must be the same on all ranks when an"

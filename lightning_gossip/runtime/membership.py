@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -13,17 +12,17 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from lightning_gossip.algorithm.liveness import Verdict
-from lightning_gossip.errors import ConfigurationError, GossipError, PeerError
+from lightning_gossip.errors import GossipError, PeerError
 from lightning_gossip.runtime.board import Worker
-from lightning_gossip.runtime.clock import Deadline, now_s
-from lightning_gossip.runtime.connection import store_lost
+from lightning_gossip.runtime.clock import now_s
+from lightning_gossip.runtime.door import Door
+from lightning_gossip.runtime.entrance import Entrance
 from lightning_gossip.runtime.rounds import Rounds
 from lightning_gossip.runtime.watch import Watch
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_LOOK_S = 0.1  # between two looks of a worker that waits to be taken in
 _REST_S = 5.0  # for the others to end their Trainer's work
 
 
@@ -47,6 +46,7 @@ class Membership:
         generation: how often the members or their groups have changed.
         changed: called after each change.
         lost: workers that were left out, in that order.
+        entrance: where those who come later are taken in.
     """
 
     def __init__(
@@ -68,10 +68,12 @@ class Membership:
         self.lost: list[Worker] = []
         self._prefix = prefix
         self._rounds = Rounds(store, watch, prefix, timeout_s)
+        self._door = Door(store, prefix)
         self._make_group = make_group
         self._min_workers = min_workers
         self.timeout_s = timeout_s
         self.alone = False  # a worker that is not taken in yet: every collective is its own
+        self.entrance = Entrance(self, self._door)
 
     @property
     def me(self) -> Worker:
@@ -135,28 +137,30 @@ class Membership:
             generation = self.generation
             if self.alone:
                 return collective()
-            failure: RuntimeError | None = None
-            result: T | None = None
+            worked, result = True, None
             try:
                 result = collective()
             except RuntimeError as error:
                 if isinstance(error, GossipError):
                     raise
-                failure = error
+                worked = False
                 log.info("%s: a collective failed: %s", self.me, _first_line(error))
-            worked = self.gather(failure is None)
-            if all(worked) and not self.alone:
+            if not worked and dist.is_initialized():
+                # only neighbours of a dead worker's hear of its end; those behind them wait for workers that have given up
+                dist.destroy_process_group()
+            if all(self.gather(worked)) and not self.alone:
                 return result  # type: ignore[return-value]
             if self.generation == generation:  # nobody has died: a connection broke
                 self.generation += 1
-                self._make_groups()
+                self.make_groups()
 
     def hello(self) -> None:
         """The first round: whoever has come by then is a member. Makes the default group, unless there is one."""
         expected = self.members
         self.gather(None)
         if self.members == expected and not dist.is_initialized():
-            self._make_groups()
+            self.make_groups()
+        self._door.begin()
 
     def rest(self) -> None:
         """Watch and be watched no more, for now: the Trainer's work has ended. Waits a little for the others.
@@ -179,108 +183,37 @@ class Membership:
             "Rank %d was silent for so long that the others went on without it (peer_timeout_s). It asks to be taken in again.",
             self.me.number,
         )
-        self.watch.be_reborn(Worker(self.me.number, self.store.add(f"{self._prefix}/life/{self.me.number}", 1)))
+        self.watch.be_reborn(self._door.another_life(self.me))
         self.stay_alone()
 
     def stay_alone(self) -> None:
-        """Be a group of one until :meth:`join`."""
+        """Be a group of one, until this worker is taken in."""
         self.alone = True
         self.generation += 1
         self.members = (self.me,)
-        self.watch.look_at(self.members)
+        self.watch.look_at(self.members, outside=True)
         if dist.is_initialized():
             dist.destroy_process_group()
         self._make_group(PrefixStore(f"{self._prefix}/alone/{self.me}", self.store), 0, 1)
         for call in self.changed:
             call()
 
-    def admit(self, joiners: Sequence[Worker], news: Any) -> None:
-        """Take in workers that wait, at the end of the ranks. All members call it with the same workers and news.
-
-        Args:
-            joiners: who.
-            news: told to them.
-        """
+    def grow(self, joiners: Sequence[Worker]) -> None:
+        """These are members too, at the end of the ranks; the groups are still those of before."""
         self.members = (*self.members, *joiners)
         self.generation += 1
         self.watch.look_at(self.members)
-        invitation = pickle.dumps((self._rounds.number, self.generation, self.members, self.lost, news))
-        for worker in joiners:
-            self.store.set(f"{self._prefix}/invited/{worker}", invitation)  # type: ignore[arg-type]  # bytes are fine
-        self._make_groups()
 
-    def refuse(self, worker: Worker, reason: str) -> None:
-        """Tell a worker that waits that it will not be taken in."""
-        self.store.set(f"{self._prefix}/invited/{worker}", pickle.dumps(reason))  # type: ignore[arg-type]
-
-    def join(self, timeout_s: float, about: str = "") -> Any:
-        """Wait to be taken in, as a member at the end of the ranks.
-
-        Args:
-            timeout_s: how long.
-            about: this worker, for those who decide whether it fits.
-
-        Returns:
-            The news.
-
-        Raises:
-            PeerError: if nobody takes this worker in.
-            ConfigurationError: if it does not fit.
-        """
-        key = f"{self._prefix}/invited/{self.me}"
-        try:
-            self.store.set(f"{self._prefix}/knock/{self.me.number}", f"{self.me.life} {about}")
-            deadline, pause = Deadline.after(timeout_s), threading.Event()
-            while not self.store.check([key]):
-                if self.store.check([f"{self._prefix}/closed"]):  # perhaps by somebody who has not heard the knock yet
-                    raise self._closed()
-                self.watch.raise_failure()
-                if deadline.left_s <= 0:
-                    raise PeerError(
-                        f"Rank {self.me.number} came back and was not taken in within {timeout_s:.3g} s. Has the job ended?",
-                        phase="join",
-                        seconds=timeout_s,
-                    )
-                pause.wait(_LOOK_S)
-        except dist.DistError as error:
-            raise store_lost() from error
-        invitation = pickle.loads(self.store.get(key))
-        self.store.delete_key(key)
-        if isinstance(invitation, str):
-            raise ConfigurationError(invitation)
-        number, self.generation, self.members, self.lost, news = invitation
-        self._rounds.begin_at(number)
+    def take_part(self, members: Sequence[Worker], *, generation: int, round_: int, lost: Sequence[Worker]) -> None:
+        """Be a member from a round on; still alone afterwards, if the others have gone on without this worker meanwhile."""
+        self.members, self.generation, self.lost = tuple(members), generation, list(lost)
+        self._rounds.begin_at(round_)
         self.alone = False
-        self.watch.look_at(self.members)
-        self._make_groups()
-        return news
-
-    def close_doors(self) -> None:
-        """The job ends: nobody is taken in any more. Rank 0 says so.
-
-        A worker that was left behind says that its model is its own. It does not fail: the launchers would end the others.
-        """
-        if self.alone:
-            log.error(
-                "Rank %d was left behind (peer_timeout_s) and has not met the others again before its fit ended: its model is"
-                " its own. Take theirs, from their last checkpoint.",
-                self.me.number,
-            )
-            return
-        if self.rank == 0:
-            self.store.set(f"{self._prefix}/closed", "1")
-
-    def open_doors(self) -> None:
-        """Another fit begins. Rank 0 says so."""
-        if self.rank == 0 and not self.alone:
-            self.store.delete_key(f"{self._prefix}/closed")
-
-    def _closed(self) -> PeerError:
-        return PeerError(
-            f"Rank {self.me.number} comes too late: the job has ended. Start all of it, with a new store if it has one.",
-            rank=self.me.number,
-            phase="join",
-        )
+        if self._rounds.is_over:
+            self._be_excluded()
+        else:
+            self.watch.look_at(self.members)
+            self.make_groups()
 
     # -- details -----------------------------------------------------------------------------------------------------
 
@@ -298,9 +231,9 @@ class Membership:
                 rank=absent[0].number,
                 phase="membership",
             )
-        self._make_groups()
+        self.make_groups()
 
-    def _make_groups(self) -> None:
+    def make_groups(self) -> None:
         """The default process group of the present members; those who die meanwhile are left out."""
         while True:
             began_s, generation = now_s(), self.generation

@@ -16,7 +16,7 @@ from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime.board import Worker
 from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.watch import Watch
-from lightning_gossip.transport.edges import CONNECT_S
+from lightning_gossip.transport.edges import CONNECT_S, REPLY_S
 
 log = logging.getLogger(__name__)
 
@@ -195,7 +195,8 @@ class ChangingPartners(Partners):
     @property
     @override
     def drain_s(self) -> float:
-        return 2 * self.answer_s + CONNECT_S  # an answer, the chunks after it, and perhaps a connection made before
+        # an answer, the chunks after it, and perhaps a connection made before
+        return 2 * self.answer_s + CONNECT_S + REPLY_S
 
     @property
     @override

@@ -40,6 +40,11 @@ class Rounds:
         """This worker takes part from this round on."""
         self.number = self._first = number
 
+    @property
+    def is_over(self) -> bool:
+        """Whether this worker was taken for dead before it has spoken in the next round."""
+        return self._board.is_absent(self.number, self._watch.me)
+
     def hold(self, members: Sequence[Worker], value: bytes, *, tidies: bool) -> list[bytes | None] | None:
         """Say this worker's part, and hear the others'.
 
@@ -62,10 +67,12 @@ class Rounds:
                 return None
             if not self._board.fill(number, members):
                 self._watch.look_at(members, number)
+                self._watch.raise_failure()  # one that has ended before it knew of this round wakes nobody
                 reason = self._board.wait(number, self._timeout_s)
                 if not self._board.is_full(number, members):
                     if self._board.is_absent(number + 1, me):  # all have read this round, and deleted it, and gone on
                         return None
+                    self._watch.raise_failure()
                     raise PeerError(reason, phase="watch")
             self._watch.look_at(members)
             said = self._board.read(number, members)

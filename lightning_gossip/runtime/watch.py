@@ -2,27 +2,27 @@
 
 It has a connection to the store of its own, since a connection serves one call at a time and the training thread's may wait.
 Its lock guards what the threads share and is never held while the store is asked.
-
-One value a worker carries everything that it tells the others: its counter, the name of its process, whose connections it has
-seen close, whose end it has seen, and whether it has failed by an exception or rests (between two fits nobody needs to be
-watched).
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 from collections.abc import Sequence
 from typing import Any
 
+import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from lightning_gossip.algorithm.liveness import Liveness, Verdict
-from lightning_gossip.errors import PeerError
+from lightning_gossip.errors import PeerError, ProtocolError
+from lightning_gossip.runtime.beats import Beats
 from lightning_gossip.runtime.board import Board, Worker
 from lightning_gossip.runtime.clock import now_s
-from lightning_gossip.runtime.connection import look_up, store_lost
+from lightning_gossip.runtime.connection import another, store_lost
+from lightning_gossip.runtime.door import Doorstep, forsaken
 from lightning_gossip.runtime.processes import has_ended, identity
 
 log = logging.getLogger(__name__)
@@ -44,26 +44,21 @@ class Watch:
 
     def __init__(self, store: Store, prefix: str, me: Worker, *, dead_s: float, beat_s: float = BEAT_S) -> None:
         self.me = me
-        self._store = store
         self._prefix = prefix
-        self._board = Board(store, f"{prefix}/round")
+        self._connect(store)
+        self._connected_s = -math.inf  # when the connection was made anew
         self._beat_s = beat_s
         self._liveness = Liveness[Worker](silent_s=min(_SILENT_BEATS * beat_s, dead_s), dead_s=dead_s)
         self._members: tuple[Worker, ...] = ()
         self._round: int | None = None
         self._failure: str | None = None
         self._lost: BaseException | None = None  # the store, if it is
-        self._said: dict[str, Any] = {
-            "beat": 0,
-            "process": identity(),
-            "broken": [],
-            "ended": [],
-            "failed": None,
-            "rests": False,
-        }
-        self._seen: set[Worker] = set()  # whose value exists
+        self._ended_by: BaseException | None = None  # what has ended the thread, if anything else has
+        self._said: dict[str, Any] = {"beat": 0, "process": identity(), "broken": [], "ended": []}
+        self._said |= {"failed": None, "rests": False, "outside": False}
         self._numbers: tuple[int, ...] = ()
         self._knocking: dict[Worker, str] = {}
+        self._forsaken: str | None = None  # why nobody will take this worker in
         self._wake = threading.Condition()
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -92,10 +87,17 @@ class Watch:
                 log.warning("%s: the watch did not end within %.3g s", self.me, timeout_s)
             self._thread = None
 
-    def look_at(self, members: Sequence[Worker], waiting_for: int | None = None) -> None:
-        """Watch these workers; ``waiting_for`` is the round that the training thread waits for, if any."""
+    def look_at(self, members: Sequence[Worker], waiting_for: int | None = None, *, outside: bool = False) -> None:
+        """Watch these workers.
+
+        Args:
+            members: who, this worker among them.
+            waiting_for: the round that the training thread waits for, if any.
+            outside: whether this worker is no member of the job, but waits to be taken in.
+        """
         with self._wake:
             self._members, self._round = tuple(members), waiting_for
+            self._said["outside"], self._forsaken = outside, None
             self._wake.notify_all()
 
     def be_reborn(self, me: Worker) -> None:
@@ -104,7 +106,7 @@ class Watch:
             self.me = me
 
     def look_out(self, numbers: Sequence[int]) -> None:
-        """Also watch whoever knocks under one of these numbers."""
+        """Also watch whoever knocks under one of these numbers; from outside, whoever may be a member."""
         with self._wake:
             self._numbers = tuple(numbers)
 
@@ -139,7 +141,7 @@ class Watch:
     @property
     def has_failed(self) -> bool:
         """Whether this worker, another one or the store has failed."""
-        return self._said["failed"] is not None or self._failure is not None or self._lost is not None
+        return any(why is not None for why in (self._said["failed"], self._failure, self._ended_by, self._lost))
 
     def verdict(self, worker: Worker) -> Verdict:
         """About one worker, now."""
@@ -147,34 +149,88 @@ class Watch:
             return self._liveness.verdict(worker)
 
     def raise_failure(self) -> None:
-        """Raise if another worker has failed, or the store is gone.
+        """Raise if another worker has failed, the store is gone, or nobody beats for this worker any more.
 
         Raises:
             PeerError: saying which.
+            ProtocolError: for an error of the watch itself.
         """
+        if self._ended_by is not None:
+            raise ProtocolError(f"An error that should be reported has ended all: {self._bug}") from self._ended_by
         if self._failure is not None:
             raise PeerError(self._failure, phase="watch")
         if self._lost is not None:
             raise store_lost() from self._lost
 
+    def raise_if_nobody_is_inside(self) -> None:
+        """Raise if this worker waits outside of a job that nobody is in any more.
+
+        Raises:
+            PeerError: saying why.
+        """
+        if self._forsaken is not None:
+            raise PeerError(self._forsaken, rank=self.me.number, phase="join")
+
     # -- the watch thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            while not self._stopped:
+                self._beat()
+            self._tell()
+        except dist.DistError as error:  # the training thread's connection ends too: the store is gone, or out of reach
+            self._lost = error
+        except Exception as error:  # noqa: BLE001 - kept, and raised on the training thread
+            self._fail(error)
+
+    def _beat(self) -> None:
         try:
             while self._tick():
                 with self._wake:
                     if not self._stopped:
                         self._wake.wait(self._beat_s)
+        except dist.DistError as error:
+            self._connect_anew(error)
+
+    def _connect(self, store: Store) -> None:
+        self._store = store
+        self._board = Board(store, f"{self._prefix}/round")
+        self._beats = Beats(store, self._prefix)
+        self._doorstep = Doorstep(store, self._prefix)
+
+    def _connect_anew(self, error: dist.DistError) -> None:
+        """One connection may break while the store is there; not again and again."""
+        if now_s() - self._connected_s < self._liveness.dead_s:
+            raise error
+        log.warning("%s: the watch connects with the store anew: %s", self.me, error)
+        self._connect(another(self._store, timeout_s=self._liveness.dead_s))
+        self._connected_s = now_s()
+
+    def _fail(self, error: Exception) -> None:
+        """Nobody beats for this worker any more: it ends, and so do all, as after any other exception of a worker."""
+        with self._wake:
+            self._ended_by = error
+            self._said["failed"] = self._said["failed"] or self._bug
+            number = self._round
+        try:
             self._tell()
-        except Exception as error:  # noqa: BLE001 - kept, and raised on the training thread
-            self._lost = error
+            if number is not None:
+                self._board.wake(number, self._bug)
+        except dist.DistError as gone:
+            log.warning("%s: nobody could be told that the watch has ended: %s", self.me, gone)
+
+    @property
+    def _bug(self) -> str:
+        return f"{type(self._ended_by).__name__} in the watch: {self._ended_by}"
 
     def _tick(self) -> bool:
         self._tell()
         with self._wake:
-            members, number = self._members, self._round
-        knocking = self._hear_knocks(members)
-        self._listen([worker for worker in (*members, *knocking) if worker != self.me], members)
+            members, number, outside = self._members, self._round, self._said["outside"]
+        if outside:
+            self._look_inside()
+        else:
+            self._listen([*members, *self._hear_knocks(members)], members)
         if number is not None:
             for worker in members:
                 if worker != self.me and self.verdict(worker) is Verdict.DEAD:
@@ -191,36 +247,35 @@ class Watch:
             self._said["beat"] += 1
             self._said["broken"] = sorted(self._liveness.broken)
             said = json.dumps(self._said)
-        self._store.set(self._key(self.me), said)
+        self._beats.tell(self.me, said)
 
     def _hear_knocks(self, members: Sequence[Worker]) -> dict[Worker, str]:
         if not members or members[0] != self.me:
             return {}  # rank 0 decides
         lives = {worker.number: worker.life for worker in members}
-        knocking = {}
-        for number in self._numbers:
-            knock = look_up(self._store, f"{self._prefix}/knock/{number}")
-            life, _, about = (knock or b"0").decode().partition(" ")
-            if int(life) > lives.get(number, 0):
-                knocking[Worker(number, int(life))] = about
+        knocks = self._doorstep.knocks(self._numbers)
+        knocking = {worker: about for worker, about in knocks.items() if worker.life > lives.get(worker.number, 0)}
         with self._wake:
             self._knocking = knocking
         return knocking
 
-    def _listen(self, others: Sequence[Worker], members: Sequence[Worker]) -> None:
-        for worker in others:
-            if worker not in self._seen and self._store.check([self._key(worker)]):
-                self._seen.add(worker)
-        known = [worker for worker in others if worker in self._seen]
-        values = self._store.multi_get([self._key(worker) for worker in known]) if known else []
-        lives = [f"{self._prefix}/life/{worker.number}" for worker in known]
-        current = [int(life) for life in self._store.multi_get(lives)] if known else []
+    def _look_inside(self) -> None:
+        """Whether there is anybody who could take this worker in."""
+        processes = self._doorstep.processes(self._numbers)
+        heard = self._listen(processes, ())
+        with self._wake:
+            if self._said["outside"]:  # else it has been taken in meanwhile
+                alive = [worker for worker in heard if self._liveness.verdict(worker) is not Verdict.DEAD]
+                self._forsaken = forsaken(self.me, processes, heard, alive)
+
+    def _listen(self, workers: Sequence[Worker], members: Sequence[Worker]) -> dict[Worker, dict[str, Any]]:
+        """Hear these workers' beats; returns what each says."""
+        heard = self._beats.read([worker for worker in workers if worker != self.me])
         at_s = now_s()
         with self._wake:
-            self._liveness.look(at_s=at_s)
-            for worker, value, life in zip(known, map(json.loads, values), current, strict=True):
+            for worker, (value, life) in heard.items():
                 beat = value["beat"] if not value["rests"] else -round(at_s * 1000)  # resting is as good as beating
-                self._liveness.heard(worker, beat=beat, at_s=at_s)
+                self._liveness.heard(worker, beat=beat, at_s=at_s, is_member=worker in members)
                 for broken in value["broken"]:
                     self._suspect(Worker(*broken))
                 for ended in value["ended"]:
@@ -231,11 +286,9 @@ class Watch:
                 # one that waits to be taken in ends nobody but itself
                 if value["failed"] is not None and self._failure is None and worker in members:
                     self._failure = f"Rank {worker.number} has failed and all end: {value['failed']}. Its own log has the rest."
+        return {worker: value for worker, (value, _) in heard.items()}
 
     def _suspect(self, worker: Worker) -> None:
         # somebody else's word, while it does not beat
         if worker not in self._liveness.broken and self._liveness.verdict(worker) is not Verdict.ALIVE:
             self._liveness.broke(worker)
-
-    def _key(self, worker: Worker) -> str:
-        return f"{self._prefix}/beat/{worker}"

@@ -183,6 +183,10 @@ class Named(Protocol):
     def generation(self) -> int:
         """How often they have changed."""
 
+    @property
+    def alone(self) -> bool:
+        """Whether this one has been left behind by the others."""
+
 
 class Journal:
     """What one worker has finished, written down for those who outlive it. One key a worker and hand-out.
@@ -211,6 +215,11 @@ class Journal:
             self._store.delete_key(self._at(self._name))
         self._hand_out, self._name = hand_out, str(self._members.me)
         self.generation = self._members.generation
+
+    @property
+    def whose(self) -> str:
+        """Who hands out: all who are together; one that was left behind does so for itself, and takes nothing from them."""
+        return f"alone/{self._name}" if self._members.alone else "together"
 
     def finished(self, position: int) -> None:
         """The batch at this position has been trained on. The caller does not wait for the store."""

@@ -51,7 +51,7 @@ class Changes:
             self._has_just_come = True  # the others take nobody else in before this epoch
             self._work.follow_members()
         else:
-            members.open_doors()
+            members.entrance.open()
 
     def begin_epoch(self, algorithm: Algorithm | None) -> bool:
         """Take in those who wait, or be taken in; nobody has taken a batch of the epoch yet.
@@ -99,23 +99,24 @@ class Changes:
     def end_fit(self) -> None:
         """Nobody is taken in any more."""
         if self._members is not None:
-            self._members.close_doors()
+            self._members.entrance.close()
 
     def _admit(self, members: Membership) -> None:
         free = self._survival.most(self._trainer.strategy.workers) - len(members.members)  # type: ignore[attr-defined]
         joiners = gather(self._welcome(members))[0][: max(0, free)]
         if joiners:
-            members.admit(joiners, members.broadcast(joining.tell(self._trainer, self._work, steps=self._account.steps)))
+            news = members.broadcast(joining.tell(self._trainer, self._work, steps=self._account.steps))
+            members.entrance.admit(joiners, news)
             self._share_state(receives=False)
 
     def _welcome(self, members: Membership) -> list[Worker]:
         """Who waits and fits; rank 0, whose word counts, tells the others why not, since in the job they would end it."""
         fit = []
-        for worker, theirs in members.watch.knocking(self._numbers).items():
+        for worker, theirs in members.entrance.waiting(self._numbers).items():
             if theirs == self._about:
                 fit.append(worker)
             elif members.rank == 0:
-                members.refuse(
+                members.entrance.refuse(
                     worker,
                     f"Rank {worker.number} came later with another model, data or batches ({theirs}) than the others"
                     f" ({self._about}), who go on without it. Start it with the same command.",
@@ -127,15 +128,18 @@ class Changes:
         return f"model {fingerprint(self._trainer.lightning_module):x}, data {self._work.about}"
 
     def _join(self, members: Membership, *, ready: int) -> None:
-        news = members.join(members.timeout_s, self._about)
-        joining.follow(news, self._trainer, self._work, ready=ready)
-        self._account.steps = news.steps
-        self._due = True
-        self._share_state(receives=True)
+        while members.alone:  # again, if the others have gone on without it before it had all
+            news = members.entrance.join(members.timeout_s, self._about)
+            joining.follow(news, self._trainer, self._work, ready=ready)
+            self._account.steps = news.steps
+            self._due = True
+            self._share_state(receives=True)
 
     def _share_state(self, *, receives: bool) -> None:
         """The mean model, and by option an optimizer state, of rank 0, which those who come never are; all take part."""
         start_equal(self._trainer.lightning_module)
+        if receives and self._members is not None:
+            self._members.entrance.check_hosts()
         if self._survival.joiner_optimizer == "copy":
             joining.copy_optimizers(self._trainer, receives=receives)
 

@@ -244,7 +244,7 @@ class SharedBatches(EpochBatches):
         batches = self._begin()
         queue = EpochQueue(
             self._store,
-            f"{self._key}/{self._epoch()}/{self.hand_outs}",
+            f"{self._key}/{'together' if self.journal is None else self.journal.whose}/{self._epoch()}/{self.hand_outs}",
             rank=self.rank,
             workers=self.workers,
             batches=len(batches),

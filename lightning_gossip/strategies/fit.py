@@ -297,6 +297,7 @@ class Fit:
         of all.
         """
         self._stopped_together = True
+        self.changes.end_fit()
         self.trainer._signal_connector.received_sigterm = True
         batches, loop = self.work.batches, self.trainer.fit_loop.epoch_loop
         if batches is not None:

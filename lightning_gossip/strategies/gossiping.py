@@ -133,6 +133,7 @@ class GossipAlgorithm(Algorithm):
             members.store,
             another(members.store, timeout_s=_FOREVER_S),
             another(members.store),
+            another(members.store),
             f"lightning_gossip/gossip/{members.generation}/{members.round}",
             rank=members.rank,
             world_size=len(members.members),

@@ -16,6 +16,7 @@ from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime import membership
 from lightning_gossip.runtime.board import Worker
 from lightning_gossip.runtime.connection import another, connect, parse_address
+from lightning_gossip.runtime.door import Door
 from lightning_gossip.runtime.membership import Membership
 from lightning_gossip.runtime.watch import Watch
 from lightning_gossip.strategies.options import check_choice, check_number
@@ -93,7 +94,7 @@ def begin(
         ConfigurationError: if there may not be so many, or this one comes later and is of another version.
 
     Returns:
-        The membership; ``alone`` if this worker has to be taken in by :meth:`Membership.join`.
+        The membership; ``alone`` if this worker has to be taken in by its :attr:`Membership.entrance`.
     """
     kept = membership.kept()
     if kept is not None:
@@ -114,7 +115,7 @@ def begin(
     )
     prefix = f"{_PREFIX}/{_job()}"
     me = Worker(number, store.add(f"{prefix}/life/{number}", 1))
-    late = number >= workers or me.life > 1 or store.check([f"{prefix}/begun"])
+    late = number >= workers or me.life > 1 or Door(store, prefix).has_begun
     theirs = store.compare_set(f"{prefix}/version", "", version.mine()).decode()
     if late:
         version.check([theirs, version.mine()])
@@ -130,14 +131,14 @@ def begin(
         timeout_s=timeout_s,
     )
     membership.set_current(made)
-    watch.look_at(members)
+    watch.look_at(members, outside=late)
+    watch.look_out(range(survival.most(workers)))
     watch.start()
     if late:
         log.warning("Rank %d comes later than the others: it will be taken in at the beginning of an epoch.", number)
         made.stay_alone()
     else:
         made.hello()
-        store.set(f"{prefix}/begun", "1")
     return made
 
 

@@ -8,7 +8,9 @@ number, when one end calls again: the number travels in the request, so the list
 The inbox is a queue in the job's store. A Gloo group of all cannot serve: a receive from any source is ended by the death of
 one sender (seen: "Connection reset by peer"), or is not, and only a message wakes it. A queue has neither trouble: the death
 of a sender does not touch it, and a worker ends its own listener by a message to itself. Its price is a push (2 µs for the
-caller) and a pop (50 µs) at the store per exchange.
+caller) and a pop (50 µs) at the store per exchange, and a connection of its own: torch's store (2.14) never forgets that a
+connection has waited for a queue, and each push into it ends whatever wait the connection is in. A listener that made an edge
+there thought that its peer had come, and then waited for it for ever.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ log = logging.getLogger(__name__)
 Group = Any  # a ProcessGroupGloo, whose methods torch's type stubs lack
 _REPLY, _VECTOR, _PROBE = 2, 3, 4  # tags
 CONNECT_S = 10.0  # to make a group of two: a few milliseconds, if the peer is there
+REPLY_S = 5.0  # to send an answer: the peer waits for it already, or has given up
 _EMPTY_S = 0.01
 _LETTER = struct.Struct(f"<{WORDS + 1}q")  # sender, then the words of the message
 
@@ -47,7 +50,8 @@ class EdgeTransport(Transport):
 
     Args:
         store: the training thread's connection to the store of the job.
-        listening: one that the listener of this transport has for itself; it waits there without a deadline.
+        listening: one for nothing but the inbox; the listener waits there without a deadline.
+        answering: one on which the listener makes edges.
         calling: one that the caller has for itself.
         prefix: of this transport's keys, new for each and the same on all ranks.
         rank, world_size: of this process.
@@ -60,6 +64,7 @@ class EdgeTransport(Transport):
         self,
         store: Store,
         listening: Store,
+        answering: Store,
         calling: Store,
         prefix: str,
         *,
@@ -70,7 +75,7 @@ class EdgeTransport(Transport):
         self.rank = rank
         self.world_size = world_size
         self.timeout_s = timeout_s
-        self._stores: list[Any] = [PrefixStore(prefix, each) for each in (store, listening, calling)]
+        self._stores: list[Any] = [PrefixStore(prefix, each) for each in (store, listening, answering, calling)]
         drawn = str(secrets.randbits(RUN_BITS))
         self.run = int(self._stores[0].compare_set("run", "", drawn))  # the first one's, for all
         self._edges: dict[int, Group] = {}
@@ -96,7 +101,7 @@ class EdgeTransport(Transport):
     @override
     def post(self, peer: int, message: Message) -> None:
         # called by the training thread (to end, to call a meeting) and by the caller
-        store = self._stores[2 if message.kind is Kind.EXCHANGE else 0]
+        store = self._stores[3 if message.kind is Kind.EXCHANGE else 0]
         with PeerTrouble(peer, "message"):
             store.queue_push(f"inbox/{peer}", _LETTER.pack(self.rank, *message.words(self.run)))
 
@@ -154,8 +159,8 @@ class EdgeTransport(Transport):
                 stale = self._numbers[peer] != self._asked[peer]
             if stale:  # asked before this worker was frozen, perhaps: the peer has given up meanwhile
                 raise PeerError(f"The request of rank {peer} is of an edge that has broken.", rank=peer, phase="reply")
-            edge = self._edge(peer, self._stores[1])
-            edge.send([words], self._end(peer), _REPLY).wait(timedelta(seconds=self.timeout_s))
+            edge = self._edge(peer, self._stores[2])
+            edge.send([words], self._end(peer), _REPLY).wait(timedelta(seconds=min(REPLY_S, self.timeout_s)))
 
     @override
     def await_reply(self, peer: int, timeout_s: float) -> Message:
@@ -163,7 +168,7 @@ class EdgeTransport(Transport):
         while message is None:
             words = torch.zeros(WORDS, dtype=torch.int64)
             with self._trouble(peer, "reply"):
-                edge = self._edge(peer, self._stores[2])
+                edge = self._edge(peer, self._stores[3])
                 left_s = max(SHORTEST_S, end_s - time.monotonic())
                 edge.recv([words], self._end(peer), _REPLY).wait(timedelta(seconds=left_s))
             message = self.admit(peer, words.tolist(), REPLY)

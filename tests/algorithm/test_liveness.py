@@ -24,7 +24,6 @@ class Watched:
         while self.at_s < end_s:
             self.at_s += 0.5
             self.beat += beats
-            self.liveness.look(at_s=self.at_s)
             self.liveness.heard(1, beat=self.beat, at_s=self.at_s)
         return self.liveness.verdict(1)
 
@@ -81,10 +80,27 @@ def test_an_observer_that_was_stopped_itself_takes_nobody_for_dead(watched: Watc
 
 
 def test_who_was_never_heard_is_not_dead() -> None:
-    liveness = Liveness[int](silent_s=SILENT_S, dead_s=DEAD_S)
-    for at_s in range(100):
-        liveness.look(at_s=float(at_s))
-    assert liveness.verdict(7) is Verdict.SILENT
+    assert Liveness[int](silent_s=SILENT_S, dead_s=DEAD_S).verdict(7) is Verdict.SILENT
+
+
+def test_who_was_not_listened_to_is_not_dead(watched: Watched) -> None:
+    for at_s in range(round(watched.at_s), 1000):
+        watched.liveness.heard(2, beat=at_s, at_s=float(at_s))
+    assert watched.liveness.verdict(1) is Verdict.ALIVE
+    watched.at_s = 1000.0
+    assert watched.look(1.0, beats=False) is Verdict.ALIVE
+    assert watched.look(29.5, beats=False) is Verdict.DEAD
+
+
+def test_who_is_no_member_may_be_silent_for_long(watched: Watched) -> None:
+    assert watched.look(31.0, beats=False) is Verdict.DEAD
+    watched.liveness.heard(1, beat=watched.beat, at_s=watched.at_s, is_member=False)
+    assert watched.liveness.verdict(1) is Verdict.DEAD
+    watched.liveness.heard(1, beat=watched.beat + 1, at_s=watched.at_s, is_member=False)
+    assert watched.liveness.verdict(1) is Verdict.ALIVE
+    watched.liveness.ended(1)
+    watched.liveness.heard(1, beat=watched.beat + 2, at_s=watched.at_s, is_member=False)
+    assert watched.liveness.verdict(1) is Verdict.DEAD
 
 
 @given(st.lists(st.floats(0.001, 100.0), min_size=1, max_size=50), st.integers(0, 20))

@@ -2,113 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import signal
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from lightning_gossip.algorithm.liveness import Verdict
-from lightning_gossip.errors import ConfigurationError, GossipError, PeerError
+from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
 from lightning_gossip.runtime.board import Board, Worker
+from lightning_gossip.runtime.connection import another
+from lightning_gossip.runtime.default_group import make_default_group
 from lightning_gossip.runtime.membership import Membership
 from lightning_gossip.runtime.processes import has_ended, identity
 from lightning_gossip.runtime.watch import Watch
-from tests.workers import run_threads
-
-BEAT_S, PATIENCE_S = 0.02, 20.0
-DEAD_S = 60.0  # a busy host stops a thread for a while: here the end of a worker is told, and silence means nothing
-
-
-class Died(Exception):
-    """What ends a worker's script as SIGKILL would."""
-
-
-class Party:
-    """The members of one job, each to be driven by a thread of its own."""
-
-    def __init__(self, workers: int, *, min_workers: int = 1) -> None:
-        self.store = dist.HashStore()
-        self.min_workers = min_workers
-        self.members = [Worker(number, 1) for number in range(workers)]
-        self.all: list[Membership] = []
-        self.made: list[tuple[int, int]] = []  # (rank, size) of each group
-        self.fail_groups: Callable[[Worker, int], bool] = lambda me, generation: False
-        for worker in self.members:
-            self.add(worker)
-
-    def add(self, worker: Worker) -> Membership:
-        self.store.set(f"p/life/{worker.number}", str(worker.life))
-        watch = Watch(self.store, "p", worker, dead_s=DEAD_S, beat_s=BEAT_S)
-        made: list[Membership] = []
-
-        def make(_: Any, rank: int, size: int) -> None:
-            self.made.append((rank, size))
-            if self.fail_groups(worker, made[0].generation):
-                raise RuntimeError("no group")
-
-        made.append(
-            Membership(
-                self.store,
-                watch,
-                "p",
-                self.members if worker in self.members else [worker],
-                make_group=make,
-                min_workers=self.min_workers,
-                timeout_s=PATIENCE_S,
-            )
-        )
-        self.all.append(made[0])
-        return made[0]
-
-    def bury(self, worker: Worker) -> None:
-        """Tell the others that a worker's process has ended, as the kernel would."""
-        for member in self.all:
-            if member.me != worker:
-                member.watch.ended(worker)
-
-    def die(self, member: Membership) -> None:
-        """Stop beating without a word, and end the script."""
-        self.bury(member.me)
-        watch = member.watch
-        with watch._wake:
-            watch._stopped = True
-            watch._tell = lambda: None  # type: ignore[method-assign]  # a killed process writes nothing more
-            watch._wake.notify_all()
-        raise Died
-
-    def run(self, script: Callable[[Membership], Any]) -> list[Any]:
-        """What each member's script returned, or the exception that ended it."""
-
-        def guarded(member: Membership) -> Any:
-            member.watch.look_at(member.members)
-            member.watch.start()
-            try:
-                return script(member)
-            except (Died, GossipError) as error:
-                return error
-
-        return run_threads([lambda member=member: guarded(member) for member in self.all], 2 * PATIENCE_S)  # type: ignore[misc]
-
-
-@pytest.fixture
-def party() -> Iterator[Callable[..., Party]]:
-    made: list[Party] = []
-
-    def make(workers: int, **options: Any) -> Party:
-        made.append(Party(workers, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        for member in each.all:
-            member.watch.rest()
+from tests.runtime.party import BEAT_S, DEAD_S, PATIENCE_S, Party
+from tests.workers import run_processes
 
 
 def test_everybody_gets_everybodys_value_by_rank(party: Callable[..., Party]) -> None:
@@ -137,6 +57,21 @@ def test_a_worker_that_dies_before_it_speaks_is_left_out_of_that_round_and_all_a
     assert (1, 2) in made.made  # worker 2 has become rank 1 of 2
 
 
+def test_a_worker_that_ended_before_it_said_anything_is_left_out_when_its_launcher_has_seen_that(
+    party: Callable[..., Party],
+) -> None:
+    made = party(3)
+    made.all.pop()  # it has never beaten
+
+    def script(member: Membership) -> Any:
+        if member.rank == 0:
+            member.watch.ended(Worker(2, 1))
+        member.hello()
+        return member.members
+
+    assert made.run(script) == [(Worker(0, 1), Worker(1, 1))] * 2
+
+
 def test_a_worker_that_dies_after_it_spoke_has_its_say_in_that_round(party: Callable[..., Party]) -> None:
     made = party(3)
 
@@ -161,6 +96,39 @@ def test_the_first_to_write_has_decided() -> None:
     assert board.read(1, [worker]) == [b"in time"]
 
 
+class Vanishing:
+    """A store in which what was there a moment ago is gone: somebody else has deleted it meanwhile."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any) -> Any:
+            result = getattr(self._store, name)(*args)
+            for key in ("r/0/1.1", "r/0/full"):
+                if name in ("check", "wait") and args[0] == [key]:
+                    self._store.delete_key(key)
+            return result
+
+        return call
+
+
+def test_what_is_deleted_while_it_is_looked_at_holds_nobody_up() -> None:
+    store, worker = dist.HashStore(), Worker(1, 1)
+    store.set_timeout(timedelta(seconds=PATIENCE_S / 4))
+    board = Board(Vanishing(store), "r")  # type: ignore[arg-type]
+    assert board.read(0, [worker]) is None
+    board.mark_absent(0, worker)
+    began_s = time.monotonic()
+    board.is_absent(0, worker)
+    board.wake(0, "full")
+    assert board.wait(0, PATIENCE_S) == "the round is over"
+    board.say(1, worker, bytes(5 << 20))
+    store.delete_key("r/1/1.1/0")
+    assert board.read(1, [worker]) is None
+    assert time.monotonic() - began_s < PATIENCE_S / 4
+
+
 def test_an_attempt_that_fails_for_one_is_made_again_by_all(party: Callable[..., Party]) -> None:
     made = party(3)
 
@@ -177,6 +145,40 @@ def test_an_attempt_that_fails_for_one_is_made_again_by_all(party: Callable[...,
         return member.attempt(collective), member.generation, len(member.members)
 
     assert made.run(script) == [(2, 1, 3)] * 3
+
+
+@pytest.mark.processes
+def test_a_collective_that_fails_for_one_fails_for_those_that_wait_for_it(tmp_path: Path) -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def script(rank: int) -> tuple[int, float]:
+        store = dist.TCPStore("127.0.0.1", server.port, wait_for_workers=False)
+        watch = Watch(another(store), "p", Worker(rank, store.add(f"p/life/{rank}", 1)), dead_s=DEAD_S)
+        members = [Worker(number, 1) for number in range(5)]
+        made = make_default_group("gloo", PATIENCE_S)
+        member = Membership(store, watch, "p", members, make_group=made, min_workers=1, timeout_s=PATIENCE_S)
+        dist.barrier()
+        dist.destroy_process_group()  # that of the test
+        watch.look_at(members)
+        watch.start()
+        member.hello()
+        tries: list[float] = []
+
+        def collective() -> None:
+            if rank == 4:
+                os._exit(0)  # a neighbour of 0 and 3 in the ring, not of 1 and 2
+            tries.append(time.monotonic())
+            dist.all_reduce(torch.ones(1 << 20))
+
+        member.attempt(collective)
+        member.rest()
+        return len(tries), time.monotonic() - tries[0]
+
+    results = run_processes(script, tmp_path, world_size=5, deadline_s=2 * PATIENCE_S)
+    assert not [result for result in results if isinstance(result, str) and result != "died"]
+    for tries, seconds in results[:4]:
+        assert tries == 2
+        assert seconds < PATIENCE_S / 2
 
 
 def test_a_result_that_every_survivor_has_got_is_kept(party: Callable[..., Party]) -> None:
@@ -256,13 +258,13 @@ def test_who_was_taken_for_dead_is_alone_until_it_is_taken_in_again(party: Calla
             watch._tell = tell  # type: ignore[method-assign]
             assert member.gather("lonely") == ["lonely"]
             assert member.alone
-            news = member.join(PATIENCE_S)
+            news = member.entrance.join(PATIENCE_S)
             return news, member.gather(member.me), member.rank
         assert len(member.gather(None)) == 2
         thawed.set()
         while not (waiting := member.gather(list(member.watch.knocking(numbers)))[0]):
             taken_in.wait(BEAT_S)
-        member.admit(waiting, "news")
+        member.entrance.admit(waiting, "news")
         return member.gather(member.me)
 
     results = made.run(script)
@@ -294,20 +296,20 @@ def test_a_new_worker_comes_last_in_the_ranks_and_too_late_is_told_so(party: Cal
         member.watch.look_out(range(3))
         if member is newcomer:
             member.stay_alone()
-            member.join(PATIENCE_S)
+            member.entrance.join(PATIENCE_S)
             member.gather("here")
             made.die(member)
         while not (waiting := member.gather(list(member.watch.knocking(range(3))))[0]):
             threading.Event().wait(BEAT_S)
-        member.admit(waiting, None)
+        member.entrance.admit(waiting, None)
         both = member.gather("here"), member.gather(None), len(member.members)
-        member.close_doors()
+        member.entrance.close()
         return both
 
     results = made.run(script)
     assert results[:2] == [(["here"] * 3, [None, None], 2)] * 2
     with pytest.raises(PeerError, match="comes too late"):
-        made.add(Worker(1, 2)).join(1.0)
+        made.add(Worker(1, 2)).entrance.join(1.0)
 
 
 def test_a_worker_that_knocks_while_the_doors_are_closed_is_told_so_at_once(party: Callable[..., Party]) -> None:
@@ -317,10 +319,10 @@ def test_a_worker_that_knocks_while_the_doors_are_closed_is_told_so_at_once(part
     def script(member: Membership) -> Any:
         if member is newcomer:
             member.stay_alone()
-            return member.join(PATIENCE_S)
+            return member.entrance.join(PATIENCE_S)
         while not made.store.check(["p/knock/1"]):
             threading.Event().wait(BEAT_S)
-        return member.close_doors()  # it has not looked out for anybody, as in the half second before its watch hears of it
+        return member.entrance.close()  # it has not looked out for anybody, as in the half second before its watch hears of it
 
     began_s = time.monotonic()
     assert "comes too late" in str(made.run(script)[1])
@@ -336,14 +338,14 @@ def test_a_worker_that_does_not_fit_or_gives_up_ends_nobody_else(party: Callable
         if member is newcomer:
             member.stay_alone()
             try:
-                return member.join(PATIENCE_S, "another model")
+                return member.entrance.join(PATIENCE_S, "another model")
             finally:
                 member.watch.failed("ConfigurationError: another model")
                 member.watch.rest()
         while not (waiting := member.gather(member.watch.knocking(range(3)))[0]):
             threading.Event().wait(BEAT_S)
         if member.rank == 0:
-            member.refuse(next(iter(waiting)), f"it is {next(iter(waiting.values()))}")
+            member.entrance.refuse(next(iter(waiting)), f"it is {next(iter(waiting.values()))}")
         threading.Event().wait(10 * BEAT_S)
         return member.gather("here")
 
@@ -357,9 +359,63 @@ def test_who_was_left_behind_says_so_at_the_end(party: Callable[..., Party], cap
     made = party(2)
     member = made.all[1]
     member.stay_alone()
-    member.close_doors()
+    member.entrance.close()
     assert "its model is its own" in caplog.text
     assert not made.store.check(["p/closed"])
+
+
+def test_an_exception_in_the_watch_of_one_ends_all(party: Callable[..., Party]) -> None:
+    made = party(2)
+
+    def script(member: Membership) -> Any:
+        member.gather(None)
+        if member.rank == 0:
+            member.watch.verdict = {}.__getitem__  # type: ignore[assignment, method-assign]  # KeyError in the next tick
+        while member.rank == 1 and not member.watch.has_failed:
+            threading.Event().wait(BEAT_S)
+        return member.gather(None)
+
+    began_s = time.monotonic()
+    mine, others = made.run(script)
+    assert isinstance(mine, ProtocolError)
+    assert isinstance(mine.__cause__, KeyError)
+    assert "Rank 0 has failed" in str(others)
+    assert time.monotonic() - began_s < PATIENCE_S / 2
+
+
+def test_a_watch_whose_connection_breaks_makes_another_one() -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store, before = another(server), _connections(server.port)
+    watch = Watch(another(store), "p", Worker(0, 1), dead_s=DEAD_S, beat_s=BEAT_S)
+    (connection,) = _connections(server.port) - before
+    members = [Worker(0, 1), Worker(1, 1)]
+    for worker in members:
+        store.set(f"p/life/{worker.number}", "1")
+    watch.look_at(members)
+    watch.start()
+    member = Membership(store, watch, "p", members, make_group=_no_group, min_workers=1, timeout_s=PATIENCE_S)
+    with socket.socket(fileno=os.dup(connection)) as end:
+        end.shutdown(socket.SHUT_RDWR)
+    other = threading.Timer(10 * BEAT_S, watch.ended, (members[1],))
+    other.start()
+    assert member.gather("alive") == ["alive"]
+    other.join()
+    assert not watch.has_failed
+    watch.rest()
+
+
+def _connections(port: int) -> set[int]:
+    """Of this process to a port: the descriptors."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as end:  # the folder's own, or no socket
+            if end.getpeername()[1] == port:
+                found.add(int(name))
+    return found
+
+
+def _no_group(store: Any, rank: int, world_size: int) -> None:
+    """There is none to be made."""
 
 
 def test_the_end_of_a_process_that_rests_is_seen() -> None:

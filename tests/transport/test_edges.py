@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +13,7 @@ from torch.distributed import TCPStore
 
 from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime.connection import another
+from lightning_gossip.transport import edges
 from lightning_gossip.transport.base import Kind, Message
 from lightning_gossip.transport.edges import EdgeTransport
 from tests.workers import run_threads
@@ -22,7 +25,7 @@ PATIENCE_S = 10.0
 def transports() -> Iterator[list[EdgeTransport]]:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     made = [
-        EdgeTransport(another(store), another(store), another(store), "test", rank=rank, world_size=3, timeout_s=PATIENCE_S)
+        EdgeTransport(*(another(store) for _ in range(4)), "test", rank=rank, world_size=3, timeout_s=PATIENCE_S)
         for rank in range(3)
     ]
     yield made
@@ -95,6 +98,46 @@ def test_a_request_of_an_edge_that_has_broken_since_is_refused_at_once(transport
     b.drop(a.rank)
     with pytest.raises(PeerError, match="of an edge that has broken"):
         b.reply(peer, Message(Kind.ACCEPT))
+
+
+def test_an_answer_waits_for_nobody_who_has_given_up(transports: list[EdgeTransport], monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, _ = transports
+    ask(a, b)
+    a.post(b.rank, Message(Kind.EXCHANGE))  # and then it is frozen: nothing closes the edge
+    peer, _ = b.next_message()
+    monkeypatch.setattr(edges, "REPLY_S", 0.2)
+    began_s = time.monotonic()
+    with pytest.raises(PeerError):
+        b.reply(peer, Message(Kind.ACCEPT))
+    assert time.monotonic() - began_s < PATIENCE_S / 2
+
+
+def test_a_listener_that_waits_for_a_peer_that_does_not_come_reads_its_next_message_in_time() -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    forever = another(store, timeout_s=1e6)
+    stores = (another(store), forever, another(store), another(store))
+    listener = EdgeTransport(*stores, "test", rank=1, world_size=2, timeout_s=1.0)
+    caller = EdgeTransport(*(another(store) for _ in range(4)), "test", rank=0, world_size=2, timeout_s=1.0)
+    answering = threading.Event()
+
+    def listen() -> None:
+        peer, _ = listener.next_message()
+        answering.set()
+        with contextlib.suppress(PeerError):
+            listener.reply(peer, Message(Kind.ACCEPT))
+        assert listener.next_message() == (1, Message(Kind.STOP))
+
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    threading.Event().wait(0.1)  # it waits for its inbox by now, most likely; who waits, the store does not tell
+    keys = store.num_keys()
+    caller.post(1, Message(Kind.EXCHANGE))  # and then it is gone
+    assert answering.wait(PATIENCE_S)
+    while store.num_keys() == keys and thread.is_alive():  # until it offers its end of the edge
+        threading.Event().wait(0.01)
+    listener.post(1, Message(Kind.STOP))
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
 
 
 def test_a_worker_ends_its_own_listener(transports: list[EdgeTransport]) -> None:

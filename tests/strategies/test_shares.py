@@ -1,0 +1,49 @@
+"""Whose batches are whose, when workers are left behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from lightning_gossip.algorithm.work import EpochPlan
+from lightning_gossip.runtime.board import Worker
+from lightning_gossip.runtime.work_queue import Journal
+from lightning_gossip.strategies.data import SharedBatches
+
+
+@dataclass
+class Members:
+    """As a journal sees them."""
+
+    me: Worker
+    alone: bool = False
+    generation: int = 3
+
+
+def shared(store: Any, members: Members, *, rank: int, workers: int) -> SharedBatches:
+    """One worker's end of an epoch of 12 batches."""
+    return SharedBatches(
+        EpochPlan(24, 2, shuffle=False, drop_last=False, seed=0),
+        rank=rank,
+        workers=workers,
+        epoch=lambda: 0,
+        training=lambda: True,
+        store=store,
+        key="fit",
+        lookahead=1,
+        batch_s=lambda: None,
+        journal=Journal(store, "fit", members),
+    )
+
+
+def test_one_that_is_left_behind_takes_no_batch_of_the_others() -> None:
+    store = dist.HashStore()
+    lonely = iter(shared(store, Members(Worker(1, 2), alone=True), rank=1, workers=2))
+    together = iter(shared(store, Members(Worker(0, 1)), rank=0, workers=1))
+    taken = []
+    for batch in together:
+        taken.append(batch)
+        next(lonely, None)
+    assert len(taken) == 12
