@@ -117,10 +117,10 @@ class Patience:
     >>> patience.deadline_s
     60.0
     >>> for _ in range(20): patience.took(2.0)
-    >>> round(patience.deadline_s, 1)
-    2.0
-    >>> patience.in_vain(); patience.in_vain(); round(patience.deadline_s, 1)
-    8.0
+    >>> round(patience.deadline_s)
+    2
+    >>> patience.in_vain(); patience.in_vain(); round(patience.deadline_s)
+    8
     """
 
     def __init__(self, *, floor_s: float, ceiling_s: float) -> None:

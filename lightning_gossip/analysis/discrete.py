@@ -23,7 +23,7 @@ def constant_staleness_limit(staleness: int) -> float:
     Args:
         staleness: τ in steps, at least 0.
 
-    >>> constant_staleness_limit(1)
+    >>> round(constant_staleness_limit(1), 12)
     1.0
     """
     check_integer("staleness", staleness, at_least=0, example=3)

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import doctest
 import math
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
@@ -11,8 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_gossip.algorithm import codecs as codecs_module
-from lightning_gossip.algorithm import modular as modular_module
 from lightning_gossip.algorithm.codecs import Codec, Wire, exchange_bytes, make_codec
 from lightning_gossip.algorithm.modular import BUCKET, ModularCode
 from lightning_gossip.errors import ConfigurationError
@@ -189,8 +186,3 @@ def test_no_greeting_makes_a_step_that_is_none(wire: Wire, greeting: float) -> N
 def test_an_unknown_wire_is_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match="wire='int4' is not one of 'float32'"):
         make_codec("int4", torch.zeros(1))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("module", [codecs_module, modular_module])
-def test_examples(module: Any) -> None:
-    assert doctest.testmod(module).failed == 0

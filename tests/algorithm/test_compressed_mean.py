@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import doctest
 from collections.abc import Sequence
 
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_gossip.algorithm import compressed_mean
 from lightning_gossip.algorithm.compressed_mean import CompressedMean, MeanWire, mean_bytes
 from lightning_gossip.errors import ConfigurationError
 
@@ -90,7 +88,3 @@ def test_the_bytes_are_those_that_are_promised(wire: MeanWire, share: float) -> 
 def test_there_is_no_code_for_what_is_sent_as_it_is() -> None:
     with pytest.raises(ConfigurationError, match="wire='float32'"):
         CompressedMean(torch.zeros(1), workers=1, rank=0, wire="float32")
-
-
-def test_examples() -> None:
-    assert doctest.testmod(compressed_mean).failed == 0

@@ -1,4 +1,3 @@
-import doctest
 import math
 
 import numpy as np
@@ -7,7 +6,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gossip.algorithm import mixing as mixing_module
 from lightning_gossip.algorithm.graphs import (
     bipartite_complete,
     complete,
@@ -353,7 +351,3 @@ def test_a_diverged_model_shows_in_the_consensus_distance() -> None:
 def test_what_is_no_stack_of_models_is_refused(models: torch.Tensor) -> None:
     with pytest.raises(ConfigurationError, match="one real, flat model a row"):
         consensus_distance(models)
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(mixing_module).failed == 0

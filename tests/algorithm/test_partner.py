@@ -1,4 +1,3 @@
-import doctest
 import io
 import json
 import math
@@ -9,7 +8,6 @@ import pytest
 import torch
 from scipy import stats
 
-from lightning_gossip.algorithm import partner as partner_module
 from lightning_gossip.algorithm.graphs import TOPOLOGIES, bipartite_complete, complete, exponential, from_edges, ring, star
 from lightning_gossip.algorithm.mixing import (
     FloatArray,
@@ -275,10 +273,6 @@ def test_a_rank_outside_the_graph_is_refused(rank: int) -> None:
 def test_what_is_no_seed_is_refused(seed: object) -> None:
     with pytest.raises(ConfigurationError, match="integer >= 0"):
         PartnerPicker(ring(4), 0, seed=seed)  # type: ignore[arg-type]
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(partner_module).failed == 0
 
 
 # -- fast links ------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import doctest
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gossip.algorithm import period as period_module
 from lightning_gossip.algorithm.adaptive_period import AdaptivePeriod
 from lightning_gossip.algorithm.period import (
     ConstantPeriod,
@@ -593,9 +591,3 @@ def test_a_share_of_a_run_of_unknown_length_is_refused_at_the_first_step() -> No
 def test_the_defaults_are_those_of_the_paper_as_recalled() -> None:
     assert AdaptivePeriod() == AdaptivePeriod(initial=4, sample=0.25, low=0.7, high=1.3, warmup_epochs=1, maximum=None)
     assert ConstantPeriod() == ConstantPeriod(period=8)
-
-
-def test_the_examples_in_the_docstrings_run() -> None:
-    failed, tried = doctest.testmod(period_module)
-    assert failed == 0
-    assert tried > 0

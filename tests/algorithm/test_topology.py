@@ -1,5 +1,4 @@
 import copy
-import doctest
 import math
 import pickle
 from collections.abc import Callable
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gossip.algorithm import topology as topology_module
 from lightning_gossip.algorithm.graphs import (
     TOPOLOGIES,
     bipartite_complete,
@@ -324,7 +322,3 @@ def test_make_topology_refuses_a_topology_of_another_size() -> None:
 def test_make_topology_refuses_what_is_no_topology() -> None:
     with pytest.raises(ConfigurationError, match="got 3 as the topology"):
         make_topology(3, 8)  # type: ignore[arg-type]
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(topology_module).failed == 0

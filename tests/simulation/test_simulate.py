@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import json
-import pkgutil
 
 import pytest
 import torch
 
-import lightning_gossip.simulation
 from lightning_gossip.algorithm.graphs import ring
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation import (
@@ -145,10 +141,3 @@ def test_points_of_the_loss_come_at_a_whole_number_of_steps() -> None:
 def test_an_unknown_option_of_a_strategy_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         make_strategy("adpsgd", **options)
-
-
-def test_examples_in_the_documentation_are_right() -> None:
-    package = lightning_gossip.simulation
-    for module in pkgutil.iter_modules(package.__path__):
-        outcome = doctest.testmod(importlib.import_module(f"{package.__name__}.{module.name}"))
-        assert outcome.failed == 0, module.name
