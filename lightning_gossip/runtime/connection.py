@@ -55,21 +55,32 @@ def connect(
         timeout_s: how long to try, in seconds.
         interface: on which rank 0's listens; all if None.
         lost_s: how long its host may be out of reach, in seconds, before calls fail; as long as the kernel likes if None.
+
+    Raises:
+        PeerError: if it cannot be reached.
     """
     if address is not None:
         host, port, serves = *parse_address(address), False
     else:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
-    store = TCPStore(
-        host,
-        port,
-        is_master=serves,
-        wait_for_workers=False,
-        multi_tenant=True,
-        timeout=timedelta(seconds=timeout_s),
-        master_listen_fd=listen(interface, host, port) if serves and interface is not None else None,
-    )
+    try:
+        store = TCPStore(
+            host,
+            port,
+            is_master=serves,
+            wait_for_workers=False,
+            multi_tenant=True,
+            timeout=timedelta(seconds=timeout_s),
+            master_listen_fd=listen(interface, host, port) if serves and interface is not None else None,
+        )
+    except dist.DistError as error:
+        raise PeerError(
+            f"The store of the job at {host}:{port} could not be reached within {timeout_s:.3g} s. It is rank 0 that serves it,"
+            " unless there is a store=...; its own log says why it does not.",
+            phase="store",
+            seconds=timeout_s,
+        ) from error
     if lost_s is not None:
         _end_when_lost(port, lost_s)
     return store

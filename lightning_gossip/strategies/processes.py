@@ -27,6 +27,7 @@ from lightning_gossip.runtime import membership
 from lightning_gossip.runtime.connection import connect
 from lightning_gossip.runtime.default_group import make_default_group
 from lightning_gossip.runtime.membership import Membership
+from lightning_gossip.runtime.peers import answering
 from lightning_gossip.runtime.rendezvous import gather
 from lightning_gossip.strategies import survival
 from lightning_gossip.strategies.files import WholeFiles
@@ -195,7 +196,8 @@ class WorkerProcesses(DDPStrategy):
         elif self.workers > 1:
             membership.set_current(None)  # of a Trainer before this one
             served = self._serve_store()
-            super().setup_distributed()
+            with answering("setup"):
+                super().setup_distributed()
             del served  # now torch's own connection keeps the server
         else:  # plain training: no group
             reset_seed()

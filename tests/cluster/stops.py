@@ -28,6 +28,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
 from lightning_gossip import ADPSGDStrategy
+from recipes.processes import reserved_port
 from tests.strategies.jobs import DIED, Job
 from tests.strategies.models import Net, loader, trainer
 
@@ -135,8 +136,8 @@ def work(planned: Plan, folder: str) -> str:
 def stop(planned: Plan) -> Result:
     """Run a job and stop it as planned."""
     result = Result(planned)
-    with tempfile.TemporaryDirectory(prefix="gossip-stop-") as folder:
-        made = Job(work, planned, folder, workers=WORKERS)
+    with tempfile.TemporaryDirectory(prefix="gossip-stop-") as folder, reserved_port() as port:
+        made = Job(work, planned, folder, workers=WORKERS, port=port)
         began_s = time.monotonic()
         pids = made.start_all()
         signals = {"sigterm": signal.SIGTERM, "sigkill": signal.SIGKILL}

@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch.optim import Adam
 
-from lightning_gossip import ADPSGDStrategy
+from lightning_gossip import ADPSGDStrategy, PeerError
+from lightning_gossip.transport import gloo
 from tests.strategies.jobs import DIED, job, kill_myself, store, survivors
 from tests.strategies.models import Net, flat, loader, trainer
 
@@ -266,6 +268,49 @@ def test_all_end_when_too_few_are_left_or_none_may_die(options: dict[str, Any], 
         outcomes = dict(running.outcomes())
     assert outcomes[2] == DIED
     assert all("PeerError" in outcomes[rank] for rank in (0, 1))
+
+
+def _killed_while_groups_are_made(folder: str, options: dict[str, Any]) -> tuple[str, float]:
+    """Rank 1 comes to the barrier before the groups, and not into them."""
+    gloo.GROUP_S = 2.0
+    strategy = ADPSGDStrategy(timeout=timedelta(seconds=60), **options)
+    if _number() == 1:
+        strategy.algorithm = lambda timeline: kill_myself()  # type: ignore[assignment, method-assign, func-returns-value]
+    t = trainer(strategy=strategy, max_epochs=2)
+    began_s = time.monotonic()
+    try:
+        t.fit(Net(), loader(160, 8))
+        said = "trained"
+    except PeerError as error:
+        said = f"PeerError: {error}"
+    return said, time.monotonic() - began_s
+
+
+@pytest.mark.parametrize("options", [{"on_peer_failure": "raise"}, pytest.param({}, marks=pytest.mark.slow)])
+def test_a_worker_that_dies_while_groups_are_made_is_not_waited_for_as_long_as_an_exchange_may_take(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    with job(_killed_while_groups_are_made, str(tmp_path), options, workers=3) as running:
+        running.start_all()
+        ends = survivors(running.outcomes())
+    assert all(said.startswith("PeerError" if options else "trained") for said, _ in ends), ends
+    assert all(seconds < 25 for _, seconds in ends), ends
+
+
+def _killed_before_it_begins(options: dict[str, Any], rank: int) -> None:
+    if _number() == rank:
+        kill_myself()
+    t = trainer(strategy=ADPSGDStrategy(timeout=timedelta(seconds=2), **options), max_epochs=1)
+    with pytest.raises(PeerError):
+        t.fit(Net(), loader(160, 8))
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("options", [{"on_peer_failure": "raise"}, {}], ids=["raise", "continue"])
+def test_a_worker_that_never_comes_ends_the_others_with_a_peer_error(options: dict[str, Any], rank: int) -> None:
+    with job(_killed_before_it_begins, options, rank, workers=2) as running:
+        running.start_all()
+        survivors(running.outcomes())
 
 
 def _until_it_is_back(folder: str, rank: int, workers: int, options: dict[str, Any]) -> dict[str, Any]:
