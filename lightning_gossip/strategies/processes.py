@@ -90,6 +90,7 @@ class WorkerProcesses(DDPStrategy):
             start_method=start_method,
         )
         self.interface = interface
+        self.launch = 0  # number of the launch that has started these workers, if they are started anew for each fit
         self._environment: dict[str, str | None] = {}
         self._members: Membership | None = None
 
@@ -119,6 +120,11 @@ class WorkerProcesses(DDPStrategy):
     def workers(self) -> int:
         """How many there will be; known before there is a process group."""
         return self.num_nodes * self.num_processes
+
+    @property
+    def keys(self) -> str:
+        """Prefix of the keys of these workers in a store that others may have used before."""
+        return survival.keys_of(self.launch)
 
     @property
     def timeout_s(self) -> float:
@@ -223,6 +229,7 @@ class WorkerProcesses(DDPStrategy):
         self._process_group_backend = self._get_process_group_backend()
         self._members = members = survival.begin(
             self.survival,
+            keys=self.keys,
             number=int(self.cluster_environment.global_rank()),
             workers=self.workers,
             make_group=make_default_group(
