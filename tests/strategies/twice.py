@@ -30,7 +30,9 @@ def main(out: str, start_method: str, store: str) -> None:
         trainer.validate(model, loader(32, shuffle=False), verbose=False)
         samples.append([worker.samples for worker in strategy.report.workers])
     if trainer.is_global_zero:
-        Path(out, "result.json").write_text(json.dumps({"samples": samples, "accuracy": trainer.callback_metrics["val_acc"].item()}))
+        Path(out, "result.json").write_text(
+            json.dumps({"samples": samples, "accuracy": trainer.callback_metrics["val_acc"].item()})
+        )
 
 
 if __name__ == "__main__":
