@@ -98,11 +98,13 @@ def another(store: Store, *, timeout_s: float | None = None) -> Store:
 
     Args:
         store: the first one.
-        timeout_s: how long a call may wait, in seconds; as for the first one if None.
+        timeout_s: how long a call may wait, in seconds; as for the first one if None. To connect has the first one's deadline.
     """
     if isinstance(store, TCPStore):
-        timeout = store.timeout if timeout_s is None else timedelta(seconds=timeout_s)  # type: ignore[attr-defined]
-        second = TCPStore(store.host, store.port, is_master=False, wait_for_workers=False, timeout=timeout)
+        deadline = store.timeout  # type: ignore[attr-defined]
+        second = TCPStore(store.host, store.port, is_master=False, wait_for_workers=False, timeout=deadline)
+        if timeout_s is not None:
+            second.set_timeout(timedelta(seconds=timeout_s))
         if lost_s := max((_lost_s(end) for end in _connections(store.port)), default=0.0):
             _end_when_lost(store.port, lost_s)
         return second
