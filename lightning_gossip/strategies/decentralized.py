@@ -127,7 +127,7 @@ class DecentralizedStrategy(WorkerProcesses):
         )
         self._loaded = None
         self.report, self.timeline = fit.account.report, timeline
-        fit.work.install(self._patches)
+        fit.work.loader.install(self._patches)
         self._local_metrics = LocalMetrics(
             trainer.lightning_module, lambda: not fit.in_session, survives=self.members is not None
         )
