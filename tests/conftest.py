@@ -23,6 +23,9 @@ settings.register_profile(
 )
 settings.load_profile("gossip")
 
+# torch's store asks for the name of every address that it connects with; where the name server is silent that takes 5 s
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
 _GRACE_S = 5.0  # for what is already ending when the test returns
 
 # What libraries set once, on first use, for the whole process.

@@ -55,21 +55,32 @@ def connect(
         timeout_s: how long to try, in seconds.
         interface: on which rank 0's listens; all if None.
         lost_s: how long its host may be out of reach, in seconds, before calls fail; as long as the kernel likes if None.
+
+    Raises:
+        PeerError: if it cannot be reached.
     """
     if address is not None:
         host, port, serves = *parse_address(address), False
     else:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
-    store = TCPStore(
-        host,
-        port,
-        is_master=serves,
-        wait_for_workers=False,
-        multi_tenant=True,
-        timeout=timedelta(seconds=timeout_s),
-        master_listen_fd=listen(interface, host, port) if serves and interface is not None else None,
-    )
+    try:
+        store = TCPStore(
+            host,
+            port,
+            is_master=serves,
+            wait_for_workers=False,
+            multi_tenant=True,
+            timeout=timedelta(seconds=timeout_s),
+            master_listen_fd=listen(interface, host, port) if serves and interface is not None else None,
+        )
+    except dist.DistError as error:
+        raise PeerError(
+            f"The store of the job at {host}:{port} could not be reached within {timeout_s:.3g} s. It is rank 0 that serves it,"
+            " unless there is a store=...; its own log says why it does not.",
+            phase="store",
+            seconds=timeout_s,
+        ) from error
     if lost_s is not None:
         _end_when_lost(port, lost_s)
     return store
@@ -87,11 +98,13 @@ def another(store: Store, *, timeout_s: float | None = None) -> Store:
 
     Args:
         store: the first one.
-        timeout_s: how long a call may wait, in seconds; as for the first one if None.
+        timeout_s: how long a call may wait, in seconds; as for the first one if None. To connect has the first one's deadline.
     """
     if isinstance(store, TCPStore):
-        timeout = store.timeout if timeout_s is None else timedelta(seconds=timeout_s)  # type: ignore[attr-defined]
-        second = TCPStore(store.host, store.port, is_master=False, wait_for_workers=False, timeout=timeout)
+        deadline = store.timeout  # type: ignore[attr-defined]
+        second = TCPStore(store.host, store.port, is_master=False, wait_for_workers=False, timeout=deadline)
+        if timeout_s is not None:
+            second.set_timeout(timedelta(seconds=timeout_s))
         if lost_s := max((_lost_s(end) for end in _connections(store.port)), default=0.0):
             _end_when_lost(store.port, lost_s)
         return second

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-_GROUP_S = 20.0  # to make a group: milliseconds, if nobody dies meanwhile
+from lightning_gossip.transport.gloo import GROUP_S, set_timeout
 
 
 def make_default_group(
@@ -33,17 +33,9 @@ def make_default_group(
             store=store,
             rank=rank,
             world_size=world_size,
-            timeout=timedelta(seconds=min(_GROUP_S, timeout_s)),
+            timeout=timedelta(seconds=min(GROUP_S, timeout_s)),
             device_id=device,
         )
-        _set_timeout(timeout_s)
+        set_timeout(timeout_s)
 
     return make
-
-
-def _set_timeout(timeout_s: float) -> None:
-    """Of the default group; the function has become public in torch 2.13 or so."""
-    if hasattr(dist, "set_timeout"):
-        dist.set_timeout(timedelta(seconds=timeout_s))
-    else:
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), None)

@@ -103,7 +103,7 @@ class ADPSGDStrategy(DecentralizedStrategy):
     @property
     @override
     def collective_timeout_s(self) -> float:
-        return self._exchange_timeout_s
+        return min(self._exchange_timeout_s, self.timeout_s)
 
     @override
     def check(self, workers: int) -> None:

@@ -12,6 +12,7 @@ from lightning_gossip.runtime.rendezvous import gather
 from lightning_gossip.strategies import joining, loggers
 from lightning_gossip.strategies.account import Account
 from lightning_gossip.strategies.algorithm import Algorithm
+from lightning_gossip.strategies.inheritance import Inheritance
 from lightning_gossip.strategies.model import fingerprint, start_equal
 from lightning_gossip.strategies.survival import Survival
 from lightning_gossip.strategies.work import FitWork
@@ -30,6 +31,7 @@ class Changes:
         self._trainer = trainer
         self._work = work
         self._account = account
+        self._inheritance = Inheritance(trainer, work)
         self._due = False  # members have changed since the last hand-out of batches
         self._has_just_come = False
 
@@ -49,7 +51,7 @@ class Changes:
             self._join(members, ready=0)
             self._due = False
             self._has_just_come = True  # the others take nobody else in before this epoch
-            self._work.follow_members()
+            self._inheritance.follow_members()
         else:
             members.entrance.open()
 
@@ -68,7 +70,7 @@ class Changes:
         self._has_just_come = False
         while self._due:  # somebody may die meanwhile
             self._due = False
-            self._work.follow_members()
+            self._inheritance.follow_members()
             if algorithm is not None:
                 algorithm.follow_members()
         return joins
@@ -76,15 +78,15 @@ class Changes:
     def inherit(self) -> bool:
         """Whether workers have died since the batches were handed out; what they have not finished is then known."""
         members = self._members
-        if members is None or members.alone or self._work.is_of(members.generation):
+        if members is None or members.alone or self._inheritance.is_of(members.generation):
             return False
-        self._work.inherit(members)
+        self._inheritance.inherit(members)
         return True
 
     def go_on(self, algorithm: Algorithm | None) -> bool:
         """Add an appendix to an epoch that all have ended, of what the dead have left; False if there is nothing."""
         # one whose loop ends before its last batch (early stopping) cannot go on, and then nobody does
-        if not all(gather(bool(self._trainer.is_last_batch))) or not self._work.go_on():
+        if not all(gather(bool(self._trainer.is_last_batch))) or not self._inheritance.go_on():
             return False
         self._due = False
         if algorithm is not None:

@@ -1,64 +1,22 @@
 """How the epoch's batches reach a worker: shared (each claims the next one) or in equal static shares.
 
-Lightning is given a DataLoader over the user's data set with a batch sampler of ours. Without ``__len__`` (shared work)
-Lightning fetches one batch ahead and so knows the last one when it comes; see docs/assumptions.md.
+They are batch samplers of the DataLoader that Lightning is given. Without ``__len__`` (shared work) Lightning fetches one batch
+ahead and so knows the last one when it comes; see docs/assumptions.md.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import Sampler
 from typing_extensions import override
 
 from lightning_gossip.algorithm.work import Batch, EpochPlan, at_least_one_each, check_enough_batches
 from lightning_gossip.runtime.work_queue import EpochQueue, Journal, Store
-
-
-def plan_of(loader: object, seed: int) -> EpochPlan | str:
-    """The epoch that a DataLoader describes, or the reason why its batches cannot be handed out by us."""
-    if type(loader) is not DataLoader:
-        return f"the training loader is a {type(loader).__name__}, not a plain DataLoader"
-    if isinstance(loader.dataset, IterableDataset):
-        return "the data set is iterable: it has no index to share"
-    if type(loader.batch_sampler) is not BatchSampler:
-        return "the DataLoader has a batch_sampler of its own, or no automatic batching"
-    sampler = loader.sampler
-    if isinstance(sampler, RandomSampler) and not (sampler.replacement or sampler._num_samples):
-        shuffle = True
-    elif isinstance(sampler, SequentialSampler):
-        shuffle = False
-    else:
-        return f"the DataLoader has a sampler of its own ({type(sampler).__name__})"
-    return EpochPlan(len(loader.dataset), loader.batch_sampler.batch_size, shuffle, loader.drop_last, seed)  # type: ignore[arg-type]
-
-
-def with_batch_sampler(loader: DataLoader[Any], batch_sampler: Sampler[Batch]) -> DataLoader[Any]:
-    """The same loader, its batches drawn from another sampler."""
-    return DataLoader(
-        loader.dataset,
-        batch_sampler=batch_sampler,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
-        pin_memory_device=loader.pin_memory_device,
-    )
-
-
-def lookahead_of(loader: DataLoader[Any]) -> int:
-    """Batches claimed ahead of the one in training: Lightning's own, and what the loader's processes prefetch."""
-    return 1 + loader.num_workers * (loader.prefetch_factor or 0)
 
 
 @dataclass
@@ -210,7 +168,7 @@ class SharedBatches(EpochBatches):
         plan, rank, workers, epoch, training, journal: see :class:`EpochBatches`.
         store: holds the shared counter.
         key: prefix of this fit's keys in the store, the same on all workers and new for each fit.
-        lookahead: see :func:`lookahead_of`.
+        lookahead: see :func:`~lightning_gossip.strategies.loaders.lookahead_of`.
         batch_s: asked for this worker's time a batch in seconds.
         gone: asked for the ranks that have died since the last rendezvous.
     """
@@ -290,19 +248,8 @@ class SharedBatches(EpochBatches):
 class StaticBatches(EpochBatches):
     """Every n-th batch of the epoch, the same number for each worker; the first ones again where it does not come out even."""
 
-    def __init__(
-        self,
-        plan: EpochPlan,
-        *,
-        rank: int,
-        workers: int,
-        epoch: Callable[[], int],
-        training: Callable[[], bool],
-        journal: Journal | None = None,
-    ) -> None:
-        super().__init__(plan, rank=rank, workers=workers, epoch=epoch, training=training, journal=journal)
-        self._own: list[int] = []
-        self._stepped = 0
+    _own: Sequence[int] = ()  # positions of the hand-out under way
+    _stepped = 0  # how many of them have been trained on
 
     def __len__(self) -> int:
         return self.nominal_length
@@ -333,11 +280,11 @@ class StaticBatches(EpochBatches):
 
     @override
     def unstepped(self) -> list[int]:
-        return self._own[self._stepped :] + self.orphans
+        return [*self._own[self._stepped :], *self.orphans]
 
     @override
     def stepped(self) -> list[int]:
-        return self._own[: self._stepped]
+        return list(self._own[: self._stepped])
 
     @override
     def unclaimed(self) -> list[int]:

@@ -15,7 +15,7 @@ import lightning.pytorch as pl
 from lightning.fabric.utilities.distributed import _distributed_is_initialized
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.strategies.strategy import TBroadcast
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 from torch.distributed import ReduceOp
@@ -127,7 +127,7 @@ class DecentralizedStrategy(WorkerProcesses):
         )
         self._loaded = None
         self.report, self.timeline = fit.account.report, timeline
-        fit.work.install(self._patches)
+        fit.work.loader.install(self._patches)
         self._local_metrics = LocalMetrics(
             trainer.lightning_module, lambda: not fit.in_session, survives=self.members is not None
         )
@@ -242,7 +242,11 @@ class DecentralizedStrategy(WorkerProcesses):
         return together(lambda: super(DecentralizedStrategy, self).all_gather(tensor, group, sync_grads))
 
     def _all_are_here(self, what: str) -> bool:
-        return self._fit is None or self._fit.meet_for(what)
+        if self._fit is not None:
+            return self._fit.meet_for(what)
+        trainer = None if self.lightning_module is None else self.lightning_module._trainer
+        # a failure in setup, of which callbacks hear before the strategy does
+        return trainer is None or trainer.state.status is not TrainerStatus.INTERRUPTED
 
     @property
     def _running_fit(self) -> Fit:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import math
 import os
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from lightning.fabric.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from torch import Tensor
 
-from lightning_gossip.algorithm.finite import all_finite
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline, now_s
 from lightning_gossip.runtime.rendezvous import Agreement, Purpose, Rendezvous, gather
@@ -23,8 +19,11 @@ from lightning_gossip.strategies import checkpoints, resume
 from lightning_gossip.strategies.account import Account
 from lightning_gossip.strategies.algorithm import Algorithm
 from lightning_gossip.strategies.changes import Changes
+from lightning_gossip.strategies.nonfinite import warn_of_mean
 from lightning_gossip.strategies.options import FitOptions
-from lightning_gossip.strategies.work import FitWork, set_global_step
+from lightning_gossip.strategies.own_model import OwnModel
+from lightning_gossip.strategies.progress import set_global_step
+from lightning_gossip.strategies.work import FitWork
 
 _warned: set[str] = set()
 
@@ -69,7 +68,7 @@ class Fit:
         self._lr = 0.0
         self._in_step = False
         self._batches_in_epoch = 0
-        self._own_model: list[Tensor] | None = None
+        self._own_model = OwnModel()
         key, seed = strategy.broadcast((uuid.uuid4().hex[:12], int(os.environ.get("PL_GLOBAL_SEED", 0))))
         self.work = FitWork(trainer, options.work_sharing, key=key, seed=seed, batch_s=lambda: self.account.batch_s)
         self.changes = Changes(trainer, self.work, self.account)
@@ -93,7 +92,7 @@ class Fit:
     def begin_epoch(self) -> None:
         """Nobody has taken a batch of the epoch yet."""
         if self.changes.begin_epoch(self._algorithm):
-            self._own_model = None  # of the time when this worker was left behind
+            self._own_model.forget()  # it is of the time when this worker was left behind
 
     def before_batch(self, batch: Any) -> None:
         """A batch has been fetched and is about to be trained on."""
@@ -186,7 +185,6 @@ class Fit:
         Raises:
             SIGTERMException: on a worker that was told to stop too late for the others to hear of it.
         """
-        self._own_model = None
         self.changes.end_fit()
         self.close(together=True)
         if self.stop_requested and not self._stopped_together:
@@ -230,6 +228,7 @@ class Fit:
 
     def close(self, *, together: bool | None = None) -> None:
         """End threads; may be called twice. Without ``together``: together if all workers have agreed to stop."""
+        self._own_model.forget()
         if self._algorithm is not None:
             self._algorithm.close(together=self._stopped_together if together is None else together)
             self._algorithm = None
@@ -248,16 +247,14 @@ class Fit:
             self.trainer, self.work, self._algorithm, steps=self.account.steps, replicas=replicas
         )
         if replicas:
-            with self._own_weights():
+            with self._own_model.in_place([] if self._algorithm is None else self._algorithm.shared()):
                 checkpoints.save_replica(path, self.trainer.global_rank, checkpoints.own_state(self.trainer))
 
     # -- details -----------------------------------------------------------------------------------------------------
 
     def _open_session(self) -> None:
         if self._algorithm is not None:
-            if self._own_model is not None:
-                _copy(self._own_model, self._algorithm.shared())
-                self._own_model = None
+            self._own_model.put_back(self._algorithm.shared())
             self._algorithm.open(self.trainer.lightning_module)
         self.account.open_session()
         self.in_session = True
@@ -269,21 +266,12 @@ class Fit:
         self.account.waited(arrived_s, algorithm)
         algorithm.settle()
         if self._options.at_rendezvous == "evaluate":
-            self._own_model = [tensor.detach().clone() for tensor in algorithm.shared()]
+            self._own_model.set_aside(algorithm.shared())
         self.account.own.distance = algorithm.average(self._meeting)
         if not math.isfinite(self.account.own.distance):
-            self._warn_of_mean(algorithm)
-        if self._own_model is not None and not all(all_finite(tensor) for tensor in self._own_model):
-            self._own_model = None  # it goes on from the mean
+            warn_of_mean(algorithm.shared())
         self.account.report.consensus_distance = self._meeting.mean(self.account.own.distance)
         return agreement
-
-    def _warn_of_mean(self, algorithm: Algorithm) -> None:
-        if not all(all_finite(tensor) for tensor in algorithm.shared()):
-            rank_zero_warn(
-                "The mean of all workers' models is not finite: some worker's model holds NaN or infinity, and now all do. Look"
-                " for a learning rate that is too high or a bad sample; EarlyStopping(check_finite=True) ends such a run."
-            )
 
     def _stop(self) -> None:
         if self.stop_requested and self._algorithm is not None:
@@ -308,22 +296,3 @@ class Fit:
             pending = any(gather(not loop.batch_progress.is_last_batch))
         loop.batch_progress.is_last_batch = not pending
         return pending
-
-    @contextmanager
-    def _own_weights(self) -> Iterator[None]:
-        """This worker's own model, where it is only set aside for the mean's evaluation."""
-        if self._own_model is None or self._algorithm is None:
-            yield
-            return
-        shared = self._algorithm.shared()
-        mean = [tensor.detach().clone() for tensor in shared]
-        _copy(self._own_model, shared)
-        try:
-            yield
-        finally:
-            _copy(mean, shared)
-
-
-@torch.no_grad()
-def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:
-    torch._foreach_copy_(targets, sources)

@@ -54,6 +54,10 @@ class GossipOptions(Protocol):
         """Who is in the job, where deaths are survived."""
 
     @property
+    def keys(self) -> str:
+        """Prefix of the job's keys in the store."""
+
+    @property
     def global_rank(self) -> int:
         """Of this worker."""
 
@@ -134,7 +138,7 @@ class GossipAlgorithm(Algorithm):
             another(members.store, timeout_s=_FOREVER_S),
             another(members.store),
             another(members.store),
-            f"lightning_gossip/gossip/{members.generation}/{members.round}",
+            f"{self._strategy.keys}/gossip/{members.generation}/{members.round}",
             rank=members.rank,
             world_size=len(members.members),
             timeout_s=self._timeout_s,

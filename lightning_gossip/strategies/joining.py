@@ -12,7 +12,8 @@ from torch import Tensor
 
 from lightning_gossip.runtime.rendezvous import gather, together
 from lightning_gossip.strategies.optimizer_state import OptimizerStates, Slot
-from lightning_gossip.strategies.work import FitWork, set_global_step
+from lightning_gossip.strategies.progress import epochs_processed, set_global_step
+from lightning_gossip.strategies.work import FitWork
 
 
 class News(NamedTuple):
@@ -40,7 +41,7 @@ class News(NamedTuple):
 def tell(trainer: pl.Trainer, work: FitWork, *, steps: int) -> News:
     """Where this worker is, at the beginning of an epoch."""
     return News(
-        epoch=int(trainer.fit_loop.epoch_progress.current.processed),  # type: ignore[attr-defined]
+        epoch=epochs_processed(trainer),
         global_step=trainer.global_step,
         batches_that_stepped=trainer.fit_loop.epoch_loop._batches_that_stepped,
         steps=steps,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import signal
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 
 _STOPPED = "stopped by SIGTERM"
 _POLL_S = 1  # how soon a death is told to the others that the connections have not told already
+_launches = itertools.count()  # by this process; where several machines launch, each one makes the same ones
 Preflight = Callable[[pl.Trainer, pl.LightningModule], None]
 
 
@@ -109,6 +111,7 @@ class CheckedMultiProcessingLauncher(_MultiProcessingLauncher):
     @override
     def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:
         _check(self.preflight, function, args, trainer)
+        self._strategy.launch = next(_launches)  # type: ignore[attr-defined]
         patches = Patches()
         if self.survives:
             patches.set(multiprocessing, "mp", _PatientStart())

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 import torch
+from lightning.fabric.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_gossip.algorithm.finite import all_finite
@@ -81,3 +82,12 @@ def mean_of_healthy(
         log.warning("rank %d: its model is not finite; it goes on from the mean of the others", rank)
     distance = together(average)
     return (distance if finite else 0.0), finite
+
+
+def warn_of_mean(tensors: Sequence[Tensor]) -> None:
+    """Say so if the mean that all workers have just got is not finite."""
+    if not all(all_finite(tensor) for tensor in tensors):
+        rank_zero_warn(
+            "The mean of all workers' models is not finite: some worker's model holds NaN or infinity, and now all do. Look"
+            " for a learning rate that is too high or a bad sample; EarlyStopping(check_finite=True) ends such a run."
+        )

@@ -27,6 +27,7 @@ from lightning_gossip.runtime import membership
 from lightning_gossip.runtime.connection import connect
 from lightning_gossip.runtime.default_group import make_default_group
 from lightning_gossip.runtime.membership import Membership
+from lightning_gossip.runtime.peers import answering
 from lightning_gossip.runtime.rendezvous import gather
 from lightning_gossip.strategies import survival
 from lightning_gossip.strategies.files import WholeFiles
@@ -89,6 +90,7 @@ class WorkerProcesses(DDPStrategy):
             start_method=start_method,
         )
         self.interface = interface
+        self.launch = 0  # number of the launch that has started these workers, if they are started anew for each fit
         self._environment: dict[str, str | None] = {}
         self._members: Membership | None = None
 
@@ -118,6 +120,11 @@ class WorkerProcesses(DDPStrategy):
     def workers(self) -> int:
         """How many there will be; known before there is a process group."""
         return self.num_nodes * self.num_processes
+
+    @property
+    def keys(self) -> str:
+        """Prefix of the keys of these workers in a store that others may have used before."""
+        return survival.keys_of(self.launch)
 
     @property
     def timeout_s(self) -> float:
@@ -195,7 +202,8 @@ class WorkerProcesses(DDPStrategy):
         elif self.workers > 1:
             membership.set_current(None)  # of a Trainer before this one
             served = self._serve_store()
-            super().setup_distributed()
+            with answering("setup"):
+                super().setup_distributed()
             del served  # now torch's own connection keeps the server
         else:  # plain training: no group
             reset_seed()
@@ -221,6 +229,7 @@ class WorkerProcesses(DDPStrategy):
         self._process_group_backend = self._get_process_group_backend()
         self._members = members = survival.begin(
             self.survival,
+            keys=self.keys,
             number=int(self.cluster_environment.global_rank()),
             workers=self.workers,
             make_group=make_default_group(

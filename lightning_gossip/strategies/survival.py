@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 
 OnPeerFailure = Literal["continue", "raise"]
 JoinerOptimizer = Literal["copy", "fresh"]
-_PREFIX = "lightning_gossip/members"
 _LOST = 4.0  # times peer_timeout_s: a worker whose network comes back sooner is taken in again, one that waits longer ends
 
 
@@ -74,6 +73,7 @@ class Survival:
 def begin(
     survival: Survival,
     *,
+    keys: str,
     number: int,
     workers: int,
     make_group: Callable[[Store, int, int], None],
@@ -84,6 +84,7 @@ def begin(
 
     Args:
         survival: the options.
+        keys: prefix of the job's keys.
         number: of this worker, the rank that it was started with.
         workers: how many were started together.
         make_group: makes the default process group.
@@ -113,7 +114,7 @@ def begin(
         lost_s=_LOST * survival.peer_timeout_s,
         interface=interface,
     )
-    prefix = f"{_PREFIX}/{_job()}"
+    prefix = f"{keys}/members"
     me = Worker(number, store.add(f"{prefix}/life/{number}", 1))
     late = number >= workers or me.life > 1 or Door(store, prefix).has_begun
     theirs = store.compare_set(f"{prefix}/version", "", version.mine()).decode()
@@ -142,12 +143,17 @@ def begin(
     return made
 
 
-def _job() -> str:
-    """What tells the jobs apart that use one store one after the other."""
+def keys_of(launch: int) -> str:
+    """Prefix of the keys of one job among those that use one store one after the other.
+
+    Args:
+        launch: number of the launch, where workers are started anew for each.
+    """
     run = os.environ.get("TORCHELASTIC_RUN_ID", "")
-    if os.environ.get("LOCAL_WORLD_SIZE", "1") == "1":
-        return run  # an agent that starts its only worker again brings back a member of the same job
-    return f"{run}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    # an agent that starts its only worker again brings back a member of the same job
+    several = os.environ.get("LOCAL_WORLD_SIZE", "1") != "1"
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if several else ""
+    return f"lightning_gossip/{run}/{restarts}/{launch}"
 
 
 def survive_in(metric: Metric, set_attribute: Callable[[Metric, str, Any], None]) -> None:

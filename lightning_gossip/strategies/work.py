@@ -1,7 +1,7 @@
 """Work sharing in a Trainer: which batches this worker gets, and what the progress of all means for step counts.
 
-One object a fit. It replaces the training DataLoader, follows which batch a step is about, moves step schedules to the
-global count, and knows where an interrupted epoch stands.
+One object a fit. It follows which batch a step is about, moves step schedules to the global count, and knows where an
+interrupted epoch stands.
 """
 
 from __future__ import annotations
@@ -11,34 +11,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from fractions import Fraction
-from typing import Any, cast
+from typing import Any
 
 import lightning.pytorch as pl
-import torch.distributed as dist
-from lightning.fabric.utilities import rank_zero_info, rank_zero_warn
-from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
-from lightning.pytorch.trainer.states import RunningStage
-from lightning.pytorch.utilities import CombinedLoader
+from lightning.fabric.utilities import rank_zero_warn
 from lightning.pytorch.utilities.data import _extract_batch_size
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.runtime.connection import ReportingStore
-from lightning_gossip.runtime.membership import Membership
-from lightning_gossip.runtime.rendezvous import gather
-from lightning_gossip.runtime.work_queue import Journal, Store
-from lightning_gossip.strategies.data import (
-    EpochBatches,
-    EpochPosition,
-    SharedBatches,
-    StaticBatches,
-    lookahead_of,
-    plan_of,
-    with_batch_sampler,
-)
+from lightning_gossip.strategies.data import EpochBatches, EpochPosition, SharedBatches, StaticBatches
+from lightning_gossip.strategies.loaders import TrainingLoader, with_batch_sampler
 from lightning_gossip.strategies.options import WorkSharing
 from lightning_gossip.strategies.patches import Patches
-from lightning_gossip.strategies.preflight import why_static_shares
+from lightning_gossip.strategies.progress import align_epoch
 from lightning_gossip.strategies.schedulers import GlobalCount
 
 
@@ -64,96 +49,22 @@ class FitWork:
     ) -> None:
         self.batches: EpochBatches | None = None
         self.samples = 0
+        self.loader = TrainingLoader(trainer, option)
         self._trainer = trainer
-        self._option = option
         self._key = key
         self._seed = seed
         self._batch_s = batch_s
-        self._loaders: list[Any] = []
-        self._iterating = False  # whether an iteration over the training loader that begins now is the loop's own
         self._count: GlobalCount | None = None
 
     # -- the data loader ---------------------------------------------------------------------------------------------
 
-    def install(self, patches: Patches) -> None:
-        """Look at the training loaders before Lightning puts its own sampler into them."""
-        source = self._trainer.fit_loop._data_source
-        original = source.dataloader
-
-        def observed() -> Any:
-            loader = original()
-            self._loaders = list(CombinedLoader(loader, "max_size_cycle").flattened) if loader is not None else []
-            return loader
-
-        patches.set(source, "dataloader", observed)
-        # only the loop's own iterations hand batches out
-        for target, name in ((self._trainer.fit_loop, "setup_data"), (self._trainer.fit_loop.epoch_loop, "on_run_start")):
-            patches.set(target, name, self._handing_out(getattr(target, name)))
-
-    def _handing_out(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The call, with every iteration over the loader that begins in it being the training loop's."""
-
-        def wrapped(*args: Any) -> Any:
-            with self._training_iterates():
-                return call(*args)
-
-        return wrapped
-
-    @contextmanager
-    def _training_iterates(self) -> Iterator[None]:
-        self._iterating = True
-        try:
-            yield
-        finally:
-            self._iterating = False
-
     def process(self, dataloader: Any) -> Any:
         """The loader that Lightning is to use, given what it would use under DDP."""
-        loaders, self._loaders = self._loaders, []
+        loaders = self.loader.look()
         if not loaders:
             return dataloader  # not for training
-        plan = plan_of(loaders[0], self._seed) if len(loaders) == 1 else "there are several training loaders"
-        reason = plan if isinstance(plan, str) else why_static_shares(self._trainer)
-        if self._option is True and reason is not None:
-            raise ConfigurationError(
-                f"work_sharing=True is not possible: {reason}. Use work_sharing='auto', which then gives each worker an equal"
-                " static share, or change that."
-            )
-        if (
-            isinstance(plan, str)
-            or self._trainer.overfit_batches  # type: ignore[attr-defined]
-            or not self._trainer._accelerator_connector.use_distributed_sampler
-        ):
-            self.batches = None
-            if self._option == "auto":
-                rank_zero_info(f"Each worker keeps its static share of the data, as under DDP: {reason}.")
-            return dataloader
-        members = self._trainer.strategy.members  # type: ignore[attr-defined]
-        options: dict[str, Any] = {
-            "journal": None if members is None else Journal(ReportingStore(members.store), self._store_key, members),
-            "rank": self._trainer.global_rank,
-            "workers": self._trainer.world_size,
-            "epoch": lambda: _epochs_processed(self._trainer),
-            "training": lambda: self._iterating,
-        }
-        if reason is not None or self._option is False or self._trainer.world_size == 1:
-            if self._option == "auto" and reason is not None:
-                rank_zero_info(f"Each worker keeps an equal static share of the data: {reason}.")
-            self.batches = StaticBatches(plan, **options)
-        else:
-            self.batches = SharedBatches(
-                plan,
-                store=cast(
-                    Store,
-                    ReportingStore(dist.distributed_c10d._get_default_store() if members is None else members.store),
-                ),
-                key=self._store_key,
-                gone=frozenset if members is None else members.gone,
-                lookahead=lookahead_of(loaders[0]),
-                batch_s=self._batch_s,
-                **options,
-            )
-        return with_batch_sampler(loaders[0], self.batches)
+        self.batches = self.loader.batches(loaders, key=self._store_key, seed=self._seed, batch_s=self._batch_s)
+        return dataloader if self.batches is None else with_batch_sampler(loaders[0], self.batches)
 
     @property
     def shared(self) -> SharedBatches | None:
@@ -225,6 +136,16 @@ class FitWork:
         if self.batches is not None:
             self.batches.step()
 
+    def end_epoch(self) -> None:
+        """All workers have ended the epoch: schedules stand at the same count everywhere."""
+        if self._count is not None:
+            self._count.end_epoch()
+
+    @property
+    def left_early(self) -> bool:
+        """Whether this worker left the last batches of the epoch to faster ones."""
+        return self.shared is not None and self.shared.queue is not None and self.shared.queue.left_early
+
     # -- workers that come later ---------------------------------------------------------------------------------------
 
     @property
@@ -272,81 +193,6 @@ class FitWork:
     def _store_key(self) -> str:
         return f"lightning_gossip/{self._key}/work"
 
-    # -- members that change -----------------------------------------------------------------------------------------
-
-    def is_of(self, generation: int) -> bool:
-        """Whether the batches under way were handed out to these members; True where they are Lightning's own."""
-        journal = None if self.batches is None else self.batches.journal
-        return journal is None or journal.generation == generation
-
-    def inherit(self, members: Membership) -> None:
-        """Workers have died in this hand-out: rank 0 holds from now on what they have not finished. Collective."""
-        if self.batches is None or self.batches.journal is None:
-            return
-        finished = [position for worker in members.lost for position in self.batches.journal.read(str(worker))]
-        self.batches.orphans = []  # of an earlier meeting in this hand-out: they are found again
-        # the journal of a worker that was only taken for dead may grow: one worker's reading counts
-        everyones = gather((self.batches.stepped() + self.batches.unstepped(), finished))
-        orphans = self.batches.find_orphans([theirs for theirs, _ in everyones], everyones[0][1])
-        self.batches.orphans = orphans if members.rank == 0 else []
-
-    def go_on(self) -> bool:
-        """Hand out again what is left of the epoch although all have ended it. Collective.
-
-        Returns:
-            Whether there was anything.
-        """
-        if self.batches is None or self._trainer.limit_train_batches != 1.0:
-            return False  # of an epoch that is cut off, each worker's part is as good as another's
-        unstepped = [position for theirs in gather(self.batches.unstepped()) for position in theirs]
-        position = self.batches.position(unstepped)
-        if not position.pending and not position.pieces:
-            return False
-        self.follow_members()
-        loop = self._trainer.fit_loop
-        fetcher = loop._data_fetcher
-        assert fetcher is not None
-        self.batches.resume(position)
-        with self._training_iterates():
-            iter(fetcher)
-        if isinstance(self.batches, StaticBatches):
-            self._align_progress(self.batches.nominal_length - self.batches.resumed_share(position))
-            fetcher.fetched += loop.epoch_loop.batch_progress.current.ready  # so that it knows the last batch
-        loop.epoch_loop.batch_progress.is_last_batch = False
-        return True
-
-    def follow_members(self) -> None:
-        """The next hand-out is for the workers that are there now."""
-        fit_loop = self._trainer.fit_loop
-        if self.batches is None:
-            fit_loop._combined_loader = None  # the loader is asked for again, and gets a sampler for these workers
-            fit_loop.setup_data()
-        else:
-            self.batches.rank, self.batches.workers = self._trainer.global_rank, self._trainer.world_size
-            if isinstance(self.batches, StaticBatches):
-                self._resize(self.batches.nominal_length)
-        fit_loop.epoch_loop.val_loop._combined_loader = None
-
-    def _resize(self, length: int) -> None:
-        """The share of each worker has another length: what Lightning's loop has reckoned from it follows."""
-        trainer, fit_loop = self._trainer, self._trainer.fit_loop
-        batches = _parse_num_batches(RunningStage.TRAINING, length, trainer.limit_train_batches)
-        fit_loop.max_batches = batches
-        assert fit_loop._combined_loader is not None
-        fit_loop._combined_loader.limits = [batches]
-        if isinstance(trainer.val_check_interval, float):
-            trainer.val_check_batch = max(1, int(batches * trainer.val_check_interval))
-
-    def end_epoch(self) -> None:
-        """All workers have ended the epoch: schedules stand at the same count everywhere."""
-        if self._count is not None:
-            self._count.end_epoch()
-
-    @property
-    def left_early(self) -> bool:
-        """Whether this worker left the last batches of the epoch to faster ones."""
-        return self.shared is not None and self.shared.queue is not None and self.shared.queue.left_early
-
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def state(self, unstepped: list[int]) -> dict[str, Any] | None:
@@ -383,38 +229,10 @@ class FitWork:
             position = EpochPosition(**state["position"])
             self.batches.resume(position)
             if isinstance(self.batches, StaticBatches) and (position.pending or position.pieces):
-                self._align_progress(self.batches.nominal_length - self.batches.resumed_share(position))
-        fetcher = self._trainer.fit_loop._data_fetcher
-        if fetcher is not None:
-            with self._training_iterates():
-                iter(fetcher)  # the first iterator was made before the state was known
+                align_epoch(self._trainer, self.batches.nominal_length - self.batches.resumed_share(position))
+        self.loader.begin_again()  # the first iterator was made before the state was known
         self._load_count(state)
 
     def _load_count(self, state: dict[str, Any]) -> None:
         if self._count is not None and self.batches is not None and state["count"] is not None:
             self._count.load(state["count"], self.batches.share(0))
-
-    def _align_progress(self, done: int) -> None:
-        """Workers may have been stopped at different batches; what is left is dealt out evenly, so all stand at one."""
-        current = self._trainer.fit_loop.epoch_loop.batch_progress.current
-        shift = max(0, done) - current.ready
-        for name in ("ready", "started", "processed", "completed"):
-            setattr(current, name, max(0, getattr(current, name) + shift))
-
-
-def _epochs_processed(trainer: pl.Trainer) -> int:
-    """The number of the epoch under way; that of the next one between two."""
-    progress = trainer.fit_loop.epoch_progress.current
-    return int(progress.processed)  # type: ignore[attr-defined]
-
-
-def set_global_step(trainer: pl.Trainer, steps: int) -> None:
-    """With shared work the workers' step counts differ; after a rendezvous all have one, as file names and limits need."""
-    loop = trainer.fit_loop.epoch_loop
-    if trainer.lightning_module.automatic_optimization:
-        total = loop.automatic_optimization.optim_progress.optimizer.step.total
-    else:
-        total = loop.manual_optimization.optim_step_progress.total
-    shift = steps - total.completed
-    total.ready += shift
-    total.completed += shift

@@ -5,6 +5,10 @@ group of all, a single frozen worker would end the exchanges of all its neighbou
 of its own, and there is no connection between workers that never average. An edge that broke is made anew, under the next
 number, when one end calls again: the number travels in the request, so the listener makes the same one.
 
+Both ends say in the store that they have come before Gloo connects them; who has waited in vain says so in the other's place,
+and the first word counts. Without it one may find the address of another that has just given up, whose process still answers,
+and Gloo tries that for five times the deadline.
+
 The inbox is a queue in the job's store. A Gloo group of all cannot serve: a receive from any source is ended by the death of
 one sender (seen: "Connection reset by peer"), or is not, and only a message wakes it. A queue has neither trouble: the death
 of a sender does not touch it, and a worker ends its own listener by a message to itself. Its price is a push (2 µs for the
@@ -41,6 +45,7 @@ Group = Any  # a ProcessGroupGloo, whose methods torch's type stubs lack
 _REPLY, _VECTOR, _PROBE = 2, 3, 4  # tags
 CONNECT_S = 10.0  # to make a group of two: a few milliseconds, if the peer is there
 REPLY_S = 5.0  # to send an answer: the peer waits for it already, or has given up
+_HERE, _GONE = b"here", b"gone"  # what is said of an end of an edge, once
 _EMPTY_S = 0.01
 _LETTER = struct.Struct(f"<{WORDS + 1}q")  # sender, then the words of the message
 
@@ -88,13 +93,17 @@ class EdgeTransport(Transport):
         self._making = [threading.Lock() for _ in range(world_size)]
 
     def make_edges(self, peers: tuple[int, ...]) -> None:
-        """Connect with the neighbours, as far as they answer; collective among those."""
-        for peer in sorted(peers, key=lambda peer: (min(peer, self.rank), max(peer, self.rank))):  # one order for all
-            self._try_edge(peer)
+        """Connect with the neighbours, as far as they answer within :data:`CONNECT_S`; collective among those.
 
-    def _try_edge(self, peer: int) -> None:
+        An edge that is missing then is made when one end calls.
+        """
+        end_s = time.monotonic() + CONNECT_S
+        for peer in sorted(peers, key=lambda peer: (min(peer, self.rank), max(peer, self.rank))):  # one order for all
+            self._try_edge(peer, max(SHORTEST_S, end_s - time.monotonic()))  # though in vain, both ends know that it was
+
+    def _try_edge(self, peer: int, timeout_s: float) -> None:
         try:
-            self._edge(peer, self._stores[0])
+            self._edge(peer, self._stores[0], timeout_s)
         except PeerError as error:
             log.warning("rank %d: %s", self.rank, error)
 
@@ -213,25 +222,27 @@ class EdgeTransport(Transport):
             raise PeerError(f"The edge with rank {peer} broke before the exchange began.", rank=peer, phase="exchange")
         return edge
 
-    def _edge(self, peer: int, store: Any) -> Group:
+    def _edge(self, peer: int, store: Any, timeout_s: float = CONNECT_S) -> Group:
         """The edge with a peer; made now if there is none.
 
         Args:
             store: the connection of the calling thread.
+            timeout_s: how long to wait for the peer's end.
         """
         with self._making[peer]:
             with self._lock:
                 if self._closed:
                     raise ProtocolError("The transport is used after it was closed.")
                 edge, number = self._edges.get(peer), self._numbers[peer]
-            return edge if edge is not None else self._make(peer, number, store)
+            return edge if edge is not None else self._make(peer, number, store, min(timeout_s, self.timeout_s))
 
-    def _make(self, peer: int, number: int, store: Any) -> Group:
+    def _make(self, peer: int, number: int, store: Any, timeout_s: float) -> Group:
         low, high = sorted((self.rank, peer))
-        deadline = timedelta(seconds=min(CONNECT_S, self.timeout_s))
+        own = PrefixStore(f"{low}-{high}/{number}", store)
         with PeerTrouble(peer, "connection"):
             try:
-                edge = dist.ProcessGroupGloo(PrefixStore(f"{low}-{high}/{number}", store), int(self.rank > peer), 2, deadline)
+                self._await_end(peer, own, timeout_s)
+                edge = dist.ProcessGroupGloo(own, int(self.rank > peer), 2, timedelta(seconds=min(CONNECT_S, self.timeout_s)))
             except RuntimeError:
                 with self._lock:
                     self._numbers[peer] += 1
@@ -240,6 +251,26 @@ class EdgeTransport(Transport):
             if not self._closed and self._numbers[peer] == number:
                 self._edges[peer] = edge
         return edge
+
+    def _await_end(self, peer: int, store: Any, timeout_s: float) -> None:
+        """Until the peer's end of an edge has come, or this one has given it up, or the peer had given this one up before."""
+        if store.compare_set(f"end/{self.rank}", "", _HERE) == _GONE:
+            raise PeerError(
+                f"Rank {peer} has waited for this edge in vain before.", rank=peer, phase="connection", timed_out=True
+            )
+        try:
+            store.wait([f"end/{peer}"], timedelta(seconds=timeout_s))
+        except dist.DistNetworkError:
+            raise
+        except dist.DistStoreError as error:
+            if store.compare_set(f"end/{peer}", "", _GONE) == _GONE:  # else it has come just now
+                raise PeerError(
+                    f"Rank {peer} did not come to an edge within {timeout_s:.3g} s. It is gone, frozen or slow.",
+                    rank=peer,
+                    phase="connection",
+                    seconds=timeout_s,
+                    timed_out=True,
+                ) from error
 
     def _trouble(self, peer: int, phase: str) -> _EdgeTrouble:
         return _EdgeTrouble(peer, phase, self)

@@ -31,6 +31,7 @@ FOREVER = timedelta(days=3650)  # the listener ends by a message, never by a tim
 _REQUEST, _REPLY, _VECTOR = 1, 2, 3  # tags
 RUN_BITS = 63
 SHORTEST_S = 0.001  # to Gloo 0 is no deadline at all
+GROUP_S = 20.0  # to make a group of workers that have just met: milliseconds, if nobody dies meanwhile
 _FLUSH_S = 10.0  # for the peers' listeners to read the last messages when all close together
 
 
@@ -45,7 +46,6 @@ class GlooTransport(Transport):
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self._timeout_s = timeout_s
-        # the deadline is of making the groups too; the listener's own wait outlasts it
         self._control: dist.ProcessGroup | None = new_group(timeout_s)
         self._data: dist.ProcessGroup | None = new_group(timeout_s)
         run = torch.tensor([secrets.randbits(RUN_BITS)])
@@ -163,7 +163,7 @@ class PeerTrouble:
 
 
 def new_group(timeout_s: float, *, backend: str | None = "gloo") -> dist.ProcessGroup:
-    """A group of all workers. Collective.
+    """A group of all workers, which have just met: one that dies now is waited for :data:`GROUP_S` at most. Collective.
 
     Args:
         timeout_s: deadline of its operations, in seconds, where they have none of their own.
@@ -171,7 +171,7 @@ def new_group(timeout_s: float, *, backend: str | None = "gloo") -> dist.Process
     """
     began_s = time.monotonic()
     try:
-        group = dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_s))
+        group = dist.new_group(backend=backend, timeout=timedelta(seconds=min(GROUP_S, timeout_s)))
     except RuntimeError as error:
         waited_s = time.monotonic() - began_s
         raise PeerError(
@@ -181,7 +181,16 @@ def new_group(timeout_s: float, *, backend: str | None = "gloo") -> dist.Process
         ) from error
     if not isinstance(group, dist.ProcessGroup):
         raise ProtocolError("This process is not a member of the group that it has just created.")
+    set_timeout(timeout_s, group)
     return group
+
+
+def set_timeout(timeout_s: float, group: dist.ProcessGroup | None = None) -> None:
+    """Of a group, the default group if None; torch's function has become public in 2.13 or so."""
+    if hasattr(dist, "set_timeout"):
+        dist.set_timeout(timedelta(seconds=timeout_s), group)
+    else:
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
 
 
 def _open(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

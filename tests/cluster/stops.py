@@ -28,6 +28,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
 from lightning_gossip import ADPSGDStrategy
+from recipes.processes import reserved_port
 from tests.strategies.jobs import DIED, Job
 from tests.strategies.models import Net, loader, trainer
 
@@ -35,7 +36,7 @@ WORKERS = 3
 EPOCHS = 3
 LONGEST_S = 60.0  # of a whole job: 3 s where nobody is stopped, TIMEOUT_S and 30 s of peer_timeout_s at worst
 TIMEOUT_S = 20.0  # the strategy's timeout: one whose rank 0 has died before it served the store waits so long for it
-DURATION_S = 3.0  # in which signals come: from the start of the processes until most jobs have ended
+DURATION_S = 2.0  # in which signals come: from the start of the processes until most jobs have ended
 HOOKS = ("setup", "on_train_epoch_start", "training_step", "validation_step", "on_train_epoch_end", "on_train_end")
 Kind = Literal["exception", "sigterm", "sigkill", "end"]
 
@@ -135,8 +136,8 @@ def work(planned: Plan, folder: str) -> str:
 def stop(planned: Plan) -> Result:
     """Run a job and stop it as planned."""
     result = Result(planned)
-    with tempfile.TemporaryDirectory(prefix="gossip-stop-") as folder:
-        made = Job(work, planned, folder, workers=WORKERS)
+    with tempfile.TemporaryDirectory(prefix="gossip-stop-") as folder, reserved_port() as port:
+        made = Job(work, planned, folder, workers=WORKERS, port=port)
         began_s = time.monotonic()
         pids = made.start_all()
         signals = {"sigterm": signal.SIGTERM, "sigkill": signal.SIGKILL}

@@ -81,6 +81,7 @@ def test_a_worker_that_is_away_for_longer_is_taken_in_again(how: str, tmp_path: 
         _check(running, [0, 1, 2], lost=[2])
 
 
+@pytest.mark.slow
 def test_one_slow_link_costs_the_other_workers_little(tmp_path: Path) -> None:
     with job(tmp_path, rate_mbit=1000, samples=1797, epochs=2, step_s=0.04) as running:
         begin_s = running.await_step(10)

@@ -17,6 +17,7 @@ from torch.distributed import TCPStore
 from tests.strategies.launch import _context, _work, reserved_port
 
 DIED = "died"
+_END_S = 20.0  # of a process whose work has returned
 
 
 class Job:
@@ -61,10 +62,13 @@ class Job:
                     results[process] = receiver.recv()[1]  # type: ignore[union-attr]
                 except EOFError:
                     results[process] = DIED
-        for _, process, _ in self._processes:
-            process.join(0 if waiting else 20)
         late = [process.name for process in waiting.values()]
         assert not late, f"no result within {timeout_s} s of {late}; of the others {list(results.values())}"
+        end = time.monotonic() + _END_S
+        for _, process, _ in self._processes:
+            process.join(max(0.0, end - time.monotonic()))
+        left = [process.name for _, process, _ in self._processes if process.is_alive()]
+        assert not left, f"{left} did not end within {_END_S} s of their results: {list(results.values())}"
         return [(rank, results[process]) for rank, process, _ in self._processes]
 
     def end(self) -> None:

@@ -26,7 +26,7 @@ from lightning_gossip import (
     QSGDStrategy,
 )
 from lightning_gossip.algorithm import ring
-from lightning_gossip.strategies.data import plan_of
+from lightning_gossip.strategies.loaders import plan_of
 from lightning_gossip.strategies.patches import Patches
 from tests.strategies.models import Net, loader, samples
 

@@ -6,12 +6,14 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
 from lightning_gossip import ADPSGDStrategy, APSGDStrategy, DPSGDStrategy, PeerError
 from lightning_gossip.runtime.gossip import Gossip
@@ -135,6 +137,32 @@ def test_an_exception_in_any_hook_of_rank_1_ends_all(hook: str, name: str) -> No
 def test_an_exception_in_any_hook_of_rank_0_ends_all(hook: str, name: str) -> None:
     kind, options = STRATEGIES[name]
     check(hook, 0, [ends[0] for ends in launch(_fit, kind, options, [(hook, 0)], workers=3, timeout_s=60)])
+
+
+class BrokenSetup(Callback):
+    """While the others go on to the checkpoint's folder, which rank 0 tells them."""
+
+    def setup(self, trainer: Any, model: Any, stage: str) -> None:
+        if trainer.global_rank == 1:
+            raise ArithmeticError("broken in setup")
+
+
+def _fails_in_setup_and_saves(kind: Any, options: dict[str, Any], folder: str) -> tuple[str, float, list[str]]:
+    callbacks = [BrokenSetup(), ModelCheckpoint(folder), OnExceptionCheckpoint(folder, "stopped")]
+    t = trainer(strategy=kind(**options), callbacks=callbacks)
+    began_s = time.monotonic()
+    try:
+        t.fit(Net(), loader(160, 8))
+        said = "trained"
+    except (ArithmeticError, PeerError) as error:
+        said = f"{type(error).__name__}: {error}"
+    return said, time.monotonic() - began_s, _left()
+
+
+@pytest.mark.parametrize("name", ["adpsgd, raising", pytest.param("adpsgd", marks=pytest.mark.slow)])
+def test_a_callback_that_saves_when_setup_has_failed_waits_for_nobody(name: str, tmp_path: Path) -> None:
+    kind, options = STRATEGIES[name]
+    check("setup", 1, launch(_fails_in_setup_and_saves, kind, options, str(tmp_path), workers=2, timeout_s=60))
 
 
 @pytest.mark.parametrize("name", ["adpsgd", pytest.param("adpsgd, raising", marks=pytest.mark.slow)])

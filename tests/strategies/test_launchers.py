@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from recipes.processes import reserved_port
+from tests.strategies.jobs import store
 from tests.strategies.models import Net, loader, trainer
 
 pytestmark = pytest.mark.processes
@@ -95,6 +96,20 @@ def test_the_same_script_runs_under_torchrun(tmp_path: Path) -> None:
     assert code == 0, output
     assert left == []
     check(tmp_path, 2)
+
+
+@pytest.mark.parametrize(
+    "start_method", ["fork", pytest.param("popen", marks=pytest.mark.slow), pytest.param("spawn", marks=pytest.mark.slow)]
+)
+def test_one_store_serves_all_that_one_process_does_one_after_the_other(start_method: str, tmp_path: Path) -> None:
+    with store() as address:
+        code, output, left = finish(start(["tests/strategies/twice.py", str(tmp_path), start_method, address]))
+    assert code == 0, output
+    assert left == []
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert [sum(samples) for samples in result["samples"]] == [400, 400]
+    assert all(min(samples) > 0 for samples in result["samples"])
+    assert result["accuracy"] > 0.7
 
 
 @pytest.mark.parametrize(("strategy", "mode"), [("adpsgd", "raise"), ("adpsgd", "raise0"), ("adpsgd_fork", "raise")])

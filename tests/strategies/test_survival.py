@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch.optim import Adam
 
-from lightning_gossip import ADPSGDStrategy
+from lightning_gossip import ADPSGDStrategy, PeerError
+from lightning_gossip.transport import gloo
 from tests.strategies.jobs import DIED, job, kill_myself, store, survivors
 from tests.strategies.models import Net, flat, loader, trainer
 
@@ -38,16 +40,19 @@ HOOKS = {  # where a worker is killed: (hook, in which epoch)
 
 
 class Killed(Callback):
-    """Ends its process without a word: at a hook, in an epoch, on one rank; in the sixth batch, if it is a batch's hook."""
+    """Ends its process without a word: at a hook, in an epoch, on one rank; in the sixth batch, if it is a batch's hook.
 
-    def __init__(self, rank: int, hook: str, epoch: int) -> None:
+    Of shared work each worker is sure of one batch: ``after`` so many.
+    """
+
+    def __init__(self, rank: int, hook: str, epoch: int, *, after: int = 5) -> None:
         self._batches = 0
 
         def kill(trainer: Any, *_: Any, **__: Any) -> None:
             if _number() != rank or (trainer.current_epoch, trainer.sanity_checking) != (epoch, False):
                 return
             self._batches += 1
-            if self._batches > 5 or hook != "on_train_batch_start":
+            if self._batches > after or hook != "on_train_batch_start":
                 kill_myself()
 
         setattr(self, hook, kill)
@@ -83,6 +88,7 @@ def _fit(
     *callbacks: Any,
     epochs: int = 3,
     step_s: float = 0.005,
+    workers: int = 3,
     trainer_options: dict[str, Any] | None = None,
     then: Callable[[Any, Any], dict[str, Any]] = lambda t, model: {},
     **options: Any,
@@ -90,7 +96,7 @@ def _fit(
     seed_everything(0)
     strategy = ADPSGDStrategy(**{"peer_timeout_s": 6.0, **options})
     made = [*callbacks, Steps(folder, step_s), ModelCheckpoint(folder, save_last=True)]
-    t = trainer(max_epochs=epochs, strategy=strategy, callbacks=made, devices=3, **(trainer_options or {}))
+    t = trainer(max_epochs=epochs, strategy=strategy, callbacks=made, devices=workers, **(trainer_options or {}))
     model = Net(make_optimizer=lambda module: Adam(module.parameters(), lr=0.01))
     t.fit(model, loader(SAMPLES, 4), loader(32, 4, shuffle=False))
     result = {
@@ -125,8 +131,8 @@ def _killed(folder: str, rank: int, where: str, options: dict[str, Any]) -> dict
     return _fit(folder, Killed(rank, *HOOKS[where]), **options)
 
 
-def _check(results: list[dict[str, Any]], folder: Path, *, lost: list[int], epochs: int = 3) -> None:
-    left = [rank for rank in range(3) if rank not in lost]
+def _check(results: list[dict[str, Any]], folder: Path, *, lost: list[int], epochs: int = 3, workers: int = 3) -> None:
+    left = [rank for rank in range(workers) if rank not in lost]
     for result in results:
         assert result["epochs"] == epochs
         assert result["model"] == results[0]["model"]
@@ -140,7 +146,7 @@ def _check(results: list[dict[str, Any]], folder: Path, *, lost: list[int], epoc
     "where",
     [
         "during setup",
-        "inside the epoch",
+        pytest.param("inside the epoch", marks=pytest.mark.slow),
         pytest.param("before the first exchange", marks=pytest.mark.slow),
         pytest.param("during a validation", marks=pytest.mark.slow),
         "between validation and checkpoint",
@@ -159,6 +165,23 @@ def test_the_others_end_every_epoch_when_a_worker_is_killed(where: str, tmp_path
         assert set(taken) == set(range(SAMPLES)), f"epoch {epoch}"
         # the batch under way when it was killed, and none that it had noted as finished
         assert sum(taken.values()) <= SAMPLES + 4
+
+
+def _two_killed(folder: str) -> dict[str, Any]:
+    killed = (Killed(6, *HOOKS["before the first exchange"]), Killed(3, *HOOKS["inside the epoch"], after=0))
+    return _fit(folder, *killed, workers=8)
+
+
+def test_the_others_end_every_epoch_when_two_of_eight_are_killed_before_the_first_exchange_and_in_an_epoch(
+    tmp_path: Path,
+) -> None:
+    with job(_two_killed, str(tmp_path), workers=8) as running:
+        running.start_all()
+        outcomes = dict(running.outcomes())
+    assert outcomes[6] == outcomes[3] == DIED
+    _check(survivors(list(outcomes.items())), tmp_path, lost=[6, 3], workers=8)
+    for epoch in range(3):
+        assert set(_epoch(tmp_path, epoch)) == set(range(SAMPLES)), f"epoch {epoch}"
 
 
 @pytest.mark.parametrize("options", [{}, pytest.param({"val_check_interval": 0.5}, marks=pytest.mark.slow)])
@@ -266,6 +289,49 @@ def test_all_end_when_too_few_are_left_or_none_may_die(options: dict[str, Any], 
         outcomes = dict(running.outcomes())
     assert outcomes[2] == DIED
     assert all("PeerError" in outcomes[rank] for rank in (0, 1))
+
+
+def _killed_while_groups_are_made(folder: str, options: dict[str, Any]) -> tuple[str, float]:
+    """Rank 1 comes to the barrier before the groups, and not into them."""
+    gloo.GROUP_S = 2.0
+    strategy = ADPSGDStrategy(timeout=timedelta(seconds=60), **options)
+    if _number() == 1:
+        strategy.algorithm = lambda timeline: kill_myself()  # type: ignore[assignment, method-assign, func-returns-value]
+    t = trainer(strategy=strategy, max_epochs=2)
+    began_s = time.monotonic()
+    try:
+        t.fit(Net(), loader(160, 8))
+        said = "trained"
+    except PeerError as error:
+        said = f"PeerError: {error}"
+    return said, time.monotonic() - began_s
+
+
+@pytest.mark.parametrize("options", [{"on_peer_failure": "raise"}, pytest.param({}, marks=pytest.mark.slow)])
+def test_a_worker_that_dies_while_groups_are_made_is_not_waited_for_as_long_as_an_exchange_may_take(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    with job(_killed_while_groups_are_made, str(tmp_path), options, workers=3) as running:
+        running.start_all()
+        ends = survivors(running.outcomes())
+    assert all(said.startswith("PeerError" if options else "trained") for said, _ in ends), ends
+    assert all(seconds < 25 for _, seconds in ends), ends
+
+
+def _killed_before_it_begins(options: dict[str, Any], rank: int) -> None:
+    if _number() == rank:
+        kill_myself()
+    t = trainer(strategy=ADPSGDStrategy(timeout=timedelta(seconds=2), **options), max_epochs=1)
+    with pytest.raises(PeerError):
+        t.fit(Net(), loader(160, 8))
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("options", [{"on_peer_failure": "raise"}, {}], ids=["raise", "continue"])
+def test_a_worker_that_never_comes_ends_the_others_with_a_peer_error(options: dict[str, Any], rank: int) -> None:
+    with job(_killed_before_it_begins, options, rank, workers=2) as running:
+        running.start_all()
+        survivors(running.outcomes())
 
 
 def _until_it_is_back(folder: str, rank: int, workers: int, options: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -147,3 +148,47 @@ def test_a_worker_ends_its_own_listener(transports: list[EdgeTransport]) -> None
     transports[0].post(0, Message(Kind.STOP))
     listener.join(PATIENCE_S)
     assert got == [(0, Message(Kind.STOP))]
+
+
+def test_an_edge_that_one_end_has_given_up_fails_at_once_at_the_other(transports: list[EdgeTransport]) -> None:
+    a, b, _ = transports
+    with pytest.raises(PeerError, match="did not come"):
+        a._edge(1, a._stores[0], 0.05)
+    began_s = time.monotonic()
+    with pytest.raises(PeerError, match="in vain before"):
+        b._edge(0, b._stores[0])
+    assert time.monotonic() - began_s < 1.0
+    assert ask(a, b).kind is Kind.ACCEPT
+    swap(a, b)
+
+
+def test_both_ends_agree_on_whether_an_edge_is_made_when_one_comes_at_the_others_deadline(
+    transports: list[EdgeTransport],
+) -> None:
+    a, b, _ = transports
+
+    def makes(transport: EdgeTransport, peer: int, late_s: float, timeout_s: float) -> bool:
+        threading.Event().wait(late_s)
+        try:
+            transport._edge(peer, transport._stores[0], timeout_s)
+        except PeerError:
+            return False
+        return True
+
+    for turn in range(20):
+        late_s = 0.09 + 0.001 * turn
+        ends = run_threads([partial(makes, a, 1, 0.0, 0.1), partial(makes, b, 0, late_s, PATIENCE_S)], 2.0)
+        assert ends[0] == ends[1], turn
+        a.drop(1)
+        b.drop(0)
+
+
+def test_a_neighbour_that_does_not_come_does_not_delay_the_edges_after_it(
+    transports: list[EdgeTransport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edges, "CONNECT_S", 0.5)
+    a, _, c = transports
+    began_s = time.monotonic()
+    run_threads([lambda: a.make_edges((1, 2)), lambda: c.make_edges((0, 1))], 10.0)
+    assert time.monotonic() - began_s < 1.0
+    assert ask(a, c).kind is Kind.ACCEPT

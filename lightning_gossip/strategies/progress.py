@@ -1,0 +1,44 @@
+"""Lightning's own counters of one fit, moved where the workers' common progress differs from what its loops have counted."""
+
+from __future__ import annotations
+
+import lightning.pytorch as pl
+from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
+from lightning.pytorch.trainer.states import RunningStage
+
+
+def epochs_processed(trainer: pl.Trainer) -> int:
+    """The number of the epoch under way; that of the next one between two."""
+    progress = trainer.fit_loop.epoch_progress.current
+    return int(progress.processed)  # type: ignore[attr-defined]
+
+
+def set_global_step(trainer: pl.Trainer, steps: int) -> None:
+    """With shared work the workers' step counts differ; after a rendezvous all have one, as file names and limits need."""
+    loop = trainer.fit_loop.epoch_loop
+    if trainer.lightning_module.automatic_optimization:
+        total = loop.automatic_optimization.optim_progress.optimizer.step.total
+    else:
+        total = loop.manual_optimization.optim_step_progress.total
+    shift = steps - total.completed
+    total.ready += shift
+    total.completed += shift
+
+
+def resize_epoch(trainer: pl.Trainer, length: int) -> None:
+    """The share of each worker has another length: what Lightning's loop has reckoned from it follows."""
+    fit_loop = trainer.fit_loop
+    batches = _parse_num_batches(RunningStage.TRAINING, length, trainer.limit_train_batches)
+    fit_loop.max_batches = batches
+    assert fit_loop._combined_loader is not None
+    fit_loop._combined_loader.limits = [batches]
+    if isinstance(trainer.val_check_interval, float):
+        trainer.val_check_batch = max(1, int(batches * trainer.val_check_interval))
+
+
+def align_epoch(trainer: pl.Trainer, done: int) -> None:
+    """Workers may have been stopped at different batches; what is left is dealt out evenly, so all stand at one."""
+    current = trainer.fit_loop.epoch_loop.batch_progress.current
+    shift = max(0, done) - current.ready
+    for name in ("ready", "started", "processed", "completed"):
+        setattr(current, name, max(0, getattr(current, name) + shift))
