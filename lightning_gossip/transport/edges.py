@@ -1,4 +1,4 @@
-"""Gloo with a group of two for each edge, so that one bad neighbour costs one edge; the inbox is a queue in the store.
+"""Gloo with a group of two for each edge, so that one bad neighbour costs one edge; messages go by the inbox in the store.
 
 A time-out on any Gloo operation closes every connection of its group, and a closed one is not opened again. With one data
 group of all, a single frozen worker would end the exchanges of all its neighbours with everybody. Here each pair has a group
@@ -8,13 +8,6 @@ number, when one end calls again: the number travels in the request, so the list
 Both ends say in the store that they have come before Gloo connects them; who has waited in vain says so in the other's place,
 and the first word counts. Without it one may find the address of another that has just given up, whose process still answers,
 and Gloo tries that for five times the deadline.
-
-The inbox is a queue in the job's store. A Gloo group of all cannot serve: a receive from any source is ended by the death of
-one sender (seen: "Connection reset by peer"), or is not, and only a message wakes it. A queue has neither trouble: the death
-of a sender does not touch it, and a worker ends its own listener by a message to itself. Its price is a push (2 µs for the
-caller) and a pop (50 µs) at the store per exchange, and a connection of its own: torch's store (2.14) never forgets that a
-connection has waited for a queue, and each push into it ends whatever wait the connection is in. A listener that made an edge
-there thought that its peer had come, and then waited for it for ever.
 """
 
 from __future__ import annotations
@@ -37,6 +30,7 @@ from typing_extensions import override
 from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.transport.base import Pending, Transport
 from lightning_gossip.transport.gloo import RUN_BITS, SHORTEST_S, PeerTrouble, Transfer
+from lightning_gossip.transport.inbox import Inbox
 from lightning_gossip.transport.wire import REPLY, WORDS, Kind, Message
 
 log = logging.getLogger(__name__)
@@ -46,7 +40,6 @@ _REPLY, _VECTOR, _PROBE = 2, 3, 4  # tags
 CONNECT_S = 10.0  # to make a group of two: a few milliseconds, if the peer is there
 REPLY_S = 5.0  # to send an answer: the peer waits for it already, or has given up
 _HERE, _GONE = b"here", b"gone"  # what is said of an end of an edge, once
-_EMPTY_S = 0.01
 _LETTER = struct.Struct(f"<{WORDS + 1}q")  # sender, then the words of the message
 
 
@@ -80,14 +73,14 @@ class EdgeTransport(Transport):
         self.rank = rank
         self.world_size = world_size
         self.timeout_s = timeout_s
-        self._stores: list[Any] = [PrefixStore(prefix, each) for each in (store, listening, answering, calling)]
-        drawn = str(secrets.randbits(RUN_BITS))
-        self.run = int(self._stores[0].compare_set("run", "", drawn))  # the first one's, for all
+        self._store, self._answering, self._calling = (PrefixStore(prefix, each) for each in (store, answering, calling))
+        self._inbox = Inbox(listening, prefix, rank)
+        drawn: Any = str(secrets.randbits(RUN_BITS))
+        self.run = int(self._store.compare_set("run", "", drawn))  # the first one's, for all
         self._edges: dict[int, Group] = {}
         self._numbers = [0] * world_size  # by peer, of the edge that is, or of the next one
         self._asked = [0] * world_size  # by peer, the edge of its last request
         self._closed = False
-        self._pause = threading.Event()  # never set
         self._lock = threading.Lock()  # guards the three above; held for a few instructions
         # held while an edge is made: the listener and the caller may need the same one at the same time
         self._making = [threading.Lock() for _ in range(world_size)]
@@ -103,16 +96,16 @@ class EdgeTransport(Transport):
 
     def _try_edge(self, peer: int, timeout_s: float) -> None:
         try:
-            self._edge(peer, self._stores[0], timeout_s)
+            self._edge(peer, self._store, timeout_s)
         except PeerError as error:
             log.warning("rank %d: %s", self.rank, error)
 
     @override
     def post(self, peer: int, message: Message) -> None:
         # called by the training thread (to end, to call a meeting) and by the caller
-        store = self._stores[3 if message.kind is Kind.EXCHANGE else 0]
+        store = self._calling if message.kind is Kind.EXCHANGE else self._store
         with PeerTrouble(peer, "message"):
-            store.queue_push(f"inbox/{peer}", _LETTER.pack(self.rank, *message.words(self.run)))
+            self._inbox.push(store, peer, _LETTER.pack(self.rank, *message.words(self.run)))
 
     @override
     def next_message(self) -> tuple[int, Message]:
@@ -128,7 +121,7 @@ class EdgeTransport(Transport):
     def _letter(self) -> tuple[int, Message]:
         """The next one that is not refused."""
         while True:
-            letter = self._pop()
+            letter = self._inbox.pop()
             if len(letter) != _LETTER.size:
                 self.refuse(-1, f"{len(letter)} bytes instead of {_LETTER.size}")
                 continue
@@ -136,22 +129,6 @@ class EdgeTransport(Transport):
             message = self.admit(sender, words)
             if message is not None:
                 return sender, message
-
-    def _pop(self) -> bytes:
-        letter = None
-        while letter is None:
-            letter = self._popped()
-        return letter
-
-    def _popped(self) -> bytes | None:
-        try:
-            letter: bytes = self._stores[1].queue_pop(f"inbox/{self.rank}")
-        except dist.QueueEmptyError:
-            # torch 2.14's store sometimes wakes a connection for a key that it has waited for earlier
-            log.info("rank %d: the inbox woke its listener and was empty", self.rank)
-            self._pause.wait(_EMPTY_S)
-            return None
-        return letter
 
     @override
     def request(self, peer: int, message: Message, timeout_s: float) -> Message:
@@ -168,7 +145,7 @@ class EdgeTransport(Transport):
                 stale = self._numbers[peer] != self._asked[peer]
             if stale:  # asked before this worker was frozen, perhaps: the peer has given up meanwhile
                 raise PeerError(f"The request of rank {peer} is of an edge that has broken.", rank=peer, phase="reply")
-            edge = self._edge(peer, self._stores[2])
+            edge = self._edge(peer, self._answering)
             edge.send([words], self._end(peer), _REPLY).wait(timedelta(seconds=min(REPLY_S, self.timeout_s)))
 
     @override
@@ -177,7 +154,7 @@ class EdgeTransport(Transport):
         while message is None:
             words = torch.zeros(WORDS, dtype=torch.int64)
             with self._trouble(peer, "reply"):
-                edge = self._edge(peer, self._stores[3])
+                edge = self._edge(peer, self._calling)
                 left_s = max(SHORTEST_S, end_s - time.monotonic())
                 edge.recv([words], self._end(peer), _REPLY).wait(timedelta(seconds=left_s))
             message = self.admit(peer, words.tolist(), REPLY)

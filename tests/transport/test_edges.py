@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch.distributed import TCPStore
+from torch.distributed import Store, TCPStore
 
 from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime.connection import another
@@ -22,13 +22,15 @@ from tests.workers import run_threads
 PATIENCE_S = 10.0
 
 
+def connections(store: Store) -> tuple[Store, Store, Store, Store]:
+    """What a transport wants."""
+    return another(store), another(store, timeout_s=1e6), another(store), another(store)
+
+
 @pytest.fixture
 def transports() -> Iterator[list[EdgeTransport]]:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    made = [
-        EdgeTransport(*(another(store) for _ in range(4)), "test", rank=rank, world_size=3, timeout_s=PATIENCE_S)
-        for rank in range(3)
-    ]
+    made = [EdgeTransport(*connections(store), "test", rank=rank, world_size=3, timeout_s=PATIENCE_S) for rank in range(3)]
     yield made
     for transport in made:
         transport.close()
@@ -115,10 +117,7 @@ def test_an_answer_waits_for_nobody_who_has_given_up(transports: list[EdgeTransp
 
 def test_a_listener_that_waits_for_a_peer_that_does_not_come_reads_its_next_message_in_time() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    forever = another(store, timeout_s=1e6)
-    stores = (another(store), forever, another(store), another(store))
-    listener = EdgeTransport(*stores, "test", rank=1, world_size=2, timeout_s=1.0)
-    caller = EdgeTransport(*(another(store) for _ in range(4)), "test", rank=0, world_size=2, timeout_s=1.0)
+    listener, caller = (EdgeTransport(*connections(store), "test", rank=rank, world_size=2, timeout_s=1.0) for rank in (1, 0))
     answering = threading.Event()
 
     def listen() -> None:
@@ -153,10 +152,10 @@ def test_a_worker_ends_its_own_listener(transports: list[EdgeTransport]) -> None
 def test_an_edge_that_one_end_has_given_up_fails_at_once_at_the_other(transports: list[EdgeTransport]) -> None:
     a, b, _ = transports
     with pytest.raises(PeerError, match="did not come"):
-        a._edge(1, a._stores[0], 0.05)
+        a._edge(1, a._store, 0.05)
     began_s = time.monotonic()
     with pytest.raises(PeerError, match="in vain before"):
-        b._edge(0, b._stores[0])
+        b._edge(0, b._store)
     assert time.monotonic() - began_s < 1.0
     assert ask(a, b).kind is Kind.ACCEPT
     swap(a, b)
@@ -170,7 +169,7 @@ def test_both_ends_agree_on_whether_an_edge_is_made_when_one_comes_at_the_others
     def makes(transport: EdgeTransport, peer: int, late_s: float, timeout_s: float) -> bool:
         threading.Event().wait(late_s)
         try:
-            transport._edge(peer, transport._stores[0], timeout_s)
+            transport._edge(peer, transport._store, timeout_s)
         except PeerError:
             return False
         return True
