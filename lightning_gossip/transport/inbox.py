@@ -6,7 +6,7 @@ worker ends its own listener by a letter to itself. Its price is a push (2 µs f
 
 Whoever waits for a letter needs a connection for that alone. Torch's store (2.14) never forgets a connection that has waited
 for a queue, and a later push ends whatever else it waits for then: a listener that made an edge there thought that its peer
-had come, and then waited for it for ever. (40,000 letters, each waited for, did not slow the queue: 0.12 ms a letter throughout.)
+had come, and then waited for it for ever. (40,000 letters, each waited for, did not slow the queue: 0.12 ms a letter.)
 """
 
 from __future__ import annotations
