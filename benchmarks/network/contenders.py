@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import nn
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from benchmarks.network.worker import Training
 
 PERIOD = 8  # of all that average models now and then
+_LIGHTHOUSE_PORT = 29510
+_DEADLINE = timedelta(minutes=5)
 _POWER_SGD_RANK = 4
 _POWER_SGD_START = 2  # the earliest that its error feedback allows; the default of 1,000 steps would never come
 _BUCKET_MB = 4  # one layer of the perceptron
@@ -95,6 +100,51 @@ def decent_dp(training: Training) -> None:
     model.global_avg(will_revert=False)  # type: ignore[operator]
 
 
+def torchft_local_sgd(training: Training) -> None:
+    """torchft's LocalSGD: each worker is a replica group of one, and every averaging begins with a quorum."""
+    from torchft import Manager, ProcessGroupGloo  # type: ignore[import-not-found]
+    from torchft.coordination import LighthouseServer  # type: ignore[import-not-found]
+    from torchft.local_sgd import LocalSGD  # type: ignore[import-not-found]
+
+    rank, workers = dist.get_rank(), dist.get_world_size()
+    address, here = os.environ["MASTER_ADDR"], training.address
+    lighthouse = LighthouseServer(f"{address}:{_LIGHTHOUSE_PORT}", workers, join_timeout_ms=100) if rank == 0 else None
+    store = TCPStore(here, _LIGHTHOUSE_PORT + 1, is_master=True, wait_for_workers=False)
+    dist.barrier()
+    net = training.net
+    optimizer = training.optimizer(list(net.parameters()))
+    schedule = training.schedule(optimizer)
+    manager: Any = Manager(
+        pg=ProcessGroupGloo(timeout=_DEADLINE),
+        load_state_dict=net.load_state_dict,
+        state_dict=net.state_dict,
+        min_replica_size=workers,
+        use_async_quorum=False,
+        timeout=_DEADLINE,
+        quorum_timeout=_DEADLINE,
+        rank=0,
+        world_size=1,
+        store_addr=here,
+        store_port=store.port,
+        lighthouse_addr=f"http://{address}:{_LIGHTHOUSE_PORT}",
+        replica_id=f"worker-{rank}",
+        hostname=here,
+        init_sync=False,  # the models are equal
+    )
+    with LocalSGD(manager, net, optimizer, sync_every=PERIOD) as averager:
+        for batch in training.batches():
+            optimizer.zero_grad()
+            training.forward(net, batch).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+            training.end_step()
+        averager.sync()
+    dist.barrier()
+    manager.shutdown(wait=False)
+    if lighthouse is not None:
+        lighthouse.shutdown()
+
+
 @dataclass(frozen=True)
 class Contender:
     """One row.
@@ -161,5 +211,6 @@ CONTENDERS = {
         strategy=lambda: HookedDDPStrategy(powerSGD_hook.powerSGD_hook, _power_sgd_state, bucket_cap_mb=_ONE_BUCKET_MB),
     ),
     "torch_periodic": Contender(f"torch's averager, {PERIOD}", "#5f7f7f", 0.2, loop=torch_periodic),
+    "torchft_local_sgd": Contender(f"torchft LocalSGD, {PERIOD}", "#9aa84f", 0.2, loop=torchft_local_sgd, needs="torchft"),
     "decent_dp": Contender("Decent-DP", "#b07f4f", 1.0, loop=decent_dp, needs="decent_dp"),
 }

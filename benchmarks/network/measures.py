@@ -22,6 +22,7 @@ class Step(NamedTuple):
     at_s: float
     samples: int
     sent: int
+    cpu_s: float = 0.0
 
 
 class Model(NamedTuple):
@@ -59,27 +60,35 @@ def ideal_rates(slow_worker: float) -> list[float]:
 
 
 def pace(steps: Sequence[Sequence[Step]], ideal: Sequence[float]) -> dict[str, Any]:
-    """Samples a second and bytes a step, between the last worker's warm-up and the first one's last step but one: after the
-    last one some contenders meet.
+    """Samples a second, bytes and processor time a step. Between the last worker's warm-up and the first one's last step but
+    one: after the last one some contenders meet.
 
     Returns:
-        ``samples_per_s`` of each worker, ``share`` of the ideal, ``bytes_per_step`` that a host sends.
+        ``samples_per_s`` of each worker, ``share`` of the ideal, ``bytes_per_step`` that a host sends, ``cpu_s_per_step`` of
+        all threads of a worker.
     """
     steps = [own[:-1] for own in steps]
+    nothing = {"samples_per_s": None, "share": None, "bytes_per_step": None, "cpu_s_per_step": None}
     warm_up = min(WARM_UP, min(len(own) for own in steps) // 2)
     if warm_up < 1:
-        return {"samples_per_s": None, "share": None, "bytes_per_step": None}
+        return nothing
     since_s = max(own[warm_up - 1].at_s for own in steps)
     until_s = min(own[-1].at_s for own in steps)
     if until_s <= since_s:
-        return {"samples_per_s": None, "share": None, "bytes_per_step": None}
-    rates, sent, made = [], 0, 0
+        return nothing
+    rates, sent, cpu_s, made = [], 0, 0.0, 0
     for own in steps:
         inside = [step for step in own if since_s < step.at_s <= until_s]
         rates.append(sum(step.samples for step in inside) / (until_s - since_s))
         sent += own[-1].sent - own[warm_up - 1].sent
+        cpu_s += own[-1].cpu_s - own[warm_up - 1].cpu_s
         made += len(own) - warm_up
-    return {"samples_per_s": rates, "share": sum(rates) / sum(ideal), "bytes_per_step": sent / made}
+    return {
+        "samples_per_s": rates,
+        "share": sum(rates) / sum(ideal),
+        "bytes_per_step": sent / made,
+        "cpu_s_per_step": cpu_s / made,
+    }
 
 
 def curve(folder: Path, models: Sequence[Sequence[Model]], net: nn.Module, began_s: float) -> dict[str, list[float]]:

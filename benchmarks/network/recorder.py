@@ -2,7 +2,7 @@
 
 Into the folder of the run, by rank:
 
-    steps-<rank>            a line a step: when it ended, samples, bytes that the host has sent so far
+    steps-<rank>            a line a step: when it ended, samples, bytes that the host has sent so far, processor seconds so far
     models-<rank>           a line a model: when, after how many steps, in which file
     model-<rank>-<number>   its values
 
@@ -49,7 +49,7 @@ class Recorder:
 
     def end_step(self, samples: int) -> None:
         self._steps += 1
-        self._note("steps", [time.monotonic(), samples, bytes_sent(self._interface)])
+        self._note("steps", [time.monotonic(), samples, bytes_sent(self._interface), time.process_time()])
 
     def write_model(self) -> None:
         """The model as it is now."""

@@ -18,11 +18,22 @@ AIM_SPEED_UP = {"1 Gb/s": 3.0, "200 Mb/s": 6.0, "links slow at random": 4.0}
 """The aims are AD-PSGD's."""
 _AIMING = ("adpsgd", "adpsgd_int8")
 
-COLUMNS = ("contender", "share of ideal", "/ no exchanges", "exch. a step", "MB a step", "accuracy", "s to loss", "× DDP")
+COLUMNS = (
+    "contender",
+    "share of ideal",
+    "/ no exchanges",
+    "exch. a step",
+    "MB a step",
+    "CPU ms",
+    "accuracy",
+    "s to loss",
+    "× DDP",
+)
 _OTHERS = "others / undisturbed"
 _CAPTION = (
-    "Medians over seeds [least, largest]. Share: samples/s over those of workers that never wait. MB: what a host sends,"
-    f" headers included. s to loss: to the test loss that DDP has at {TARGET_AT:.0%} of its schedule, same seed"
+    "Medians over seeds, \\[least, largest]. Share: samples/s over those of workers that never wait. MB: what a host sends,"
+    " headers included. CPU ms: of a worker's processor time a step, all threads."
+    f" s to loss: to the test loss that DDP has at {TARGET_AT:.0%} of its schedule, same seed"
     " (n/m: so many of the seeds reached it). × DDP: DDP's time over this one. ✓ reached, ✗ missed: aims of AD-PSGD."
 )
 
@@ -54,6 +65,7 @@ def _cells(row: dict[str, Any], reference_accuracy: tuple[float, ...] | None, di
         _against(row["over_yardstick"], AIM_OVER_YARDSTICK if aims else None, 3),
         "–" if row["exchanges_per_step"] is None else f"{row['exchanges_per_step'][0]:.2f}",
         "–" if megabytes is None else f"{megabytes[0]:.1f}",
+        "–" if row["cpu_s_per_step"] is None else f"{row['cpu_s_per_step'][0] * 1e3:.0f}",
         _against(accuracy and accuracy[0], accuracy_aim, 3),
         _triple(row["to_loss_s"], 1) + (f" {row['reached']}/{row['compared']}" if row["reached"] < row["compared"] else ""),
         _against(speed_up and speed_up[0], AIM_SPEED_UP.get(condition) if aims else None, 2)

@@ -93,6 +93,7 @@ def _worker(run: Run, net: Network, number: int, folder: Path) -> Process:
     environment = {
         "MASTER_ADDR": net.hosts[0].address,
         "MASTER_PORT": str(_PORT),
+        "HOST_ADDR": net.hosts[number].address,
         "WORLD_SIZE": str(WORKERS),
         "NODE_RANK": str(number),
         "LOCAL_RANK": "0",

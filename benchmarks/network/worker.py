@@ -46,6 +46,7 @@ class Training:
     recorder: Recorder
     loader: DataLoader[Any]
     steps: int
+    address: str  # of this host
 
     def batches(self) -> Iterator[list[Tensor]]:
         yield from self.loader
@@ -144,7 +145,7 @@ def main(folder: Path, options: dict[str, Any]) -> None:
     recorder = Recorder(folder, RANK, net, every=every, interface=os.environ["GLOO_SOCKET_IFNAME"])
     device = Device(net, COMPUTE_S * slowdown, in_backward=contender.in_backward)
     loader = DataLoader(training_data(folder / "digits.pt", steps), batch_size=BATCH_SIZE, shuffle=True)
-    training = Training(work, net, device, recorder, loader, steps)
+    training = Training(work, net, device, recorder, loader, steps, os.environ["HOST_ADDR"])
     train = train_with_lightning if contender.strategy is not None else train_in_a_loop
     result = train(contender, training)
     (folder / f"result-{RANK}").write_text(json.dumps(result))
