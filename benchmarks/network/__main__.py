@@ -19,10 +19,10 @@ from benchmarks.network.report import plot, show
 from benchmarks.network.results import Results
 from benchmarks.network.runner import Run, execute, prepare
 from benchmarks.network.scenarios import SCENARIOS
-from benchmarks.network.workload import BATCH_SIZE, COMPUTE_S, WORKERS, WORKS
+from benchmarks.network.workload import BATCH_SIZE, COMPUTE_S, WORKS
 from recipes.commands import cleaning_up_on_sigterm
 
-SEEDS, STEPS = 5, 80
+WORKERS, SEEDS, STEPS = 4, 5, 80
 QUICK_STEPS = 40
 QUICK_RATES = (1_000.0, 200.0)
 QUICK_CONTENDERS = ("adpsgd", "adpsgd_int8", "no_exchanges", "adaptive_averaging", "ddp", "ddp_powersgd")
@@ -36,6 +36,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help=f"how many; default: {SEEDS}")
     parser.add_argument("--work", choices=WORKS, default="mlp", help="default: mlp")
     parser.add_argument("--steps", type=int, help=f"of each worker; default: {STEPS}")
+    parser.add_argument("--workers", type=int, default=WORKERS, help=f"one a host; default: {WORKERS}")
     parser.add_argument("--quick", action="store_true", help="one seed, few contenders, half the steps: a few minutes")
     parser.add_argument("--resume", action="store_true", help="go on with the file's runs instead of measuring them anew")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/network.json; outputs/… with --quick")
@@ -47,8 +48,8 @@ def options() -> argparse.Namespace:
     if quick and arguments.rates is None and arguments.scenario == ["rates"]:
         arguments.rates = QUICK_RATES
     arguments.output = arguments.output or (ROOT / "outputs" / "benchmarks" if quick else RESULTS) / "network.json"
-    if min(arguments.seeds, arguments.steps, *(arguments.rates or [1])) <= 0 or arguments.steps < 4:
-        parser.error("--seeds, --rates and --steps must be above 0, and --steps at least 4")
+    if min(arguments.seeds, arguments.steps, *(arguments.rates or [1])) <= 0 or arguments.steps < 4 or arguments.workers < 2:
+        parser.error("--seeds, --rates and --steps must be above 0, --steps at least 4 and --workers at least 2")
     return arguments
 
 
@@ -60,7 +61,7 @@ def planned(arguments: argparse.Namespace, scenario: str) -> list[tuple[Run, str
         for contender in arguments.contenders:
             for condition in conditions:
                 calm = next((c for c in conditions if c.rate_mbit == condition.rate_mbit), condition)
-                run = Run(scenario, arguments.work, condition, contender, seed, arguments.steps)
+                run = Run(scenario, arguments.work, condition, contender, seed, arguments.steps, arguments.workers)
                 runs.append((run, calm.label))
     return runs
 
@@ -143,7 +144,7 @@ def main() -> None:
             arguments.contenders.remove(name)
     torch.set_num_threads(os.cpu_count() or 1)  # for the evaluation, while no worker runs
     prepare()
-    settings = {"workers": WORKERS, "batch_size": BATCH_SIZE, "compute_s": COMPUTE_S, "cap_s": scenarios.CAP_S}
+    settings = {"workers": arguments.workers, "batch_size": BATCH_SIZE, "compute_s": COMPUTE_S, "cap_s": scenarios.CAP_S}
     results = Results(arguments.output, settings)
     results.load()
     if not arguments.resume:

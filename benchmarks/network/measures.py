@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.network.workload import BATCH_SIZE, COMPUTE_S, WORKERS, shared_values, test_data
+from benchmarks.network.workload import BATCH_SIZE, COMPUTE_S, shared_values, test_data
 
 WARM_UP = 3  # steps in which connections are made
 
@@ -33,29 +33,30 @@ class Model(NamedTuple):
     file: str
 
 
-def measures(folder: Path, net: nn.Module, *, slow_worker: float) -> dict[str, Any]:
+def measures(folder: Path, net: nn.Module, *, workers: int, slow_worker: float) -> dict[str, Any]:
     """All of them.
 
     Args:
         folder: of the run.
         net: a model of the same kind, whose values are lost.
-        slow_worker: how many times longer the last worker computes.
+        workers: how many there were.
+        slow_worker: how many times longer the last one computes.
     """
-    steps = [[Step(*line) for line in _lines(folder / f"steps-{rank}")] for rank in range(WORKERS)]
-    models = [[Model(*line) for line in _lines(folder / f"models-{rank}")] for rank in range(WORKERS)]
+    steps = [[Step(*line) for line in _lines(folder / f"steps-{rank}")] for rank in range(workers)]
+    models = [[Model(*line) for line in _lines(folder / f"models-{rank}")] for rank in range(workers)]
     results = [json.loads(path.read_text()) for path in sorted(folder.glob("result-*"))]
     began_s = min(own[0].at_s for own in models)
     return {
-        **pace(steps, ideal_rates(slow_worker)),
+        **pace(steps, ideal_rates(workers, slow_worker)),
         **_counts(results, steps),
         "training_s": max(own[-1].at_s for own in steps) - began_s,
         "curve": curve(folder, models, net, began_s),
     }
 
 
-def ideal_rates(slow_worker: float) -> list[float]:
+def ideal_rates(workers: int, slow_worker: float) -> list[float]:
     """Samples a second of each worker if nobody waited and nothing but computing took time."""
-    slowdowns = [1.0] * (WORKERS - 1) + [slow_worker]
+    slowdowns = [1.0] * (workers - 1) + [slow_worker]
     return [BATCH_SIZE / (COMPUTE_S * slowdown) for slowdown in slowdowns]
 
 
@@ -105,7 +106,7 @@ def curve(folder: Path, models: Sequence[Sequence[Model]], net: nn.Module, began
         values = [np.fromfile(folder / model.file, dtype=np.float32) for model in latest]
         loss, accuracy = _evaluate(net, torch.from_numpy(np.mean(values, axis=0)), images, labels)
         at_s = max(moment.at_s, *(model.at_s for model in latest)) - began_s
-        row = (at_s, sum(model.steps for model in latest) / WORKERS, loss, accuracy)
+        row = (at_s, sum(model.steps for model in latest) / len(latest), loss, accuracy)
         for name, value in zip(columns, row, strict=True):
             columns[name].append(round(value, 4))
     return columns
@@ -128,7 +129,7 @@ def _counts(results: Sequence[dict[str, Any]], steps: Sequence[Sequence[Step]]) 
     exchanges = [result["exchanges"] for result in results if result.get("exchanges") is not None]
     periods = [result.get("period_mean") for result in results]
     return {
-        "exchanges_per_step": sum(exchanges) / sum(len(own) for own in steps) if len(exchanges) == WORKERS else None,
+        "exchanges_per_step": sum(exchanges) / sum(len(own) for own in steps) if len(exchanges) == len(steps) else None,
         "period_mean": periods[0] if periods else None,
     }
 

@@ -16,7 +16,7 @@ from benchmarks.cluster import Network, Process, network, preload
 from benchmarks.network.contenders import CONTENDERS
 from benchmarks.network.measures import measures
 from benchmarks.network.scenarios import Condition, disturbed
-from benchmarks.network.workload import COMPUTE_S, WORKERS, WORKS, save_data
+from benchmarks.network.workload import COMPUTE_S, WORKS, save_data
 
 _PORT = 29400
 _MODELS = 16  # written in a run
@@ -36,10 +36,11 @@ class Run:
     contender: str
     seed: int
     steps: int
+    workers: int
 
     @property
     def key(self) -> tuple[Any, ...]:
-        return (self.scenario, self.work, self.condition.label, self.contender, self.seed, self.steps)
+        return (self.scenario, self.work, self.condition.label, self.contender, self.seed, self.steps, self.workers)
 
     @property
     def every(self) -> int:
@@ -70,15 +71,17 @@ def execute(run: Run) -> dict[str, Any]:
     place = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None  # models are written while others compute
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=place, prefix="benchmark-network-")))
-        hosts = WORKERS + run.condition.other_hosts
+        hosts = run.workers + run.condition.other_hosts
         net = stack.enter_context(network(hosts, rate_mbit=run.condition.rate_mbit * scale))
         save_data(folder / "digits.pt")
         stack.enter_context(disturbed(net, run.condition, scale, run.seed, folder))
-        workers = [stack.enter_context(_closing(_worker(run, net, number, folder))) for number in range(WORKERS)]
+        workers = [stack.enter_context(_closing(_worker(run, net, number, folder))) for number in range(run.workers)]
         stopped = _await(workers, run, folder)
         for worker in workers:
             worker.close()
-        return {"stopped": stopped, **measures(folder, WORKS[run.work].build(), slow_worker=run.condition.slow_worker)}
+        model = WORKS[run.work].build()
+        found = measures(folder, model, workers=run.workers, slow_worker=run.condition.slow_worker)
+        return {"stopped": stopped, **found}
 
 
 def _worker(run: Run, net: Network, number: int, folder: Path) -> Process:
@@ -94,7 +97,7 @@ def _worker(run: Run, net: Network, number: int, folder: Path) -> Process:
         "MASTER_ADDR": net.hosts[0].address,
         "MASTER_PORT": str(_PORT),
         "HOST_ADDR": net.hosts[number].address,
-        "WORLD_SIZE": str(WORKERS),
+        "WORLD_SIZE": str(run.workers),
         "NODE_RANK": str(number),
         "LOCAL_RANK": "0",
         "GLOO_SOCKET_IFNAME": net.hosts[number].interface,

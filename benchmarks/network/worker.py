@@ -23,7 +23,6 @@ from benchmarks.network.recorder import Recorder
 from benchmarks.network.workload import (
     BATCH_SIZE,
     COMPUTE_S,
-    WORKERS,
     WORKS,
     Device,
     Work,
@@ -33,7 +32,7 @@ from benchmarks.network.workload import (
     training_data,
 )
 
-RANK = int(os.environ.get("NODE_RANK", "0"))
+RANK, WORKERS = int(os.environ.get("NODE_RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 @dataclass
@@ -144,7 +143,7 @@ def main(folder: Path, options: dict[str, Any]) -> None:
     every = max(1, round(options["every"] / slowdown))
     recorder = Recorder(folder, RANK, net, every=every, interface=os.environ["GLOO_SOCKET_IFNAME"])
     device = Device(net, COMPUTE_S * slowdown, in_backward=contender.in_backward)
-    loader = DataLoader(training_data(folder / "digits.pt", steps), batch_size=BATCH_SIZE, shuffle=True)
+    loader = DataLoader(training_data(folder / "digits.pt", WORKERS * steps), batch_size=BATCH_SIZE, shuffle=True)
     training = Training(work, net, device, recorder, loader, steps, os.environ["HOST_ADDR"])
     train = train_with_lightning if contender.strategy is not None else train_in_a_loop
     result = train(contender, training)
