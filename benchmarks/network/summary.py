@@ -9,8 +9,8 @@ from typing import Any
 
 from benchmarks.network.contenders import REFERENCE, YARDSTICK
 
-TARGET_AT = 0.9
-"""Share of its schedule at which DDP's test loss is the one to be reached."""
+TARGETS_AT = (0.9, 0.75)
+"""Shares of its schedule at which DDP's test losses are those to be reached."""
 
 
 def value_at(xs: Sequence[float], ys: Sequence[float], x: float) -> float | None:
@@ -43,7 +43,7 @@ def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row for each scenario, work, condition and contender, in the order in which they first ran.
 
     Times to a loss are compared run by run: with DDP's of the same seed under the same condition, where there is one that was
-    not stopped. ``samples_per_s`` and the like are triples: median, least, largest.
+    not stopped. ``share`` and the like are triples: median, least, largest.
     """
     reference = {_place(run): run for run in runs if run["contender"] == REFERENCE}
     rows: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -63,17 +63,6 @@ def _place(run: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _row(group: list[dict[str, Any]], reference: dict[tuple[Any, ...], dict[str, Any]]) -> dict[str, Any]:
-    times, speed_ups, compared = [], [], 0
-    for run in group:
-        theirs = reference.get(_place(run))
-        target = value_at(theirs["curve"]["steps"], theirs["curve"]["loss"], TARGET_AT * run["steps"]) if theirs else None
-        if theirs is None or target is None:
-            continue
-        compared += 1
-        time_s, their_s = time_to(target, run["curve"]), time_to(target, theirs["curve"])
-        if time_s is not None and their_s is not None:
-            times.append(time_s)
-            speed_ups.append(their_s / time_s)
     ended = [run for run in group if not run["stopped"]]
     others = [sum(run["samples_per_s"][:-1]) if run["samples_per_s"] else None for run in group]
     return {
@@ -88,11 +77,25 @@ def _row(group: list[dict[str, Any]], reference: dict[tuple[Any, ...], dict[str,
         "loss": median_and_spread(run["curve"]["loss"][-1] for run in ended),
         "accuracy": median_and_spread(run["curve"]["accuracy"][-1] for run in ended),
         "training_s": median_and_spread(run["curve"]["s"][-1] for run in ended),
-        "to_loss_s": median_and_spread(times),
-        "speed_up": median_and_spread(speed_ups),
-        "reached": len(times),
-        "compared": compared,
+        "to_loss": {f"{share:.0%}": _to_loss(group, reference, share) for share in TARGETS_AT},
     }
+
+
+def _to_loss(group: list[dict[str, Any]], reference: dict[tuple[Any, ...], dict[str, Any]], share: float) -> dict[str, Any]:
+    """Seconds to the loss that DDP has at a share of its schedule, DDP's over them, and in how many runs of how many."""
+    times, speed_ups, compared = [], [], 0
+    for run in group:
+        theirs = reference.get(_place(run))
+        target = value_at(theirs["curve"]["steps"], theirs["curve"]["loss"], share * run["steps"]) if theirs else None
+        if theirs is None or target is None:
+            continue
+        compared += 1
+        time_s, their_s = time_to(target, run["curve"]), time_to(target, theirs["curve"])
+        if time_s is not None and their_s is not None:
+            times.append(time_s)
+            speed_ups.append(their_s / time_s)
+    spread = {"seconds": median_and_spread(times), "speed_up": median_and_spread(speed_ups)}
+    return {**spread, "reached": len(times), "compared": compared}
 
 
 def _ratio(row: dict[str, Any], contender: str, condition: str, what: str, summary: list[dict[str, Any]]) -> float | None:
