@@ -15,6 +15,6 @@ says why a machine cannot have one. Nothing has a name outside, and all ends wit
 
 from benchmarks.cluster.namespaces import remains, unavailable
 from benchmarks.cluster.network import Host, Network, network
-from benchmarks.cluster.processes import Process
+from benchmarks.cluster.processes import Process, preload
 
-__all__ = ["Host", "Network", "Process", "network", "remains", "unavailable"]
+__all__ = ["Host", "Network", "Process", "network", "preload", "remains", "unavailable"]

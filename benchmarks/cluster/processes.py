@@ -24,8 +24,14 @@ from benchmarks.cluster.namespaces import enter
 from benchmarks.cluster.network import Host
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["lightning.pytorch", "torchmetrics", "lightning_gossip"])
+_PRELOADED = ("lightning.pytorch", "torchmetrics", "lightning_gossip")
+_context.set_forkserver_preload(list(_PRELOADED))
 _START_S = 60.0  # the first one waits for the server's imports
+
+
+def preload(*modules: str) -> None:
+    """Let the server import these too; before the first process starts."""
+    _context.set_forkserver_preload([*_PRELOADED, *modules])
 
 
 class Process:

@@ -1,0 +1,216 @@
+"""Who is compared. A new contender is one row of CONTENDERS, and a loop if it has no Lightning strategy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy, Strategy
+from torch import nn
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
+
+from lightning_gossip import ADPSGDStrategy, DPSGDStrategy, PeriodicAveragingStrategy, QSGDStrategy
+from lightning_gossip.algorithm import AdaptivePeriod
+
+if TYPE_CHECKING:
+    from benchmarks.network.worker import Training
+
+PERIOD = 8  # of all that average models now and then
+_LIGHTHOUSE_PORT = 29510
+_DEADLINE = timedelta(minutes=5)
+_POWER_SGD_RANK = 4
+_POWER_SGD_START = 2  # the earliest that its error feedback allows; the default of 1,000 steps would never come
+_BUCKET_MB = 4  # one layer of the perceptron
+_ONE_BUCKET_MB = 1000
+"""PowerSGD's hook makes its later all-reduces when earlier ones have ended, on Gloo's threads: with two buckets at a time the
+workers make them in different orders, and Gloo ends the process."""
+
+
+class HookedDDPStrategy(DDPStrategy):
+    """DDP with a communication hook on the CPU, where Lightning leaves hooks out without saying so.
+
+    Args:
+        hook: for ``register_comm_hook``.
+        state: makes its state, or is None.
+        options: of DDPStrategy.
+    """
+
+    def __init__(self, hook: Callable[..., Any], state: Callable[[], object] | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self._hook, self._state = hook, state
+
+    @override
+    def configure_ddp(self) -> None:
+        super().configure_ddp()
+        assert isinstance(self.model, DistributedDataParallel)
+        self.model.register_comm_hook(self._state() if self._state else None, self._hook)
+
+
+def _power_sgd_state() -> object:
+    return powerSGD_hook.PowerSGDState(
+        process_group=None, matrix_approximation_rank=_POWER_SGD_RANK, start_powerSGD_iter=_POWER_SGD_START
+    )
+
+
+def torch_periodic(training: Training) -> None:
+    """torch's own model averaging."""
+    net = training.net
+    optimizer = training.optimizer(list(net.parameters()))
+    schedule = training.schedule(optimizer)
+    averager = PeriodicModelAverager(period=PERIOD)
+    for batch in training.batches():
+        optimizer.zero_grad()
+        training.forward(net, batch).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        averager.average_parameters(net.parameters())
+        schedule.step()
+        training.end_step()
+    for value in net.state_dict().values():  # what is evaluated and saved is the mean
+        if value.is_floating_point():
+            dist.all_reduce(value)
+            value.div_(dist.get_world_size())
+
+
+def decent_dp(training: Training) -> None:
+    """Pairs on a ring in lock-step; average and optimizer run in hooks of the backward pass."""
+    from decent_dp.ddp import DecentralizedDataParallel  # type: ignore[import-untyped]
+    from loguru import logger
+
+    logger.disable("decent_dp")
+    model: nn.Module = DecentralizedDataParallel(
+        training.net,
+        optim_fn=lambda named: training.optimizer([p for _, p in named]),
+        lr_scheduler_fn=training.schedule,
+        topology="ring",
+        sync_buffer_in_global_avg=True,
+        _local_world_size=1,
+    )
+    for batch in training.batches():
+        training.forward(model, batch).backward()  # type: ignore[no-untyped-call]
+        training.end_step()
+    model.global_avg(will_revert=False)  # type: ignore[operator]
+
+
+def torchft_local_sgd(training: Training) -> None:
+    """torchft's LocalSGD: each worker is a replica group of one, and every averaging begins with a quorum."""
+    from torchft import Manager, ProcessGroupGloo  # type: ignore[import-not-found]
+    from torchft.coordination import LighthouseServer  # type: ignore[import-not-found]
+    from torchft.local_sgd import LocalSGD  # type: ignore[import-not-found]
+
+    rank, workers = dist.get_rank(), dist.get_world_size()
+    address, here = os.environ["MASTER_ADDR"], training.address
+    lighthouse = LighthouseServer(f"{address}:{_LIGHTHOUSE_PORT}", workers, join_timeout_ms=100) if rank == 0 else None
+    store = TCPStore(here, _LIGHTHOUSE_PORT + 1, is_master=True, wait_for_workers=False)
+    dist.barrier()
+    net = training.net
+    optimizer = training.optimizer(list(net.parameters()))
+    schedule = training.schedule(optimizer)
+    manager: Any = Manager(
+        pg=ProcessGroupGloo(timeout=_DEADLINE),
+        load_state_dict=net.load_state_dict,
+        state_dict=net.state_dict,
+        min_replica_size=workers,
+        use_async_quorum=False,
+        timeout=_DEADLINE,
+        quorum_timeout=_DEADLINE,
+        rank=0,
+        world_size=1,
+        store_addr=here,
+        store_port=store.port,
+        lighthouse_addr=f"http://{address}:{_LIGHTHOUSE_PORT}",
+        replica_id=f"worker-{rank}",
+        hostname=here,
+        init_sync=False,  # the models are equal
+    )
+    with LocalSGD(manager, net, optimizer, sync_every=PERIOD) as averager:
+        for batch in training.batches():
+            optimizer.zero_grad()
+            training.forward(net, batch).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+            training.end_step()
+        averager.sync()
+    dist.barrier()
+    manager.shutdown(wait=False)
+    if lighthouse is not None:
+        lighthouse.shutdown()
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One row.
+
+    Args:
+        label: in tables and figures.
+        colour: in figures.
+        volume: models that a host sends a step and waits for; only to guess how long a run takes.
+        strategy: makes its Lightning strategy.
+        loop: or its plain loop.
+        needs: module that must be installed.
+        in_backward: share of the emulated computing that happens in the backward pass, layer by layer.
+    """
+
+    label: str
+    colour: str
+    volume: float
+    strategy: Callable[[], Strategy] | None = None
+    loop: Callable[[Training], None] | None = None
+    needs: str | None = None
+    in_backward: float = 0.0
+
+    @property
+    def missing(self) -> str | None:
+        """Why it cannot run here, in one sentence; None if it can."""
+        if self.needs is None or find_spec(self.needs) is not None:
+            return None
+        return f"{self.label} is left out: there is no module {self.needs}; pip install lightning-gossip[bench] brings it."
+
+
+REFERENCE = "ddp"
+YARDSTICK = "no_exchanges"
+
+CONTENDERS = {
+    "adpsgd": Contender("AD-PSGD", "#1b7f5c", 0.0, strategy=ADPSGDStrategy),
+    "adpsgd_int8": Contender("AD-PSGD, int8", "#6ab99a", 0.0, strategy=lambda: ADPSGDStrategy(wire="int8")),
+    "no_exchanges": Contender("no exchanges", "#999999", 0.0, strategy=lambda: ADPSGDStrategy(exchanges_per_step=0)),
+    "adaptive_averaging": Contender(
+        "adaptive averaging",
+        "#3b6ea8",
+        0.4,
+        strategy=lambda: PeriodicAveragingStrategy(period=AdaptivePeriod(warmup_epochs=0)),  # the run is one epoch
+    ),
+    "periodic_averaging": Contender(
+        f"averaging every {PERIOD}", "#8fb4dc", 0.2, strategy=lambda: PeriodicAveragingStrategy(period=PERIOD)
+    ),
+    "dpsgd": Contender("D-PSGD", "#8a6fb0", 2.0, strategy=DPSGDStrategy),
+    "qsgd": Contender("QSGD, 4 bits", "#c9a227", 0.4, strategy=QSGDStrategy),
+    "ddp": Contender("Lightning DDP", "#c8553d", 1.5, strategy=DDPStrategy),
+    "ddp_overlap": Contender(
+        "DDP, overlapped",
+        "#e5a08f",
+        1.4,
+        strategy=lambda: DDPStrategy(bucket_cap_mb=_BUCKET_MB),
+        in_backward=0.5,
+    ),
+    "ddp_bf16": Contender(
+        "DDP, bf16 hook", "#7a1f2b", 0.75, strategy=lambda: HookedDDPStrategy(default_hooks.bf16_compress_hook)
+    ),
+    "ddp_powersgd": Contender(
+        "DDP, PowerSGD hook",
+        "#d98cb3",
+        0.1,
+        strategy=lambda: HookedDDPStrategy(powerSGD_hook.powerSGD_hook, _power_sgd_state, bucket_cap_mb=_ONE_BUCKET_MB),
+    ),
+    "torch_periodic": Contender(f"torch's averager, {PERIOD}", "#5f7f7f", 0.2, loop=torch_periodic),
+    "torchft_local_sgd": Contender(f"torchft LocalSGD, {PERIOD}", "#9aa84f", 0.2, loop=torchft_local_sgd, needs="torchft"),
+    "decent_dp": Contender("Decent-DP", "#b07f4f", 1.0, loop=decent_dp, needs="decent_dp"),
+}

@@ -1,0 +1,186 @@
+"""What all contenders train, and the emulated device that they train it on."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR
+from torch.utils.data import TensorDataset
+
+from recipes.digits import CLASSES, DigitsData
+
+BATCH_SIZE = 32
+COMPUTE_S = 0.100
+"""Of an emulated step: forward, backward and optimizer."""
+
+_RESNET50_BYTES_PER_S = 102.2e6 / 0.250  # 25.6 M float32 values for a step of 250 ms
+_CALIBRATION_STEPS = 9
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model and its learning rate.
+
+    Args:
+        build: the model, with the initial values that the global seed says.
+        lr: peak of the one-cycle schedule, for the batches of all workers together; of 0.02 and 0.05 the one with which DDP
+            ends at the lower test loss. For the perceptron both do alike, and with 0.05 models that are trained apart have no
+            useful mean, so that a run shows whether they are kept together.
+        like_resnet50: scale the links, so that sending the model takes as many steps as sending ResNet-50 of 250 ms a step
+            would on a link of the nominal rate.
+    """
+
+    build: Callable[[], nn.Module]
+    lr: float
+    like_resnet50: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Of the float32 parameters."""
+        return sum(parameter.numel() for parameter in self.build().parameters()) * 4
+
+    @property
+    def link_scale(self) -> float:
+        """What a link has of its nominal rate."""
+        return self.nbytes / COMPUTE_S / _RESNET50_BYTES_PER_S if self.like_resnet50 else 1.0
+
+
+def mlp(width: int = 1032, hidden: int = 5) -> nn.Sequential:
+    """4.34 M parameters, 0.139 Gbit. Four matrices of one size, so that DDP's buckets can overlap the backward pass."""
+    sizes = [64, *[width] * hidden, CLASSES]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in pairwise(sizes):
+        linear = nn.Linear(inputs, outputs)
+        nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
+        nn.init.zeros_(linear.bias)
+        layers += [linear, nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def conv_net(channels: int = 32) -> nn.Sequential:
+    """1.14 M parameters, with BatchNorm."""
+
+    def convolution(inputs: int, outputs: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+
+    c = channels
+    return nn.Sequential(
+        *convolution(1, c),
+        *convolution(c, 2 * c),
+        nn.MaxPool2d(2),
+        *convolution(2 * c, 4 * c),
+        *convolution(4 * c, 4 * c),
+        nn.MaxPool2d(2),
+        *convolution(4 * c, 8 * c),
+        *convolution(8 * c, 8 * c),
+        nn.Flatten(),
+        nn.Linear(8 * c * 4, CLASSES),
+    )
+
+
+WORKS = {"mlp": Work(mlp, lr=0.05), "conv": Work(conv_net, lr=0.02, like_resnet50=True)}
+
+
+def save_data(path: Path) -> None:
+    """The digits, for the workers: images and labels to train on."""
+    torch.save(DigitsData().train.tensors, path)
+
+
+def training_data(path: Path, batches: int) -> TensorDataset:
+    """The training images, repeated until one epoch has this number of batches of all workers: nobody meets in between."""
+    images, labels = torch.load(path)
+    index = torch.arange(batches * BATCH_SIZE) % len(images)
+    return TensorDataset(images[index], labels[index])
+
+
+def test_data() -> tuple[Tensor, Tensor]:
+    images, labels = DigitsData().test.tensors
+    return images, labels
+
+
+def loss_of(net: nn.Module, batch: list[Tensor]) -> Tensor:
+    return nn.functional.cross_entropy(net(batch[0]), batch[1])
+
+
+def optimizer_for(parameters: list[nn.Parameter], lr: float) -> torch.optim.SGD:
+    return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
+
+
+def schedule_for(optimizer: torch.optim.Optimizer, lr: float, steps: int) -> OneCycleLR:
+    return OneCycleLR(optimizer, max_lr=lr, total_steps=steps, cycle_momentum=False)
+
+
+def shared_values(net: nn.Module) -> list[Tensor]:
+    """What the mean model is the mean of: parameters, and buffers of floating point."""
+    return [value.detach() for value in net.state_dict().values() if value.is_floating_point()]
+
+
+class Device:
+    """Makes forward, backward and optimizer last as long as on an accelerator, by a sleep before the backward pass.
+
+    What the sleep leaves is the processor time of backward and optimizer, measured before training with nobody to talk to. So
+    the time that a strategy takes beside them is never hidden in the sleep, whether it waits, copies or computes.
+
+    Args:
+        net: is measured as a copy.
+        compute_s: from :meth:`begin` to the end of the optimizer's step.
+        in_backward: share of the sleep that is spread over the backward pass, before the gradients of each layer are there.
+    """
+
+    def __init__(self, net: nn.Module, compute_s: float, *, in_backward: float = 0.0) -> None:
+        self._compute_s = compute_s
+        self._tail_s = _backward_and_optimizer_s(net)
+        self._began_s = 0.0
+        layers = [module for module in net.modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
+        self._in_backward_s = in_backward * (compute_s - self._tail_s)
+        if in_backward:
+            for layer in layers:
+                layer.register_forward_hook(self._sleep_before_backward_of(self._in_backward_s / len(layers)))
+
+    def begin(self) -> None:
+        """The forward pass begins."""
+        self._began_s = time.monotonic()
+
+    def wait(self) -> None:
+        """Sleep. Call it between forward and backward."""
+        sleep_until(self._began_s + self._compute_s - self._tail_s - self._in_backward_s)
+
+    @staticmethod
+    def _sleep_before_backward_of(seconds: float) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def sleep(_: Tensor) -> None:
+            sleep_until(time.monotonic() + seconds)
+
+        def hook(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> None:
+            if output.requires_grad:
+                output.register_hook(sleep)  # type: ignore[no-untyped-call]
+
+        return hook
+
+
+def sleep_until(due_s: float) -> None:
+    while (left_s := due_s - time.monotonic()) > 0:
+        time.sleep(left_s)
+
+
+def _backward_and_optimizer_s(net: nn.Module) -> float:
+    """Processor seconds of this thread, the median of a few: other processes on the machine do not count."""
+    copy = deepcopy(net)
+    optimizer = optimizer_for(list(copy.parameters()), lr=0.0)
+    batch = [torch.rand(BATCH_SIZE, 1, 8, 8), torch.arange(BATCH_SIZE) % CLASSES]
+    times = []
+    for _ in range(_CALIBRATION_STEPS):
+        loss = loss_of(copy, batch)
+        began_s = time.thread_time()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        times.append(time.thread_time() - began_s)
+        optimizer.zero_grad()
+    return statistics.median(times)
