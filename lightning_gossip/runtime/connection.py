@@ -93,18 +93,19 @@ def look_up(store: Store, key: str) -> bytes | None:
     return None if found == _NOTHING.encode() else found
 
 
-def another(store: Store, *, timeout_s: float | None = None) -> Store:
+def another(store: Store, *, timeout_s: float | None = None, connect_s: float | None = None) -> Store:
     """A second connection, since one serves one call at a time.
 
     Args:
         store: the first one.
-        timeout_s: how long a call may wait, in seconds; as for the first one if None. To connect has the first one's deadline.
+        timeout_s: how long a call may wait, in seconds; as for the first one if None.
+        connect_s: how long to try to connect; as long as a call of the first one may wait, if None.
     """
     if isinstance(store, TCPStore):
-        deadline = store.timeout  # type: ignore[attr-defined]
+        as_first: timedelta = store.timeout  # type: ignore[attr-defined]
+        deadline = as_first if connect_s is None else timedelta(seconds=connect_s)
         second = TCPStore(store.host, store.port, is_master=False, wait_for_workers=False, timeout=deadline)
-        if timeout_s is not None:
-            second.set_timeout(timedelta(seconds=timeout_s))
+        second.set_timeout(as_first if timeout_s is None else timedelta(seconds=timeout_s))
         if lost_s := max((_lost_s(end) for end in _connections(store.port)), default=0.0):
             _end_when_lost(store.port, lost_s)
         return second

@@ -28,6 +28,7 @@ from lightning_gossip.runtime.processes import has_ended, identity
 log = logging.getLogger(__name__)
 
 BEAT_S = 0.5
+_RECONNECT_S = 2.0  # a store that is there answers in milliseconds; one that has ended is not waited for
 _SILENT_BEATS = 4  # a busy host delays a thread by a second now and then
 
 
@@ -203,7 +204,7 @@ class Watch:
         if now_s() - self._connected_s < self._liveness.dead_s:
             raise error
         log.warning("%s: the watch connects with the store anew: %s", self.me, error)
-        self._connect(another(self._store, timeout_s=self._liveness.dead_s))
+        self._connect(another(self._store, timeout_s=self._liveness.dead_s, connect_s=_RECONNECT_S))
         self._connected_s = now_s()
 
     def _fail(self, error: Exception) -> None:

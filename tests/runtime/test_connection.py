@@ -10,8 +10,12 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime import connection
+from lightning_gossip.runtime.board import Worker
 from lightning_gossip.runtime.connection import another, connect
+from lightning_gossip.runtime.watch import Watch
+from tests.runtime.cluster import eventually
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system gives lost connections up when it likes")
@@ -36,3 +40,19 @@ def test_a_connection_whose_calls_may_wait_for_ever_is_not_waited_for_for_ever_i
     with pytest.raises(dist.DistError):
         another(one, timeout_s=1e6)
     assert time.monotonic() - began_s < 20
+
+
+def test_a_watch_whose_store_has_ended_ends_soon() -> None:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", server.port, wait_for_workers=False, timeout=timedelta(seconds=600))
+    watch = Watch(another(store), "test", Worker(1, 1), dead_s=0.05, beat_s=0.01)
+    watch._connected_s -= 1.0  # it has had this connection for a while, so it would try another
+    watch.start()
+    watch.look_at([Worker(1, 1)])
+    del server
+    began_s = time.monotonic()
+    assert eventually(lambda: watch.has_failed, 20.0)
+    watch.rest()
+    assert time.monotonic() - began_s < 10.0
+    with pytest.raises(PeerError, match="store of the job does not answer"):
+        watch.raise_failure()

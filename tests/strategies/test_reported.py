@@ -16,6 +16,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lightning_gossip import ADPSGDStrategy
 from lightning_gossip.algorithm.graphs import ring
+from lightning_gossip.runtime.exchange import LockedReplica
 from lightning_gossip.transport import Fault
 from tests.runtime.cluster import Cluster, training
 from tests.strategies.jobs import job, survivors
@@ -53,18 +54,23 @@ def test_gossip_beside_thousands_of_collectives_of_the_main_thread(collectives: 
         assert min(exchanges) > 10
 
 
-class KilledWhileGossiping(Callback):
-    """Rank 1 is killed in a step, behind which an exchange is always under way."""
-
-    def on_train_batch_start(self, trainer: Any, model: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.strategy.cluster_environment.global_rank() == 1 and trainer.current_epoch == 0 and batch_idx == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
+def _killed_in_an_exchange(chunk: slice) -> None:
+    if chunk.start > 0:  # the first chunk is on its way, and the peer waits for more
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _one_is_killed() -> Any:
     model = Net(network=torch.nn.Sequential(torch.nn.Linear(8, 100_000), torch.nn.ReLU(), torch.nn.Linear(100_000, 2)))
     strategy = ADPSGDStrategy(topology="complete", exchanges_per_step=20, exchange_timeout_s=20)
-    t = trainer(strategy=strategy, max_epochs=2, callbacks=[KilledWhileGossiping()])
+    t = trainer(strategy=strategy, max_epochs=2)
+    if t.strategy.cluster_environment.global_rank() == 1:
+        snapshot = LockedReplica.snapshot
+
+        def fatal(self: LockedReplica, chunk: slice, out: torch.Tensor) -> None:
+            _killed_in_an_exchange(chunk)
+            snapshot(self, chunk, out)
+
+        LockedReplica.snapshot = fatal  # type: ignore[method-assign]
     t.fit(model, loader(240, 8))
     own = next(worker for worker in t.strategy.report.workers if worker.rank == t.strategy.cluster_environment.global_rank())
     return t.current_epoch, own.failed, t.strategy.report.lost
