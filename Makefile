@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Two at once, in the order of tests/turns.py. One after the other: make test BESIDE=
-BESIDE := -n 2 --dist loadfile --no-loadscope-reorder
+# Three at once, in the order of tests/turns.py. One after the other: make test BESIDE=
+BESIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-slow chaos lint bench reproduce clean
 

@@ -1,7 +1,7 @@
-"""What pytest-xdist's workers run beside each other: `make test` has two, since many tests wait for processes.
+"""What pytest-xdist's workers run beside each other: `make test` has three, since many tests wait for processes.
 
 The tests of a file stay on one worker, so that what its fixtures make is made once. Files with tests marked ``processes`` come
-first, so that the quick ones at the end keep both workers busy. Beside a test marked ``alone`` the others do nothing: it
+first, so that the quick ones at the end keep all workers busy. Beside a test marked ``alone`` the others do nothing: it
 measures seconds, and another test's work would be in them.
 """
 

@@ -152,7 +152,10 @@ processes.run_workers(_says_its_process, OmegaConf.create(), 2)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)],
+)
 def test_a_sweep_that_is_stopped_in_any_way_leaves_no_worker(number: signal.Signals) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", SWEEP], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

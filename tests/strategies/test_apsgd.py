@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
@@ -131,6 +132,7 @@ def _evaluated(at_rendezvous: str) -> Any:
         def on_before_zero_grad(self, trainer: Any, model: Any, optimizer: Any) -> None:
             if len(pulled) < trainer.current_epoch:
                 pulled.append(float((flat(model) - self.validated).norm()))
+                dist.barrier()  # else one may have ended the epoch, and sent its updates, before the other's first pull
 
         def on_validation_end(self, trainer: Any, model: Any) -> None:
             self.validated = flat(model).clone()

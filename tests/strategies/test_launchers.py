@@ -81,7 +81,7 @@ def check(folder: Path, workers: int) -> None:
     assert result["accuracy"] > 0.7
 
 
-@pytest.mark.parametrize("strategy", ["adpsgd", "adpsgd_spawn", "adpsgd_fork"])
+@pytest.mark.parametrize("strategy", ["adpsgd", "adpsgd_spawn", pytest.param("adpsgd_fork", marks=pytest.mark.slow)])
 def test_the_same_script_runs_under_every_start_method(strategy: str, tmp_path: Path) -> None:
     code, output, left = finish(start([SCRIPT, str(tmp_path), strategy]))
     assert code == 0, output
@@ -123,7 +123,7 @@ def test_one_rank_that_raises_ends_the_job_with_its_traceback_and_no_orphan(stra
     assert left == []
 
 
-@pytest.mark.parametrize("strategy", ["adpsgd", "adpsgd_fork"])
+@pytest.mark.parametrize("strategy", [pytest.param("adpsgd", marks=pytest.mark.slow), "adpsgd_fork"])
 def test_sigterm_to_one_rank_ends_the_job_and_the_checkpoint_loads(strategy: str, tmp_path: Path) -> None:
     code, output, left = finish_in_time(start([SCRIPT, str(tmp_path), strategy, "sigterm", "3"]))
     assert not (tmp_path / "result.json").exists(), output
