@@ -1,16 +1,16 @@
 """The shared counter behind work sharing: each worker claims the next batch of the epoch from a store.
 
 One round trip a claim while the epoch is long, a second one near its end, where the claim rule needs everybody's step time.
+Where a round trip takes long, :mod:`lightning_gossip.runtime.claims` makes the next claim while the worker trains.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from lightning_gossip.algorithm.work import Ledger, may_claim
-from lightning_gossip.runtime.connection import look_up
 
 _REFRESH_CLAIMS = 16  # step times change slowly; near the end they are read before each claim
 _PUBLISH_CHANGE = 0.1  # publish the own step time again when it has changed by a tenth
@@ -75,6 +75,7 @@ class EpochQueue:
         self._claims = 0
         self._done = False
         self._last_left = False
+        self._seen: set[str] = set()  # keys that are set; none is deleted while the epoch lasts
         if not store.check([self._time_key(rank)]):
             self._write(math.nan, left=False)
 
@@ -88,19 +89,30 @@ class EpochQueue:
             Its position in the epoch, or None if this worker is done with claiming: nothing is left, or the others will be
             faster.
         """
+        position = self.draw(step_s, self.ledger.held)
+        if position is not None:
+            self.ledger.claim(position)
+        return position
+
+    def draw(self, step_s: float | None, held: int) -> int | None:
+        """Like :meth:`claim`, without noting it in the ledger, which may be in use by another thread meanwhile.
+
+        Args:
+            step_s: as there.
+            held: batches that this worker holds.
+        """
         if self._done:
             return None
         if self._claims == 0:
             position: int | None = self._rank  # each worker is sure of one batch
             self._publish(step_s)
         else:
-            position = self._claim_shared(step_s)
+            position = self._claim_shared(step_s, held)
         if position is None:
             self._done = True
             self._write(math.nan if step_s is None else step_s, left=True)
-            return None
-        self._claims += 1
-        self.ledger.claim(position)
+        else:
+            self._claims += 1
         return position
 
     @property
@@ -112,11 +124,11 @@ class EpochQueue:
         """Positions that nobody has claimed; meaningful while nobody claims, and once every worker has its first batch."""
         return list(range(self._workers + self._store.add(f"{self._key}/next", 0), self.batches))
 
-    def _claim_shared(self, step_s: float | None) -> int | None:
+    def _claim_shared(self, step_s: float | None, held: int) -> int | None:
         if self._workers > 1 and not self._last_left:
-            self._consult(step_s)
+            self._consult(step_s, held)
             if not may_claim(
-                held=self.ledger.held,
+                held=held,
                 own_step=step_s,
                 remaining=self._remaining,
                 claimed=self.batches - self._remaining,
@@ -134,24 +146,39 @@ class EpochQueue:
         self._remaining = max(0, self.batches - position - 1)
         return position if position < self.batches else None
 
-    def _consult(self, step_s: float | None) -> None:
+    def _consult(self, step_s: float | None, held: int) -> None:
         """Bring the own step time, everybody's, and what remains up to date, as far as the decision needs it."""
         self._publish(step_s)
-        if self._claims % _REFRESH_CLAIMS == 1 or self._is_near_end(step_s):
+        if self._claims % _REFRESH_CLAIMS == 1 or self._is_near_end(step_s, held):
             gone = self._gone()
             alive = [rank for rank in range(self._workers) if rank not in gone]
             keys = [self._time_key(rank) for rank in alive]
             self._step_times = [math.inf if rank in gone else p for rank, p in enumerate(self._step_times)]
-            if self._store.check(keys):  # a worker that has not begun this epoch has set nothing, and is not waited for
-                for rank, value in zip(alive, self._store.multi_get(keys), strict=True):
-                    self._step_times[rank] = self._read(value)
-            self._remaining = self.batches - self._workers - self._store.add(f"{self._key}/next", 0)
+            *times, taken = self._look(keys)
+            for rank, value in zip(alive, times, strict=False):
+                self._step_times[rank] = self._read(value)
+            self._remaining = self.batches - self._workers - int(taken)
 
-    def _is_near_end(self, step_s: float | None) -> bool:
+    def _look(self, keys: list[str]) -> list[bytes]:
+        """The values of the keys, if all are set, and then the shared counter; one round trip, once they have been seen.
+
+        A worker that has not begun this epoch has set nothing, and is not waited for.
+        """
+        counter = f"{self._key}/next"
+        if unseen := [key for key in keys if key not in self._seen]:
+            if not self._store.check(unseen):
+                return [str(self._store.add(counter, 0)).encode()]
+            self._seen.update(unseen)
+        if counter not in self._seen:
+            self._store.add(counter, 0)
+            self._seen.add(counter)
+        return self._store.multi_get([*keys, counter])
+
+    def _is_near_end(self, step_s: float | None, held: int) -> bool:
         finite = [p for p in self._step_times if math.isfinite(p) and p > 0]
         slowness = max(1.0, (step_s or 0.0) / min(finite)) if finite else 1.0
-        held = max(self.ledger.held, self._lookahead) + 1
-        return self._remaining <= 4 * self._workers * held * slowness + _REFRESH_CLAIMS * self._workers
+        most = max(held, self._lookahead) + 1
+        return self._remaining <= 4 * self._workers * most * slowness + _REFRESH_CLAIMS * self._workers
 
     def _publish(self, step_s: float | None) -> None:
         """Tell the others the own step time, if it has changed by much."""
@@ -170,65 +197,3 @@ class EpochQueue:
 
     def _time_key(self, rank: int) -> str:
         return f"{self._speeds_key}/step_s/{rank}"
-
-
-class Named(Protocol):
-    """Who has a name."""
-
-    @property
-    def me(self) -> object:
-        """The name."""
-
-    @property
-    def generation(self) -> int:
-        """How often they have changed."""
-
-    @property
-    def alone(self) -> bool:
-        """Whether this one has been left behind by the others."""
-
-
-class Journal:
-    """What one worker has finished, written down for those who outlive it. One key a worker and hand-out.
-
-    Args:
-        store: shared by all workers.
-        key: prefix of the keys, the same on all.
-        members: asked for this worker's name when a hand-out begins.
-    """
-
-    def __init__(self, store: Any, key: str, members: Named) -> None:
-        self.key = key
-        self._store = store
-        self._members = members
-        self._name = str(members.me)
-        self._hand_out = ""
-        self.generation = members.generation  # of the members, when the hand-out began
-
-    def begin(self, hand_out: str) -> None:
-        """A new hand-out of batches begins, and the last one is of no interest any more.
-
-        Args:
-            hand_out: its name, the same on all workers.
-        """
-        if self._hand_out:
-            self._store.delete_key(self._at(self._name))
-        self._hand_out, self._name = hand_out, str(self._members.me)
-        self.generation = self._members.generation
-
-    @property
-    def whose(self) -> str:
-        """Who hands out: all who are together; one that was left behind does so for itself, and takes nothing from them."""
-        return f"alone/{self._name}" if self._members.alone else "together"
-
-    def finished(self, position: int) -> None:
-        """The batch at this position has been trained on. The caller does not wait for the store."""
-        self._store.append(self._at(self._name), f"{position},")
-
-    def read(self, name: str) -> list[int]:
-        """What another worker, which is dead, has finished in this hand-out."""
-        found = look_up(self._store, self._at(name)) or b""  # a worker that was only taken for dead may delete it
-        return [int(position) for position in found.decode().split(",")[:-1]]
-
-    def _at(self, name: str) -> str:
-        return f"{self.key}/finished/{self._hand_out}/{name}"

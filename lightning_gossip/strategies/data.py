@@ -16,7 +16,9 @@ from torch.utils.data import Sampler
 from typing_extensions import override
 
 from lightning_gossip.algorithm.work import Batch, EpochPlan, at_least_one_each, check_enough_batches
-from lightning_gossip.runtime.work_queue import EpochQueue, Journal, Store
+from lightning_gossip.runtime.claims import Claims
+from lightning_gossip.runtime.journal import Journal
+from lightning_gossip.runtime.work_queue import EpochQueue, Store
 
 
 @dataclass
@@ -166,7 +168,7 @@ class SharedBatches(EpochBatches):
 
     Args:
         plan, rank, workers, epoch, training, journal: see :class:`EpochBatches`.
-        store: holds the shared counter.
+        store: holds the shared counter; a connection for nothing else, since a claim may be under way while training goes on.
         key: prefix of this fit's keys in the store, the same on all workers and new for each fit.
         lookahead: see :func:`~lightning_gossip.strategies.loaders.lookahead_of`.
         batch_s: asked for this worker's time a batch in seconds.
@@ -191,6 +193,7 @@ class SharedBatches(EpochBatches):
         check_enough_batches(len(plan), workers)
         super().__init__(plan, rank=rank, workers=workers, epoch=epoch, training=training, journal=journal)
         self.queue: EpochQueue | None = None
+        self._claims: Claims | None = None
         self._store = store
         self._key = key
         self._lookahead = lookahead
@@ -210,8 +213,8 @@ class SharedBatches(EpochBatches):
             speeds_key=f"{self._key}/{self.workers}",
             gone=self._gone,
         )
-        self.queue = queue
-        while (position := queue.claim(self._batch_s())) is not None:
+        self.queue, self._claims = queue, Claims(queue, self._batch_s)
+        for position in self._claims:
             yield batches[position]
 
     @override
@@ -234,7 +237,10 @@ class SharedBatches(EpochBatches):
 
     @override
     def unstepped(self) -> list[int]:
-        return [] if self.queue is None else self.queue.ledger.unstepped() + self.orphans
+        if self.queue is None or self._claims is None:
+            return []
+        self._claims.settle()
+        return self.queue.ledger.unstepped() + self.orphans
 
     @override
     def stepped(self) -> list[int]:

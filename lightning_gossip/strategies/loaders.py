@@ -14,8 +14,9 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from lightning_gossip.algorithm.work import Batch, EpochPlan
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.runtime.connection import ReportingStore
-from lightning_gossip.runtime.work_queue import Journal, Store
+from lightning_gossip.runtime.connection import ReportingStore, another
+from lightning_gossip.runtime.journal import Journal
+from lightning_gossip.runtime.work_queue import Store
 from lightning_gossip.strategies.data import EpochBatches, SharedBatches, StaticBatches
 from lightning_gossip.strategies.options import WorkSharing
 from lightning_gossip.strategies.patches import Patches
@@ -120,12 +121,10 @@ class TrainingLoader:
             if self._option == "auto" and reason is not None:
                 rank_zero_info(f"Each worker keeps an equal static share of the data: {reason}.")
             return StaticBatches(plan, **options)
+        shared = dist.distributed_c10d._get_default_store() if members is None else another(members.store)
         return SharedBatches(
             plan,
-            store=cast(
-                Store,
-                ReportingStore(dist.distributed_c10d._get_default_store() if members is None else members.store),
-            ),
+            store=cast(Store, ReportingStore(shared)),
             key=key,
             gone=frozenset if members is None else members.gone,
             lookahead=lookahead_of(loaders[0]),

@@ -54,9 +54,9 @@ class Epoch:
 class EagerQueue(EpochQueue):
     """Without the rule: whoever asks gets the next batch."""
 
-    def _claim_shared(self, step_s: float | None) -> int | None:
+    def _claim_shared(self, step_s: float | None, held: int) -> int | None:
         self._last_left = True
-        return super()._claim_shared(step_s)
+        return super()._claim_shared(step_s, held)
 
 
 def run_epochs(

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from lightning_gossip.algorithm.work import EpochPlan
 from lightning_gossip.runtime.board import Worker
-from lightning_gossip.runtime.work_queue import Journal
+from lightning_gossip.runtime.journal import Journal
 from lightning_gossip.strategies.data import SharedBatches
 
 
