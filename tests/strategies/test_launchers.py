@@ -20,7 +20,7 @@ from tests.strategies.models import Net, loader, trainer
 
 pytestmark = pytest.mark.processes
 ROOT = Path(__file__).parents[2]
-SCRIPT = "tests/strategies/script.py"
+SCRIPT, FITS = "tests/strategies/script.py", "tests/strategies/fits.py"
 END_S = 50.0  # from the trouble to the end of the job; before it, importing alone has taken a minute on a busy machine
 
 
@@ -103,13 +103,23 @@ def test_the_same_script_runs_under_torchrun(tmp_path: Path) -> None:
 )
 def test_one_store_serves_all_that_one_process_does_one_after_the_other(start_method: str, tmp_path: Path) -> None:
     with store() as address:
-        code, output, left = finish(start(["tests/strategies/twice.py", str(tmp_path), start_method, address]))
+        code, output, left = finish(start([FITS, str(tmp_path), start_method, "2", address]))
     assert code == 0, output
     assert left == []
     result = json.loads((tmp_path / "result.json").read_text())
     assert [sum(samples) for samples in result["samples"]] == [400, 400]
     assert all(min(samples) > 0 for samples in result["samples"])
     assert result["accuracy"] > 0.7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start_method", ["popen", "fork", "spawn"])
+def test_fifty_fits_in_one_process_end_without_a_word(start_method: str, tmp_path: Path) -> None:
+    count = 50 if start_method != "spawn" else 10  # each of its fits imports torch again in every worker
+    code, output, left = finish(start([FITS, str(tmp_path), start_method, str(count)]), timeout_s=400.0)
+    assert (code, output, left) == (0, "", [])
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert [sum(samples) for samples in result["samples"]] == [400] * count
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
-"""A user's script that trains twice with one store: ``python twice.py OUT START_METHOD STORE``."""
+"""A user's script that trains several times: ``python fits.py OUT START_METHOD COUNT [STORE]``; it prints nothing of its own."""
 
 from __future__ import annotations
 
 import json
+import logging
 import sys
+import warnings
 from pathlib import Path
 
 from lightning.pytorch import Trainer
@@ -12,9 +14,11 @@ from lightning_gossip import ADPSGDStrategy
 from tests.strategies.models import Net, loader
 
 
-def main(out: str, start_method: str, store: str) -> None:
+def main(out: str, start_method: str, count: str, store: str | None = None) -> None:
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     model, samples = Net(), []
-    for _ in range(2):
+    for _ in range(int(count)):
         strategy = ADPSGDStrategy(start_method=start_method, store=store)  # type: ignore[arg-type]
         trainer = Trainer(
             strategy=strategy,
