@@ -1,4 +1,4 @@
-"""A user's script that trains several times: ``python fits.py OUT START_METHOD COUNT [STORE]``; it prints nothing of its own."""
+"""A script that trains several times and prints nothing: ``python fits.py OUT START_METHOD COUNT [STORE]``."""
 
 from __future__ import annotations
 
