@@ -36,6 +36,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help=f"how many; default: {SEEDS}")
     parser.add_argument("--work", choices=WORKS, default="mlp", help="default: mlp")
     parser.add_argument("--steps", type=int, help=f"of each worker; default: {STEPS}")
+    parser.add_argument("--compute", type=float, default=COMPUTE_S, metavar="S", help=f"of a step; default: {COMPUTE_S}")
     parser.add_argument("--workers", type=int, default=WORKERS, help=f"one a host; default: {WORKERS}")
     parser.add_argument("--quick", action="store_true", help="one seed, few contenders, half the steps: a few minutes")
     parser.add_argument("--resume", action="store_true", help="go on with the file's runs instead of measuring them anew")
@@ -47,9 +48,14 @@ def options() -> argparse.Namespace:
     arguments.contenders = arguments.contenders or list(QUICK_CONTENDERS if quick else CONTENDERS)
     if quick and arguments.rates is None and arguments.scenario == ["rates"]:
         arguments.rates = QUICK_RATES
-    arguments.output = arguments.output or (ROOT / "outputs" / "benchmarks" if quick else RESULTS) / "network.json"
-    if min(arguments.seeds, arguments.steps, *(arguments.rates or [1])) <= 0 or arguments.steps < 4 or arguments.workers < 2:
-        parser.error("--seeds, --rates and --steps must be above 0, --steps at least 4 and --workers at least 2")
+    name = "network.json" if arguments.compute == COMPUTE_S else f"network_{1000 * arguments.compute:g}ms.json"
+    arguments.output = arguments.output or (ROOT / "outputs" / "benchmarks" if quick else RESULTS) / name
+    if (
+        min(arguments.seeds, arguments.steps, arguments.compute, *(arguments.rates or [1])) <= 0
+        or arguments.steps < 4
+        or arguments.workers < 2
+    ):
+        parser.error("--seeds, --rates, --compute and --steps must be above 0, --steps at least 4 and --workers at least 2")
     return arguments
 
 
@@ -61,7 +67,9 @@ def planned(arguments: argparse.Namespace, scenario: str) -> list[tuple[Run, str
         for contender in arguments.contenders:
             for condition in conditions:
                 calm = next((c for c in conditions if c.rate_mbit == condition.rate_mbit), condition)
-                run = Run(scenario, arguments.work, condition, contender, seed, arguments.steps, arguments.workers)
+                run = Run(
+                    scenario, arguments.work, condition, contender, seed, arguments.steps, arguments.workers, arguments.compute
+                )
                 runs.append((run, calm.label))
     return runs
 
@@ -144,7 +152,12 @@ def main() -> None:
             arguments.contenders.remove(name)
     torch.set_num_threads(os.cpu_count() or 1)  # for the evaluation, while no worker runs
     prepare()
-    settings = {"workers": arguments.workers, "batch_size": BATCH_SIZE, "compute_s": COMPUTE_S, "cap_s": scenarios.CAP_S}
+    settings = {
+        "workers": arguments.workers,
+        "batch_size": BATCH_SIZE,
+        "compute_s": arguments.compute,
+        "cap_s": scenarios.CAP_S,
+    }
     results = Results(arguments.output, settings)
     results.load()
     if not arguments.resume:

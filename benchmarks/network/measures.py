@@ -33,7 +33,7 @@ class Model(NamedTuple):
     file: str
 
 
-def measures(folder: Path, net: nn.Module, *, workers: int, slow_worker: float) -> dict[str, Any]:
+def measures(folder: Path, net: nn.Module, *, workers: int, slow_worker: float, compute_s: float = COMPUTE_S) -> dict[str, Any]:
     """All of them.
 
     Args:
@@ -41,23 +41,24 @@ def measures(folder: Path, net: nn.Module, *, workers: int, slow_worker: float) 
         net: a model of the same kind, whose values are lost.
         workers: how many there were.
         slow_worker: how many times longer the last one computes.
+        compute_s: of a step of the others.
     """
     steps = [[Step(*line) for line in _lines(folder / f"steps-{rank}")] for rank in range(workers)]
     models = [[Model(*line) for line in _lines(folder / f"models-{rank}")] for rank in range(workers)]
     results = [json.loads(path.read_text()) for path in sorted(folder.glob("result-*"))]
     began_s = min(own[0].at_s for own in models)
     return {
-        **pace(steps, ideal_rates(workers, slow_worker)),
+        **pace(steps, ideal_rates(workers, slow_worker, compute_s)),
         **_counts(results, steps),
         "training_s": max(own[-1].at_s for own in steps) - began_s,
         "curve": curve(folder, models, net, began_s),
     }
 
 
-def ideal_rates(workers: int, slow_worker: float) -> list[float]:
+def ideal_rates(workers: int, slow_worker: float, compute_s: float = COMPUTE_S) -> list[float]:
     """Samples a second of each worker if nobody waited and nothing but computing took time."""
     slowdowns = [1.0] * (workers - 1) + [slow_worker]
-    return [BATCH_SIZE / (COMPUTE_S * slowdown) for slowdown in slowdowns]
+    return [BATCH_SIZE / (compute_s * slowdown) for slowdown in slowdowns]
 
 
 def pace(steps: Sequence[Sequence[Step]], ideal: Sequence[float]) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class Run:
     seed: int
     steps: int
     workers: int
+    compute_s: float = COMPUTE_S
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -51,7 +52,7 @@ class Run:
         """How long it takes, before anything was measured."""
         sending_s = CONTENDERS[self.contender].volume * nbytes * 8e-6 / (self.condition.slowest_mbit() * scale)
         lockstep = CONTENDERS[self.contender].volume > 0
-        compute_s = COMPUTE_S * (self.condition.slow_worker if lockstep else 1.0)
+        compute_s = self.compute_s * (self.condition.slow_worker if lockstep else 1.0)
         return START_UP_S + min(self.steps * (1.15 * compute_s + sending_s), self.condition.cap_s)
 
 
@@ -80,7 +81,8 @@ def execute(run: Run) -> dict[str, Any]:
         for worker in workers:
             worker.close()
         model = WORKS[run.work].build()
-        found = measures(folder, model, workers=run.workers, slow_worker=run.condition.slow_worker)
+        slow_worker = run.condition.slow_worker
+        found = measures(folder, model, workers=run.workers, slow_worker=slow_worker, compute_s=run.compute_s)
         return {"stopped": stopped, **found}
 
 
@@ -91,6 +93,7 @@ def _worker(run: Run, net: Network, number: int, folder: Path) -> Process:
         "seed": run.seed,
         "steps": run.steps,
         "every": run.every,
+        "compute_s": run.compute_s,
         "slowdown": run.condition.slow_worker,
     }
     environment = {

@@ -22,7 +22,6 @@ from benchmarks.network.contenders import CONTENDERS, Contender
 from benchmarks.network.recorder import Recorder
 from benchmarks.network.workload import (
     BATCH_SIZE,
-    COMPUTE_S,
     WORKS,
     Device,
     Work,
@@ -142,7 +141,7 @@ def main(folder: Path, options: dict[str, Any]) -> None:
     slowdown = options["slowdown"] if RANK == WORKERS - 1 else 1.0
     every = max(1, round(options["every"] / slowdown))
     recorder = Recorder(folder, RANK, net, every=every, interface=os.environ["GLOO_SOCKET_IFNAME"])
-    device = Device(net, COMPUTE_S * slowdown, in_backward=contender.in_backward)
+    device = Device(net, options["compute_s"] * slowdown, in_backward=contender.in_backward)
     loader = DataLoader(training_data(folder / "digits.pt", WORKERS * steps), batch_size=BATCH_SIZE, shuffle=True)
     training = Training(work, net, device, recorder, loader, steps, os.environ["HOST_ADDR"])
     train = train_with_lightning if contender.strategy is not None else train_in_a_loop
