@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
+from typing import Any
 
-from benchmarks.common import console, write_results
+from benchmarks.common import RESULTS, console, write_results
 from benchmarks.recovery import frozen, killed
 from benchmarks.recovery.runs import STRATEGIES
 
@@ -13,13 +15,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recovery", description="Killed and frozen workers.")
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES, help="default: all")
     strategies = parser.parse_args().strategies
-    results = {
-        "killed": killed.measure(strategies),
-        "frozen": frozen.measure([strategy for strategy in strategies if strategy != "torchft"]),
-    }
+    results: dict[str, dict[str, Any]] = {"killed": {}, "frozen": {}}
+    if set(strategies) != set(STRATEGIES) and (file := RESULTS / "recovery.json").exists():  # the others' stay
+        results = {name: found for name, found in json.loads(file.read_text()).items() if name in results}
+    for strategy in strategies:
+        results["killed"][strategy] = killed.measure(strategy)
+        if strategy != "torchft":  # its others wait like DDP's
+            results["frozen"][strategy] = frozen.measure(strategy)
+        path = write_results("recovery", results)
     killed.show(results["killed"])
     frozen.show(results["frozen"])
-    console.print(f"Written: {write_results('recovery', results)}")
+    console.print(f"Written: {path}")
 
 
 if __name__ == "__main__":

@@ -14,14 +14,11 @@ PLAN = Plan(epochs=1, repeats=45, freeze=(RANK, 100), freeze_s=20.0)
 _BEFORE_S, _SETTLED_S, _AFTER_S = 2.5, 0.5, 2.5
 
 
-def measure(strategies: Sequence[str]) -> dict[str, Any]:
-    """By strategy."""
-    results = {}
-    for strategy in strategies:
-        console.print(f"{strategy}, one frozen …")
-        with run(strategy, PLAN) as folder:
-            results[strategy] = account(steps_of(folder), float((folder / "frozen").read_text()))
-    return results
+def measure(strategy: str) -> dict[str, Any]:
+    """One frozen."""
+    console.print(f"{strategy}, one frozen …")
+    with run(strategy, PLAN) as folder:
+        return account(steps_of(folder), float((folder / "frozen").read_text()))
 
 
 def account(steps: dict[int, list[Step]], frozen_s: float) -> dict[str, Any]:

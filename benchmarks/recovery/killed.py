@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.common import console, print_table
@@ -15,16 +14,15 @@ from benchmarks.recovery.work import STEP_S, WORKERS, Plan, Step, steps_of
 CALM, KILLS = Plan(), Plan(kills={3: 4, 6: 7})
 
 
-def measure(strategies: Sequence[str]) -> dict[str, Any]:
-    """By strategy: undisturbed, and with two killed."""
-    results: dict[str, Any] = {}
-    for strategy in strategies:
-        for name, plan in (("undisturbed", CALM), ("two killed", KILLS)):
-            console.print(f"{strategy}, {name} …")
-            with run(strategy, plan) as folder:
-                killed_s = {rank: float((folder / f"killed-{rank}").read_text()) for rank in plan.kills}
-                found = account(strategy, steps_of(folder), plan, killed_s)
-                results.setdefault(strategy, {})[name] = {**json.loads((folder / "result").read_text()), **found}
+def measure(strategy: str) -> dict[str, Any]:
+    """Undisturbed, and with two killed."""
+    results = {}
+    for name, plan in (("undisturbed", CALM), ("two killed", KILLS)):
+        console.print(f"{strategy}, {name} …")
+        with run(strategy, plan) as folder:
+            killed_s = {rank: float((folder / f"killed-{rank}").read_text()) for rank in plan.kills}
+            found = account(strategy, steps_of(folder), plan, killed_s)
+            results[name] = {**json.loads((folder / "result").read_text()), **found}
     return results
 
 

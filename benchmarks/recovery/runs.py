@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import IO
 
-from benchmarks.recovery.work import WORKERS, Plan
+from benchmarks.recovery.work import LEFT, WORKERS, Plan
+from recipes.processes import reserved_port
 
 DEADLINE_S = 300
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -24,6 +26,7 @@ _LAUNCHERS = {
         *("--max-restarts=4", "--monitor-interval=0.1", "--no-python", sys.executable),
     ],
 }
+_LIGHTHOUSE = ("--min_replicas", str(LEFT), "--join_timeout_ms", "10000", "--quorum_tick_ms", "100")
 STRATEGIES = [*_LAUNCHERS, *(["torchft"] if find_spec("torchft") else [])]
 
 
@@ -47,7 +50,7 @@ def run(strategy: str, plan: Plan) -> Iterator[Path]:
                 stderr=log,
                 start_new_session=True,
             )
-            for launcher, environment in _starts(strategy, stack)
+            for launcher, environment in _starts(strategy, stack, log)
         ]
         killed = [-signal.SIGKILL] * len(plan.kills) if strategy == "torchft" else []
         try:
@@ -61,15 +64,15 @@ def run(strategy: str, plan: Plan) -> Iterator[Path]:
         yield folder
 
 
-def _starts(strategy: str, stack: ExitStack) -> list[tuple[list[str], dict[str, str]]]:
+def _starts(strategy: str, stack: ExitStack, log: IO[str]) -> list[tuple[list[str], dict[str, str]]]:
     """A command and its environment for each process to start; what they need beside them lives until the stack is left."""
     if strategy != "torchft":
         return [(_LAUNCHERS[strategy], {})]
-    from torchft.coordination import LighthouseServer  # type: ignore[import-not-found]
-
-    lighthouse = LighthouseServer("127.0.0.1:0", 1, join_timeout_ms=10_000, quorum_tick_ms=100)
-    stack.callback(lighthouse.shutdown)
-    environment = {"TORCHFT_LIGHTHOUSE": lighthouse.address()}
+    address = f"127.0.0.1:{stack.enter_context(reserved_port())}"
+    command = [str(Path(sys.executable).with_name("torchft_lighthouse")), "--bind", address, *_LIGHTHOUSE]
+    lighthouse = stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
+    stack.callback(lighthouse.kill)
+    environment = {"TORCHFT_LIGHTHOUSE": f"http://{address}"}
     return [([sys.executable], {**environment, "LOCAL_RANK": str(rank)}) for rank in range(WORKERS)]
 
 

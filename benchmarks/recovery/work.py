@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 WORKERS, STEP_S, BATCH_SIZE, TRAINING = 8, 0.03, 8, 1437
+LEFT = 6  # workers, when all that the plans kill have been
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         told = json.loads(text)
-        return cls(**{**told, "kills": {int(rank): epoch for rank, epoch in told["kills"].items()}})
+        told["kills"] = {int(rank): epoch for rank, epoch in told["kills"].items()}
+        told["freeze"] = told["freeze"] and tuple(told["freeze"])
+        return cls(**told)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch._C._distributed_c10d import TCPStore
 from torch.utils.data import DataLoader
 
-from benchmarks.recovery.work import BATCH_SIZE, WORKERS, Net, Plan, Record, data
+from benchmarks.recovery.work import BATCH_SIZE, LEFT, WORKERS, Net, Plan, Record, data
 from lightning_gossip import ADPSGDStrategy
 
 _DEADLINE = timedelta(seconds=60)  # torchft's own
@@ -64,7 +64,7 @@ def train_with_torchft(folder: Path, plan: Plan) -> None:
         pg=ProcessGroupGloo(timeout=_DEADLINE),
         load_state_dict=load,
         state_dict=lambda: {"model": model.state_dict(), "optimizer": sgd.state_dict()},
-        min_replica_size=1,
+        min_replica_size=LEFT,  # so that nobody begins alone
         rank=0,
         world_size=1,
         store_addr="127.0.0.1",
