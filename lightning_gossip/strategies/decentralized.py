@@ -42,6 +42,7 @@ from lightning_gossip.strategies.options import (
 from lightning_gossip.strategies.patches import Patches
 from lightning_gossip.strategies.processes import WorkerProcesses
 from lightning_gossip.strategies.reports import FitReport
+from lightning_gossip.strategies.requeue import Requeue
 
 
 class DecentralizedStrategy(WorkerProcesses):
@@ -131,7 +132,7 @@ class DecentralizedStrategy(WorkerProcesses):
         self._local_metrics = LocalMetrics(
             trainer.lightning_module, lambda: not fit.in_session, survives=self.members is not None
         )
-        trainer.callbacks.insert(0, StrategyHooks(fit))  # type: ignore[attr-defined]
+        trainer.callbacks.insert(0, StrategyHooks(fit, Requeue(trainer, self._patches, fit.request_stop)))  # type: ignore[attr-defined]
         free_epoch_loop(trainer, fit, self._patches, forward_signal=self.signal_started_workers)
         if self.members is not None:
             defer_epoch_schedulers(trainer, fit, self._patches)

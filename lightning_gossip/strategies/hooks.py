@@ -10,13 +10,15 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from typing_extensions import override
 
 from lightning_gossip.strategies.fit import Fit
+from lightning_gossip.strategies.requeue import Requeue
 
 
 class StrategyHooks(Callback):
     """Stands first among the callbacks of a fit, so that the others see the model as it is after the rendezvous."""
 
-    def __init__(self, fit: Fit) -> None:
+    def __init__(self, fit: Fit, requeue: Requeue) -> None:
         self._fit = fit
+        self._requeue = requeue
 
     @override
     def on_train_epoch_start(self, *_: Any) -> None:
@@ -34,3 +36,5 @@ class StrategyHooks(Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         if not isinstance(exception, SIGTERMException):
             self._fit.fail()
+        elif not self._fit.failed:  # all have stopped together
+            self._requeue.stopped()
