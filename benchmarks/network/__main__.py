@@ -22,7 +22,7 @@ from benchmarks.network.scenarios import SCENARIOS
 from benchmarks.network.workload import BATCH_SIZE, COMPUTE_S, WORKS
 from recipes.commands import cleaning_up_on_sigterm
 
-WORKERS, SEEDS, STEPS = 4, 5, 64
+WORKERS, SEEDS, STEPS = 4, 5, 96
 QUICK_STEPS = 32
 QUICK_RATES = (1_000.0, 200.0)
 QUICK_CONTENDERS = ("adpsgd", "adpsgd_int8", "no_exchanges", "adaptive_averaging", "ddp", "ddp_powersgd")
