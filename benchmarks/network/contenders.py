@@ -181,6 +181,9 @@ YARDSTICK = "no_exchanges"
 CONTENDERS = {
     "adpsgd": Contender("AD-PSGD", "#1b7f5c", 0.0, strategy=ADPSGDStrategy),
     "adpsgd_int8": Contender("AD-PSGD, int8", "#6ab99a", 0.0, strategy=lambda: ADPSGDStrategy(wire="int8")),
+    "adpsgd_fast_links": Contender(
+        "AD-PSGD, fast links", "#0f4d38", 0.0, strategy=lambda: ADPSGDStrategy(partner_choice="fast_links")
+    ),
     "no_exchanges": Contender("no exchanges", "#999999", 0.0, strategy=lambda: ADPSGDStrategy(exchanges_per_step=0)),
     "adaptive_averaging": Contender(
         "adaptive averaging",
