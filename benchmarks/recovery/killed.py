@@ -50,6 +50,7 @@ def account(strategy: str, steps: dict[int, list[Step]], plan: Plan, killed_s: d
     return {
         "samples_missing": sum(plan.samples - len(counts) for counts in taken),
         "samples_again": sum(max(0, counts.total() - len(counts) - padding) for counts in taken),
+        "workers_at_the_end": sum(any(step.epoch == plan.epochs - 1 for step in own) for own in steps.values()),
         "epoch_s": round(statistics.median(lengths), 3),
         "kills": costs,
     }
@@ -72,7 +73,7 @@ def show(results: dict[str, Any]) -> None:
                 ", ".join(f"{cost['epoch_longer_s']:.3g}" for cost in killed["kills"]),
                 f"{killed['samples_missing']}, {killed['samples_again']}",
                 f"{killed['test_acc']:.3f} ({calm['test_acc']:.3f})",
-                str(killed["world_size"]),
+                str(killed["workers_at_the_end"]),
             )
         )
     print_table(

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
-from benchmarks.recovery.work import LEFT, WORKERS, Plan
+from benchmarks.recovery.work import WORKERS, Plan
 from recipes.processes import reserved_port
 
 DEADLINE_S = 300
@@ -26,7 +26,7 @@ _LAUNCHERS = {
         *("--max-restarts=4", "--monitor-interval=0.1", "--no-python", sys.executable),
     ],
 }
-_LIGHTHOUSE = ("--min_replicas", str(LEFT), "--join_timeout_ms", "10000", "--quorum_tick_ms", "100")
+_LIGHTHOUSE = ("--min_replicas", "1", "--join_timeout_ms", "10000", "--quorum_tick_ms", "100")
 STRATEGIES = [*_LAUNCHERS, *(["torchft"] if find_spec("torchft") else [])]
 
 

@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 WORKERS, STEP_S, BATCH_SIZE, TRAINING = 8, 0.03, 8, 1437
-LEFT = 6  # workers, when all that the plans kill have been
 
 
 @dataclass(frozen=True)
