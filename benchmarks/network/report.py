@@ -101,7 +101,8 @@ def plot(runs: list[dict[str, Any]], scenario: str, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    conditions = list(dict.fromkeys(run["condition"] for run in runs))
+    fast_first = sorted(runs, key=lambda run: -run["rate_mbit"])  # runs of one rate as they were made
+    conditions = list(dict.fromkeys(run["condition"] for run in fast_first))
     width = 1 + 4.2 * len(conditions)
     figure, grid = plt.subplots(2, len(conditions), figsize=(width, 7.5), squeeze=False, sharey="row", layout="constrained")
     for column, condition in enumerate(conditions):
