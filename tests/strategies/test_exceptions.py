@@ -203,6 +203,7 @@ class Interrupted(Callback):
 
 
 def _interrupted(options: dict[str, Any]) -> tuple[str, float, list[str]]:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it starts in the background ignore it
     t = trainer(strategy=ADPSGDStrategy(**options), max_epochs=20, callbacks=[Interrupted()])
     began_s = time.monotonic()
     try:

@@ -90,7 +90,12 @@ def _queue(folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "ranks"),
-    [("adpsgd", (0, 1)), ("adpsgd", (1,)), ("dpsgd", (0, 1)), ("apsgd", (0,)), ("periodic_averaging", (0, 1)), ("qsgd", (1,))],
+    [
+        ("adpsgd", (0, 1)),
+        ("adpsgd", (1,)),
+        ("dpsgd", (0, 1)),
+        *(pytest.param(name, (0,), marks=pytest.mark.slow) for name in ("apsgd", "periodic_averaging", "qsgd")),
+    ],
 )
 def test_when_the_time_is_over_the_job_stops_together_and_goes_on_when_it_is_started_again(
     name: str, ranks: tuple[int, ...], tmp_path: Path
