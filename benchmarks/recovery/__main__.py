@@ -20,7 +20,7 @@ def main() -> None:
         results = {name: found for name, found in json.loads(file.read_text()).items() if name in results}
     for strategy in strategies:
         results["killed"][strategy] = killed.measure(strategy)
-        if strategy != "torchft":  # its others wait like DDP's
+        if strategy != "torchft":  # not tried: it is to be killed
             results["frozen"][strategy] = frozen.measure(strategy)
         path = write_results("recovery", results)
     killed.show(results["killed"])

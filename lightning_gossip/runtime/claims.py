@@ -21,7 +21,7 @@ class Claims:
     a step for it, and for every batch. So where claims have taken more than a hundredth of a step, the next one is made by a
     thread while the loader has its batch. Then this worker holds one batch more than else, and the claim rule knows.
 
-    For one thread, but for the claim that is under way; :attr:`ledger` is up to date after :meth:`settle`.
+    For one thread, but for the claim that is under way; the queue's ledger is up to date after :meth:`settle`.
 
     Args:
         queue: whose.
@@ -36,7 +36,7 @@ class Claims:
         self._step_s = step_s
         self._clock = clock
         self._took_s: deque[float] = deque(maxlen=_RECENT)
-        self._ahead: deque[int] = deque()  # settled, and not handed out yet
+        self._ahead: int | None = None  # settled, and not handed out yet
         self._under_way: _Claim | None = None
 
     def __iter__(self) -> Iterator[int]:
@@ -49,7 +49,9 @@ class Claims:
             StopIteration: when this worker is done with claiming.
         """
         self.settle()
-        position = self._ahead.popleft() if self._ahead else self._claim()
+        position, self._ahead = self._ahead, None
+        if position is None:
+            position = self._claim()
         if position is None:
             raise StopIteration
         step_s = self._step_s()
@@ -63,7 +65,7 @@ class Claims:
         if claim is not None and (position := claim.result()) is not None:
             self._took_s.append(claim.took_s)
             self.queue.ledger.claim(position)
-            self._ahead.append(position)
+            self._ahead = position
 
     def _claim(self) -> int | None:
         began_s = self._clock()

@@ -192,13 +192,17 @@ class SharedBatches(EpochBatches):
     ) -> None:
         check_enough_batches(len(plan), workers)
         super().__init__(plan, rank=rank, workers=workers, epoch=epoch, training=training, journal=journal)
-        self.queue: EpochQueue | None = None
         self._claims: Claims | None = None
         self._store = store
         self._key = key
         self._lookahead = lookahead
         self._batch_s = batch_s
         self._gone = gone
+
+    @property
+    def queue(self) -> EpochQueue | None:
+        """Of the current hand-out; None before the first."""
+        return None if self._claims is None else self._claims.queue
 
     @override
     def _hand_out(self) -> Iterator[Batch]:
@@ -213,9 +217,8 @@ class SharedBatches(EpochBatches):
             speeds_key=f"{self._key}/{self.workers}",
             gone=self._gone,
         )
-        self.queue, self._claims = queue, Claims(queue, self._batch_s)
-        for position in self._claims:
-            yield batches[position]
+        self._claims = Claims(queue, self._batch_s)
+        yield from (batches[position] for position in self._claims)
 
     @override
     def move_to(self, key: str) -> None:
@@ -237,10 +240,10 @@ class SharedBatches(EpochBatches):
 
     @override
     def unstepped(self) -> list[int]:
-        if self.queue is None or self._claims is None:
+        if self._claims is None:
             return []
         self._claims.settle()
-        return self.queue.ledger.unstepped() + self.orphans
+        return self._claims.queue.ledger.unstepped() + self.orphans
 
     @override
     def stepped(self) -> list[int]:
