@@ -1,0 +1,89 @@
+"""Situations of public issue threads, each under every strategy: what a Lightning script does that works under DDP.
+
+The cases are scripts in ``cases/`` (``python tests/field/cases/05_save_every_n_steps.py adpsgd``). Here their workers are
+forked from a server that has imported torch once, so that one costs a second or two; those that are about the start or the end
+of the processes themselves run as scripts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from tests.strategies.launch import outcomes
+
+pytestmark = pytest.mark.processes
+
+CASES = Path(__file__).with_name("cases")
+STRATEGIES = ("adpsgd", "dpsgd", "apsgd", "periodic_averaging", "qsgd")
+AS_SCRIPTS = {"23_ctrl_c", "24_notebook"}
+MAY_REFUSE = {"20_simclr_all_gather"}  # with a reason, before it trains
+MINUTES = {"15_rank_zero_evaluates_alone"}
+NAMES = sorted(path.stem for path in CASES.glob("[0-9]*.py"))
+
+
+def load(name: str) -> ModuleType:
+    """The module of a case."""
+    if str(CASES) not in sys.path:
+        sys.path.insert(0, str(CASES))  # cases import _field, as scripts find it
+    spec = importlib.util.spec_from_file_location(f"field_case_{name}", CASES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # so that what it defines can be pickled
+    spec.loader.exec_module(module)
+    return module
+
+
+def work(name: str, strategy: str, place: str) -> None:
+    """One rank of a case; what it returns is in a file, as with scripts."""
+    os.environ["FIELD_DIR"] = place
+    os.chdir(place)
+    torch.save(load(name).worker(strategy), result_of(Path(place), int(os.environ["LOCAL_RANK"])))
+
+
+def result_of(place: Path, rank: int) -> Path:
+    return place / f"rank{rank}.pt"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in AS_SCRIPTS | MINUTES])
+def test_what_works_under_ddp_works(name: str, strategy: str, tmp_path: Path) -> None:
+    began_s = time.monotonic()
+    ended = outcomes(work, name, strategy, str(tmp_path))
+    failures = [result for ok, result in ended if not ok]
+    if name in MAY_REFUSE and failures and all("ConfigurationError" in failure for failure in failures):
+        return
+    assert not failures, "\n".join(failures)
+    case = load(name)
+    ranks = [torch.load(result_of(tmp_path, rank), weights_only=False) for rank in range(len(ended))]
+    case.judge(ranks, sys.modules["_field"].Run(strategy, 0, time.monotonic() - began_s, ""))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", sorted(AS_SCRIPTS))
+def test_what_works_under_ddp_works_as_a_script(name: str, strategy: str) -> None:
+    run_script(name, strategy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", sorted(MINUTES))
+def test_what_takes_minutes_works(name: str, strategy: str) -> None:
+    run_script(name, strategy)
+
+
+def run_script(name: str, strategy: str) -> None:
+    """A case as a user would start it."""
+    command = [sys.executable, str(CASES / f"{name}.py"), strategy]
+    environment = {**os.environ, "PYTHONPATH": str(CASES.parents[2])}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=175, check=False)
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
