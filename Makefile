@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Three at once, in the order of tests/turns.py. One after the other: make test BESIDE=
 BESIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-slow chaos lint bench reproduce clean
+.PHONY: demo test test-slow chaos exits lint bench reproduce clean
 
 demo: $(STAMP)
 	$(BIN)/python -m recipes.train
@@ -20,6 +20,9 @@ test-slow: $(STAMP)
 chaos: $(STAMP)
 	$(BIN)/python -m tests.cluster.stops
 	$(BIN)/python -m tests.cluster.chaos --seed 1 2 3 --minutes 3
+
+exits: $(STAMP)
+	$(BIN)/python -m tests.exits
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -28,6 +28,7 @@ from lightning_gossip.runtime.connection import connect
 from lightning_gossip.runtime.default_group import make_default_group
 from lightning_gossip.runtime.membership import Membership
 from lightning_gossip.runtime.peers import answering
+from lightning_gossip.runtime.process_end import end_groups_at_exit
 from lightning_gossip.runtime.rendezvous import gather
 from lightning_gossip.strategies import survival
 from lightning_gossip.strategies.files import WholeFiles
@@ -209,6 +210,7 @@ class WorkerProcesses(DDPStrategy):
             reset_seed()
             self.set_world_ranks()
         if self.workers > 1:
+            end_groups_at_exit()
             version.check(gather(version.mine()))
 
     def _serve_store(self) -> Store | None:

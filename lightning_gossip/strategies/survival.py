@@ -18,6 +18,7 @@ from lightning_gossip.runtime.board import Worker
 from lightning_gossip.runtime.connection import another, connect, parse_address
 from lightning_gossip.runtime.door import Door
 from lightning_gossip.runtime.membership import Membership
+from lightning_gossip.runtime.process_end import call_at_exit
 from lightning_gossip.runtime.watch import Watch
 from lightning_gossip.strategies.options import check_choice, check_number
 
@@ -135,6 +136,7 @@ def begin(
     watch.look_at(members, outside=late)
     watch.look_out(range(survival.most(workers)))
     watch.start()
+    call_at_exit(watch.rest)
     if late:
         log.warning("Rank %d comes later than the others: it will be taken in at the beginning of an epoch.", number)
         made.stay_alone()

@@ -87,6 +87,14 @@ def test_the_same_script_runs_under_every_start_method(strategy: str, tmp_path: 
     assert code == 0, output
     assert left == []
     check(tmp_path, 2)
+    if strategy == "adpsgd":
+        check_nothing_is_left_at_the_end(tmp_path, 2)
+
+
+def check_nothing_is_left_at_the_end(folder: Path, workers: int) -> None:
+    """A thread of Gloo that outlives the interpreter may abort the process."""
+    for rank in range(workers):
+        assert json.loads((folder / f"left-{rank}.json").read_text()) == {"group": False, "gloo": []}
 
 
 def test_the_same_script_runs_under_torchrun(tmp_path: Path) -> None:
@@ -96,6 +104,7 @@ def test_the_same_script_runs_under_torchrun(tmp_path: Path) -> None:
     assert code == 0, output
     assert left == []
     check(tmp_path, 2)
+    check_nothing_is_left_at_the_end(tmp_path, 2)
 
 
 @pytest.mark.parametrize(
