@@ -273,6 +273,8 @@ class Watch:
         """Hear these workers' beats; returns what each says."""
         heard = self._beats.read([worker for worker in workers if worker != self.me])
         at_s = now_s()
+        # asks the kernel, so not while the gossip threads wait for a verdict
+        ended_here = {worker for worker, (value, _) in heard.items() if has_ended(value["process"])}
         with self._wake:
             for worker, (value, life) in heard.items():
                 beat = value["beat"] if not value["rests"] else -round(at_s * 1000)  # resting is as good as beating
@@ -282,7 +284,7 @@ class Watch:
                 for ended in value["ended"]:
                     self._liveness.ended(Worker(*ended))
                 # one that rests has said all that it had to say, so nobody loses it unless it is waited for
-                if life > worker.life or has_ended(value["process"]):
+                if life > worker.life or worker in ended_here:
                     self._liveness.ended(worker)
                 # one that waits to be taken in ends nobody but itself
                 if value["failed"] is not None and self._failure is None and worker in members:
