@@ -60,6 +60,7 @@ class Watch:
         self._numbers: tuple[int, ...] = ()
         self._knocking: dict[Worker, str] = {}
         self._forsaken: str | None = None  # why nobody will take this worker in
+        self._inside_beats = False
         self._wake = threading.Condition()
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -98,7 +99,7 @@ class Watch:
         """
         with self._wake:
             self._members, self._round = tuple(members), waiting_for
-            self._said["outside"], self._forsaken = outside, None
+            self._said["outside"], self._forsaken, self._inside_beats = outside, None, False
             self._wake.notify_all()
 
     def be_reborn(self, me: Worker) -> None:
@@ -163,14 +164,15 @@ class Watch:
         if self._lost is not None:
             raise store_lost() from self._lost
 
-    def raise_if_nobody_is_inside(self) -> None:
-        """Raise if this worker waits outside of a job that nobody is in any more.
+    def somebody_is_inside(self) -> bool:
+        """Whether a member of the job beats, as seen by a worker that waits outside of it.
 
         Raises:
-            PeerError: saying why.
+            PeerError: if nobody is in that job any more, saying why.
         """
         if self._forsaken is not None:
             raise PeerError(self._forsaken, rank=self.me.number, phase="join")
+        return self._inside_beats
 
     # -- the watch thread --------------------------------------------------------------------------------------------
 
@@ -268,6 +270,9 @@ class Watch:
             if self._said["outside"]:  # else it has been taken in meanwhile
                 alive = [worker for worker in heard if self._liveness.verdict(worker) is not Verdict.DEAD]
                 self._forsaken = forsaken(self.me, processes, heard, alive)
+                self._inside_beats = any(
+                    not heard[worker]["outside"] and self._liveness.verdict(worker) is Verdict.ALIVE for worker in alive
+                )
 
     def _listen(self, workers: Sequence[Worker], members: Sequence[Worker]) -> dict[Worker, dict[str, Any]]:
         """Hear these workers' beats; returns what each says."""
