@@ -61,6 +61,8 @@ class Watch:
         self._knocking: dict[Worker, str] = {}
         self._forsaken: str | None = None  # why nobody will take this worker in
         self._inside_beats = False
+        self._dead: frozenset[Worker] = frozenset()  # at the last tick, of those that were listened to
+        self.version = 0  # another one whenever some worker may be dead now that was not before, or the reverse
         self._wake = threading.Condition()
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -125,12 +127,14 @@ class Watch:
         """A connection with a worker has closed."""
         with self._wake:
             self._liveness.broke(worker)
+            self.version += 1
             self._wake.notify_all()
 
     def ended(self, worker: Worker) -> None:
         """A worker's process has ended without a word."""
         with self._wake:
             self._liveness.ended(worker)
+            self.version += 1
             self._said["ended"] = sorted({*map(tuple, self._said["ended"]), tuple(worker)})
             self._wake.notify_all()
 
@@ -294,6 +298,9 @@ class Watch:
                 # one that waits to be taken in ends nobody but itself
                 if value["failed"] is not None and self._failure is None and worker in members:
                     self._failure = f"Rank {worker.number} has failed and all end: {value['failed']}. Its own log has the rest."
+            dead = frozenset(worker for worker in workers if self._liveness.verdict(worker) is Verdict.DEAD)
+            self.version += dead != self._dead
+            self._dead = dead
         return {worker: value for worker, (value, _) in heard.items()}
 
     def _suspect(self, worker: Worker) -> None:
