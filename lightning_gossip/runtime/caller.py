@@ -88,7 +88,11 @@ class Caller:
 
     def _request(self, peer: int, mine: Message) -> Message | None:
         try:
-            return self._transport.request(peer, mine, self._partners.answer_s)
+            answer = self._transport.request(peer, mine, self._partners.answer_s)
+            while answer.kind is Kind.QUEUED:  # the peer is there; its deadline begins when it is this worker's turn
+                turn_s = min(answer.wait_us * 1e-6, self._transport.world_size * self._partners.longest_turn_s)
+                answer = self._transport.await_reply(peer, turn_s + self._partners.answer_s)
+            return answer
         except BaseException as error:
             self._session.draw_again(now_s())
             if not isinstance(error, PeerError):

@@ -282,9 +282,9 @@ def test_a_responder_starts_no_exchange() -> None:
     for rank in range(4):
         names = [thread.name for thread in cluster.gossips[rank]._threads]
         if cluster.pickers[rank].initiates:
-            assert names == ["gossip-listener", "gossip-caller"]
+            assert names == ["gossip-listener", "gossip-responder", "gossip-caller"]
         else:
-            assert names == ["gossip-listener"]
+            assert names == ["gossip-listener", "gossip-responder"]
             assert cluster.transports[rank]._numbers["request"] == 0
 
 
