@@ -203,3 +203,32 @@ def test_the_time_of_an_exchange_counts_for_its_peer_while_the_graph_is_repaired
     assert made.initiates
     assert made.picker is not before
     assert before._times_s == {3: 1.0}
+
+
+class Silence:
+    """Partners of whom one is silent and none is to be called."""
+
+    initiates, start_share, looks_again_s = True, 0.5, 0.01
+
+    @staticmethod
+    def silent() -> list[int]:
+        return [1]
+
+
+def test_a_silent_peer_is_probed_now_and_then_however_often_this_worker_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, session = MemoryNetwork(2).transport(0), Session()
+    probes: list[int] = []
+    monkeypatch.setattr(transport, "probe", probes.append)
+    worker: Any = type("Worker", (), {"exchanges_per_step": 1.0})()
+    calling: Any = Silence()
+    caller = Caller(transport, calling, session, worker)
+    thread = threading.Thread(target=caller.call, daemon=True)
+    began_s = time.monotonic()
+    thread.start()
+    for number in range(500):  # each step wakes the caller; the session is not open, so no exchange is due
+        session.note_own_step(1.0 + number)
+        threading.Event().wait(0.002)
+    session.stop()
+    thread.join(PATIENCE_S)
+    took_s = time.monotonic() - began_s
+    assert 1 <= len(probes) <= 1 + took_s / initiator._PROBE_S
