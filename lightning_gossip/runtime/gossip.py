@@ -215,7 +215,7 @@ class Gossip:
         alive = [thread.name for thread in self._threads if thread.is_alive()]
         if ends_all and alive:
             log.warning("rank %d: %s did not end within %.3g s", transport.rank, ", ".join(alive), timeout_s)
-        if not alive:
+        if ends_all or not alive:  # a thread that is late finds the transport closed, and ends by that
             transport.close()
 
     # -- the gossip threads ------------------------------------------------------------------------------------------

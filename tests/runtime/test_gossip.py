@@ -506,6 +506,22 @@ def test_200_ends_at_random_moments() -> None:
         assert close_to(cluster.total(), before, cluster.models())
 
 
+def test_a_thread_that_does_not_end_in_time_finds_the_transport_closed() -> None:
+    """The exchange waits for a minute, or until its transport is closed."""
+    cluster = Cluster(ring(2), faults={1: [Fault("delay", "swap", seconds=60.0)]}, timeout_s=PATIENCE_S)
+    cluster.start()
+    try:
+        cluster.open_all()
+        assert eventually(lambda: cluster.gossips[1]._session.is_busy)
+        run_threads(
+            [lambda gossip=gossip: gossip.close(together=True, timeout_s=0.1) for gossip in cluster.gossips], PATIENCE_S
+        )  # type: ignore[misc]
+        threads = cluster.gossips[1]._threads
+        assert eventually(lambda: not any(thread.is_alive() for thread in threads), PATIENCE_S / 3)
+    finally:
+        cluster.abandon()
+
+
 def test_staleness_counts_the_merges_between_two_steps() -> None:
     cluster = Cluster(ring(2))
     with cluster.running():
