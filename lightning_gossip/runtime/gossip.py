@@ -261,11 +261,15 @@ class Gossip:
             except PeerError as error:
                 self._partners.lost(peer, error)
                 return
-        self._requests.put(peer, request)
+        if not self._requests.put(peer, request):
+            self._answer(peer, request)  # the gossip has ended, so with a refusal
 
     def _respond(self) -> None:
-        while (taken := self._requests.take()) is not None:
-            self._answer(*taken)
+        try:
+            while (taken := self._requests.take()) is not None:
+                self._answer(*taken)
+        finally:
+            self._requests.close()
 
     def _answer(self, peer: int, request: Message) -> None:
         accepted = self._session.begin(request.session)

@@ -20,16 +20,20 @@ class Requests:
         self._condition = threading.Condition()
 
     def ahead(self, peer: int) -> int:
-        """How many exchanges come before that of a peer that asks now, the one under way included."""
+        """How many exchanges come before that of a peer that asks now, the one under way included; none after :meth:`close`."""
         with self._condition:
             order = list(self._waiting)
+            if self._closed:
+                return 0
             return self._is_answering + (order.index(peer) if peer in order else len(order))
 
-    def put(self, peer: int, request: Message) -> None:
-        """Wait for a turn, at the end or in the place that the peer has."""
+    def put(self, peer: int, request: Message) -> bool:
+        """Wait for a turn, at the end or in the place that the peer has; False after :meth:`close`."""
         with self._condition:
-            self._waiting[peer] = request
-            self._condition.notify()
+            if not self._closed:
+                self._waiting[peer] = request
+                self._condition.notify()
+            return not self._closed
 
     def take(self) -> tuple[int, Message] | None:
         """The next one; the one taken before has been dealt with. Waits for it; None if none waits and none will come."""
@@ -43,7 +47,7 @@ class Requests:
             return peer, self._waiting.pop(peer)
 
     def close(self) -> None:
-        """No more come."""
+        """None is put any more; those that wait are still taken."""
         with self._condition:
             self._closed = True
             self._condition.notify_all()

@@ -107,6 +107,19 @@ def test_who_has_to_wait_is_told_at_once_and_how_long() -> None:
             thread.join(PATIENCE_S)
 
 
+def test_who_asks_a_worker_whose_gossip_has_ended_is_refused_at_once() -> None:
+    network = MemoryNetwork(2)
+    transports = [network.transport(rank) for rank in range(2)]
+    gossip = Gossip(transports[0], PartnerPicker(star(2), 0), timeout_s=PATIENCE_S)
+    gossip.start()
+    gossip.open(Replica([torch.zeros(4)]), session=1, layout=1)
+    gossip.close(together=False)  # which leaves the listener alone
+    assert [thread.name for thread in gossip._threads if thread.is_alive()] == ["gossip-listener"]
+    assert transports[1].request(0, Message(Kind.EXCHANGE, session=1, layout=1), PATIENCE_S).kind is Kind.REFUSE
+    transports[0].close()
+    gossip._threads[0].join(PATIENCE_S)
+
+
 class SlowLink(EdgeTransport):
     CHUNK_S = 0.01
 
