@@ -27,7 +27,7 @@ from lightning_gossip.runtime.requests import Requests
 from lightning_gossip.runtime.session import Session
 from lightning_gossip.transport import Kind, MemoryNetwork, Message
 from lightning_gossip.transport.base import Pending
-from lightning_gossip.transport.edges import EdgeTransport
+from lightning_gossip.transport.edges import REPLY_S, EdgeTransport
 from tests.runtime.cluster import PATIENCE_S, eventually
 from tests.workers import run_threads
 
@@ -105,6 +105,19 @@ def test_who_has_to_wait_is_told_at_once_and_how_long() -> None:
         transports[0].close()
         for thread in gossip._threads:
             thread.join(PATIENCE_S)
+
+
+@pytest.mark.parametrize(("told_s", "waits_s"), [(3.0, 3.0), (10 * 365 * 86400.0, 4 * (PATIENCE_S + REPLY_S))])
+def test_the_deadline_of_who_is_queued_begins_when_it_is_its_turn(
+    told_s: float, waits_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _ = of_rank_0()
+    transport, waited, refused = MemoryNetwork(4).transport(0), [], Message(Kind.REFUSE)
+    monkeypatch.setattr(transport, "request", lambda *_: Message(Kind.QUEUED, wait_us=int(told_s * 1e6)))
+    monkeypatch.setattr(transport, "await_reply", lambda _, timeout_s: waited.append(timeout_s) or refused)
+    caller = Caller(transport, made, Session(), None)  # type: ignore[arg-type]
+    assert caller._request(1, Message(Kind.EXCHANGE)) is refused
+    assert waited == [waits_s + made.answer_s]
 
 
 def test_who_asks_a_worker_whose_gossip_has_ended_is_refused_at_once() -> None:
