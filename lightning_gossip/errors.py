@@ -21,6 +21,7 @@ class PeerError(GossipError, RuntimeError):
         phase: what was being waited for, for example ``"reply"`` or ``"exchange"``.
         seconds: how long it was waited for.
         timed_out: the peer may be there and merely slow: the time was over, and no connection closed.
+        closed: a connection with the peer was seen to close, and this side has not closed it: the peer may have died.
     """
 
     def __init__(
@@ -31,15 +32,18 @@ class PeerError(GossipError, RuntimeError):
         phase: str | None = None,
         seconds: float | None = None,
         timed_out: bool = False,
+        closed: bool = False,
     ) -> None:
         super().__init__(message)
         self.rank = rank
         self.phase = phase
         self.seconds = seconds
         self.timed_out = timed_out
+        self.closed = closed
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_peer_error, (type(self), str(self), self.rank, self.phase, self.seconds, self.timed_out)
+        what = (self.rank, self.phase, self.seconds, self.timed_out, self.closed)
+        return _rebuild_peer_error, (type(self), str(self), *what)
 
 
 class ProtocolError(GossipError, RuntimeError):
@@ -51,6 +55,12 @@ class NonFiniteError(GossipError, ArithmeticError):
 
 
 def _rebuild_peer_error(
-    kind: type[PeerError], message: str, rank: int | None, phase: str | None, seconds: float | None, timed_out: bool
+    kind: type[PeerError],
+    message: str,
+    rank: int | None,
+    phase: str | None,
+    seconds: float | None,
+    timed_out: bool,
+    closed: bool,
 ) -> PeerError:
-    return kind(message, rank=rank, phase=phase, seconds=seconds, timed_out=timed_out)
+    return kind(message, rank=rank, phase=phase, seconds=seconds, timed_out=timed_out, closed=closed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Protocol
 
@@ -15,6 +16,7 @@ from lightning_gossip.transport.base import Transport
 from lightning_gossip.transport.wire import Kind, Message
 
 _NOBODY_S = 0.25  # before a worker that is alone for the moment looks again
+_PROBE_S = 0.5  # between two looks at the connections with silent peers: a beat, since nobody falls silent more often
 
 
 class Worker(Protocol):
@@ -49,6 +51,7 @@ class Caller:
         self._session = session
         self._worker = worker
         self._backoff = random.Random(transport.rank)
+        self._probed_s = -math.inf
 
     def call(self) -> None:
         """Start exchanges until the session has ended for good."""
@@ -79,7 +82,14 @@ class Caller:
                     raise self._worker.layout_error(peer)
 
     def _probe(self) -> None:
-        """A worker that only answers would not notice that a caller of its has died."""
+        """A worker that only answers would not notice that a caller of its has died.
+
+        A probe stays unread in the connection while its peer is frozen, so it is not sent at every step.
+        """
+        at_s = now_s()
+        if at_s - self._probed_s < _PROBE_S:
+            return
+        self._probed_s = at_s
         for peer in self._partners.silent():
             try:
                 self._transport.probe(peer)
@@ -88,7 +98,11 @@ class Caller:
 
     def _request(self, peer: int, mine: Message) -> Message | None:
         try:
-            return self._transport.request(peer, mine, self._partners.answer_s)
+            answer = self._transport.request(peer, mine, self._partners.answer_s)
+            while answer.kind is Kind.QUEUED:  # the peer is there; its deadline begins when it is this worker's turn
+                turn_s = min(answer.wait_us * 1e-6, self._transport.world_size * self._partners.longest_turn_s)
+                answer = self._transport.await_reply(peer, turn_s + self._partners.answer_s)
+            return answer
         except BaseException as error:
             self._session.draw_again(now_s())
             if not isinstance(error, PeerError):

@@ -103,14 +103,14 @@ class Door:
             raise replaced(me)
         return Worker(me.number, me.life + 1)
 
-    def await_invitation(self, me: Worker, about: str, look: Callable[[], None], timeout_s: float) -> Invitation:
+    def await_invitation(self, me: Worker, about: str, look: Callable[[], bool], timeout_s: float) -> Invitation:
         """Knock, and wait.
 
         Args:
             me: who waits.
             about: it, for those who decide whether it fits.
-            look: called now and then; raises when there is nobody inside to wait for.
-            timeout_s: how long.
+            look: called now and then: whether somebody inside beats; raises when there is nobody to wait for.
+            timeout_s: how long while nobody does.
 
         Raises:
             PeerError: if nobody takes this worker in.
@@ -125,10 +125,12 @@ class Door:
                     rank=me.number,
                     phase="join",
                 )
-            look()
+            if look():  # it takes this worker in when its epoch has ended, however long that is
+                deadline = Deadline.after(timeout_s)
             if deadline.left_s <= 0:
                 raise PeerError(
-                    f"Rank {me.number} came back and was not taken in within {timeout_s:.3g} s. Has the job ended?",
+                    f"Rank {me.number} waits to be taken in, and has heard no member of the job for {timeout_s:.3g} s. Has it"
+                    " begun?",
                     phase="join",
                     seconds=timeout_s,
                 )

@@ -80,7 +80,8 @@ class Entrance:
         """Wait to be taken in, as a member at the end of the ranks.
 
         Args:
-            timeout_s: how long.
+            timeout_s: how long while no member beats. While one does there is no deadline: workers are taken in when an epoch
+                begins, and an epoch lasts as long as it lasts.
             about: this worker, for those who decide whether it fits.
 
         Returns:
@@ -118,6 +119,6 @@ class Entrance:
                 phase="join",
             )
 
-    def _look(self) -> None:
+    def _look(self) -> bool:
         self._members.watch.raise_failure()
-        self._members.watch.raise_if_nobody_is_inside()
+        return self._members.watch.somebody_is_inside()

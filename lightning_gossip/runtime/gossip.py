@@ -1,18 +1,22 @@
-"""The gossip of one worker: two threads that average its published model with its neighbours' while it trains.
+"""The gossip of one worker: threads that average its published model with its neighbours' while it trains.
 
 | thread | does | waits for |
 |---|---|---|
 | training (the caller's) | ``open``, ``step``, ``drain``, ``close`` | the network in ``drain`` and ``close`` only |
-| ``gossip-listener`` | answers requests, notes calls to a meeting | a message, without a deadline; STOP ends it |
+| ``gossip-listener`` | reads requests and calls to a meeting | a message, without a deadline; STOP ends it |
+| ``gossip-responder`` | answers requests, one after the other | a request, until the listener ends; a chunk, with a deadline |
 | ``gossip-caller`` | starts exchanges, if this worker initiates | its pace, a reply, a chunk: all with deadlines |
 
 Two locks. ``_model_lock`` guards the replica and is held for one copy only: a chunk (gossip threads) or the model
 (training thread); never across the network. The other is the session's condition (runtime/session.py), held for a few
-instructions.
+instructions; the queue of requests has one of its own (runtime/requests.py).
 
-One exchange at a time, started or answered: then no timing can make models drift apart. A worker that is busy
-answers a request with a refusal, at once, so nobody waits in a cycle: a caller waits only for a listener that is idle or in
-the middle of an exchange with somebody else, and that one ends by itself. The caller then draws again.
+One exchange at a time, started or answered: then no timing can make models drift apart. A worker that is calling
+answers a request with a refusal, at once, so nobody waits in a cycle: a caller waits only for a responder that is idle or in
+the middle of an exchange with somebody else, and that one ends by itself. The refused caller draws again.
+
+Who has to wait for others' exchanges is told so at once, and how long at the most: its deadline begins when it is its turn. It
+cannot know by itself, since what it measures is how long an exchange takes, and not how many others call the same worker.
 
 A failure on a gossip thread ends that thread, is kept, and is raised on the training thread at its next step.
 """
@@ -22,6 +26,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -34,6 +39,7 @@ from lightning_gossip.runtime.clock import Deadline, Timeline, now_s
 from lightning_gossip.runtime.exchange import Exchanger
 from lightning_gossip.runtime.health import GossipCounters, Health, OnNonFinite
 from lightning_gossip.runtime.partners import FixedPartners, Partners
+from lightning_gossip.runtime.requests import Requests
 from lightning_gossip.runtime.session import Session
 from lightning_gossip.transport.base import Transport
 from lightning_gossip.transport.wire import Kind, Message
@@ -87,6 +93,7 @@ class Gossip:
         self._codec: Codec | None = None
         self._layout = 0
         self._session = Session()
+        self._requests = Requests()
         self._caller = Caller(transport, self._partners, self._session, self)
         self._threads: list[threading.Thread] = []
 
@@ -94,7 +101,10 @@ class Gossip:
 
     def start(self) -> None:
         """Start the threads. Nothing is exchanged before :meth:`open`."""
-        targets: list[tuple[str, Callable[[], None]]] = [("gossip-listener", self._listen)]
+        targets: list[tuple[str, Callable[[], None]]] = [
+            ("gossip-listener", self._listen),
+            ("gossip-responder", self._respond),
+        ]
         if self._partners.initiates or not isinstance(self._partners, FixedPartners):
             targets.append(("gossip-caller", self._caller.call))
         for name, target in targets:
@@ -196,6 +206,8 @@ class Gossip:
                 transport.post((transport.rank + (not transport.wakes_itself)) % transport.world_size, Message(Kind.STOP))
             except PeerError as error:
                 log.warning("rank %d: %s", transport.rank, error)
+        else:
+            self._requests.close()  # the listener, which would, is left alone
         deadline = Deadline.after(timeout_s)
         for thread in self._threads:
             if ends_all or thread.name != "gossip-listener":
@@ -203,7 +215,7 @@ class Gossip:
         alive = [thread.name for thread in self._threads if thread.is_alive()]
         if ends_all and alive:
             log.warning("rank %d: %s did not end within %.3g s", transport.rank, ", ".join(alive), timeout_s)
-        if not alive:
+        if ends_all or not alive:  # a thread that is late finds the transport closed, and ends by that
             transport.close()
 
     # -- the gossip threads ------------------------------------------------------------------------------------------
@@ -215,17 +227,49 @@ class Gossip:
             self._session.fail(error)
 
     def _listen(self) -> None:
-        while True:
+        try:
+            while self._read():
+                pass
+        finally:
+            self._requests.close()
+
+    def _read(self) -> bool:
+        """One message; False if it was the last."""
+        try:
             peer, message = self._transport.next_message()
-            if message.kind is Kind.STOP:
+        except PeerError as error:
+            if error.rank is None:
+                raise
+            self._partners.lost(error.rank, error)
+            return True
+        if message.kind is Kind.MEET:
+            # a worker that is not yet in that session comes to the meeting after its first step there
+            self._session.note_meeting(message.session)
+        elif message.kind is Kind.EXCHANGE:
+            self._let_wait(peer, message)
+        elif message.kind is not Kind.STOP:
+            self._transport.refuse(peer, f"{message.kind.name} is not for a gossip listener")
+        return message.kind is not Kind.STOP
+
+    def _let_wait(self, peer: int, request: Message) -> None:
+        """Until its turn, which is now if nobody is ahead; else the peer is told."""
+        ahead = self._requests.ahead(peer)
+        if ahead:
+            wait_us = int(ahead * self._partners.turn_s * 1e6)
+            try:
+                self._transport.tell(peer, self._answer_to(request, Kind.QUEUED, wait_us=wait_us))
+            except PeerError as error:
+                self._partners.lost(peer, error)
                 return
-            if message.kind is Kind.MEET:
-                # a worker that is not yet in that session comes to the meeting after its first step there
-                self._session.note_meeting(message.session)
-            elif message.kind is Kind.EXCHANGE:
-                self._answer(peer, message)
-            else:
-                self._transport.refuse(peer, f"{message.kind.name} is not for a gossip listener")
+        if not self._requests.put(peer, request):
+            self._answer(peer, request)  # the gossip has ended, so with a refusal
+
+    def _respond(self) -> None:
+        try:
+            while (taken := self._requests.take()) is not None:
+                self._answer(*taken)
+        finally:
+            self._requests.close()
 
     def _answer(self, peer: int, request: Message) -> None:
         accepted = self._session.begin(request.session)
@@ -234,7 +278,7 @@ class Gossip:
         goes_ahead = accepted and same_layout and not both_adopt
         self._session.note_peer_step(peer, request.step_us * 1e-6)
         try:
-            self._transport.reply(peer, self.message(Kind.ACCEPT if goes_ahead else Kind.REFUSE))
+            self._transport.reply(peer, self._answer_to(request, Kind.ACCEPT if goes_ahead else Kind.REFUSE))
         except BaseException as error:
             if accepted:
                 self._session.end()
@@ -270,6 +314,9 @@ class Gossip:
         """What this worker says of itself with a request or an answer."""
         step_us = int(self._session.own_step_s * 1e6)
         return Message(kind, self._session.number, self._layout, step_us, adopts=int(self._health.adopts))
+
+    def _answer_to(self, request: Message, kind: Kind, *, wait_us: int = 0) -> Message:
+        return replace(self.message(kind), value=request.value, wait_us=wait_us)
 
     def layout_error(self, peer: int) -> ConfigurationError:
         """What ends the gossip with a peer that publishes something else."""

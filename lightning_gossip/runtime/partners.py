@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from typing_extensions import override
 
@@ -43,7 +44,15 @@ class Partners(Protocol):
 
     @property
     def answer_s(self) -> float:
-        """Deadline of an answer."""
+        """Deadline of an answer, by a peer in whose queue nobody is ahead."""
+
+    @property
+    def turn_s(self) -> float:
+        """How long one exchange of this worker holds up those that wait for their turn, at the longest."""
+
+    @property
+    def longest_turn_s(self) -> float:
+        """The same of any worker."""
 
     @property
     def drain_s(self) -> float:
@@ -100,6 +109,16 @@ class FixedPartners(Partners):
 
     @property
     @override
+    def turn_s(self) -> float:
+        return self._timeout_s
+
+    @property
+    @override
+    def longest_turn_s(self) -> float:
+        return self._timeout_s
+
+    @property
+    @override
     def drain_s(self) -> float:
         return self._timeout_s
 
@@ -129,8 +148,11 @@ class ChangingPartners(Partners):
     """Draws among the neighbours that are alive, in the graph of those that are not dead.
 
     A peer that fails is not drawn for a while, which doubles with each failure and ends when it beats again; one that is silent
-    is not drawn at all; one that is dead leaves the graph, which is repaired. Used by the gossip threads; the training thread
-    reads the counts.
+    is not drawn at all; one that is dead leaves the graph, which is repaired. Who is dead is asked only when the watch says
+    that this may have changed.
+
+    Used by the gossip threads; the training thread reads the counts. One lock, held for a few instructions, guards the patience
+    and the pauses; the graph and what draws from it are one value, replaced at once.
 
     Args:
         watch: knows who is alive.
@@ -160,27 +182,27 @@ class ChangingPartners(Partners):
         self._me = self._members.index(watch.me)
         self._topology = topology
         self._roles = roles
-        self._picker = picker
-        self._alive = list(range(len(members)))
+        self._drawn = _Drawn(list(range(len(members))), picker)
+        self._version: int | None = None  # of the watch, when it was asked last who is dead
+        self._ceiling_s = ceiling_s
         self._patience = Patience(floor_s=_FLOOR_S, ceiling_s=ceiling_s)
         self._pauses: dict[int, tuple[float, float]] = {}  # by peer: until when, and how long that was
+        self._lock = threading.Lock()
 
     @property
     def picker(self) -> PartnerPicker:
         """What draws at present."""
-        return self._picker
+        return self._drawn.picker
 
     @property
     @override
     def initiates(self) -> bool:
-        self._repair()
-        return self._picker.initiates
+        return self._repair().picker.initiates
 
     @property
     @override
     def start_share(self) -> float:
-        self._repair()
-        return self._picker.start_share
+        return self._repair().picker.start_share
 
     @property
     @override
@@ -191,6 +213,16 @@ class ChangingPartners(Partners):
     @override
     def answer_s(self) -> float:
         return 2 * self._patience.deadline_s  # the peer may be waiting for a third one that does not answer
+
+    @property
+    @override
+    def turn_s(self) -> float:
+        return self.deadline_s + REPLY_S  # one whose turn comes may have died or frozen meanwhile
+
+    @property
+    @override
+    def longest_turn_s(self) -> float:
+        return self._ceiling_s + REPLY_S
 
     @property
     @override
@@ -205,53 +237,70 @@ class ChangingPartners(Partners):
 
     @override
     def pick(self) -> int | None:
-        self._repair()
-        if not self._picker.initiates:
+        alive, picker = self._repair()
+        if not picker.initiates:
             return None
         at_s = now_s()
-        for _ in range(4 * len(self._picker.neighbours)):
-            peer = self._alive[self._picker.pick()]
+        for _ in range(4 * len(picker.neighbours)):
+            peer = alive[picker.pick()]
             if self._watch.verdict(self._members[peer]) is Verdict.ALIVE and self._pauses.get(peer, (at_s, 0.0))[0] <= at_s:
                 return peer
         return None
 
     @override
     def silent(self) -> list[int]:
-        neighbours = [self._alive[rank] for rank in self._picker.neighbours]
+        alive, picker = self._drawn
+        neighbours = [alive[rank] for rank in picker.neighbours]
         return [peer for peer in neighbours if self._watch.verdict(self._members[peer]) is Verdict.SILENT]
 
     @override
     def took(self, peer: int, seconds: float) -> None:
-        self._patience.took(seconds)
-        if peer in self._alive:
-            self._picker.took(self._alive.index(peer), seconds)
-        if self._pauses.pop(peer, None) is not None:
+        alive, picker = self._drawn
+        if peer in alive:
+            picker.took(alive.index(peer), seconds)
+        with self._lock:
+            self._patience.took(seconds)
+            paused = self._pauses.pop(peer, None)
+        if paused is not None:
             log.warning("%s: rank %d answers again", self._watch.me, self._members[peer].number)
 
     @override
     def lost(self, peer: int, error: PeerError) -> None:
-        self.dropped += 1
         worker = self._members[peer]
-        if error.timed_out:
-            self._patience.in_vain()
-        else:
+        if error.closed:
             self._watch.broke(worker)
         shortest_s, longest_s = _PAUSE_S
-        pause_s = min(longest_s, 2 * self._pauses[peer][1]) if peer in self._pauses else shortest_s
-        self._pauses[peer] = (now_s() + pause_s, pause_s)
+        with self._lock:
+            self.dropped += 1
+            if error.timed_out:
+                self._patience.in_vain()
+            pause_s = min(longest_s, 2 * self._pauses[peer][1]) if peer in self._pauses else shortest_s
+            self._pauses[peer] = (now_s() + pause_s, pause_s)
         log.warning("%s: rank %d is left out: %s", self._watch.me, worker.number, error)
 
-    def _repair(self) -> None:
-        me = self._me
+    def _repair(self) -> _Drawn:
+        version = self._watch.version
+        if version == self._version:
+            return self._drawn
+        me, (before, picker) = self._me, self._drawn
         alive = [
             rank for rank, worker in enumerate(self._members) if rank == me or self._watch.verdict(worker) is not Verdict.DEAD
         ]
-        if alive != self._alive:
-            self._alive = alive
+        if alive != before:
             graph = repaired(self._topology, alive)
-            stream = self._picker.state_dict()["generator"]
+            stream = picker.state_dict()["generator"]
             roles: Roles = "auto" if self._roles == "auto" else "symmetric"
-            self._picker = PartnerPicker(graph, alive.index(me), roles=roles, choice=self._picker.choice)
-            self._picker.load_state_dict({"rank": alive.index(me), "generator": stream})
-            neighbours = [self._members[alive[rank]].number for rank in self._picker.neighbours]
+            picker = PartnerPicker(graph, alive.index(me), roles=roles, choice=picker.choice)
+            picker.load_state_dict({"rank": alive.index(me), "generator": stream})
+            self._drawn = _Drawn(alive, picker)
+            neighbours = [self._members[alive[rank]].number for rank in picker.neighbours]
             log.warning("%s: the graph is repaired, its neighbours are now %s", self._watch.me, neighbours)
+        self._version = version
+        return self._drawn
+
+
+class _Drawn(NamedTuple):
+    """A graph of living workers, and what draws from it."""
+
+    alive: list[int]  # the transport's rank of each of its ranks
+    picker: PartnerPicker

@@ -60,6 +60,9 @@ class Watch:
         self._numbers: tuple[int, ...] = ()
         self._knocking: dict[Worker, str] = {}
         self._forsaken: str | None = None  # why nobody will take this worker in
+        self._inside_beats = False
+        self._dead: frozenset[Worker] = frozenset()  # at the last tick, of those that were listened to
+        self.version = 0  # another one whenever some worker may be dead now that was not before, or the reverse
         self._wake = threading.Condition()
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -98,7 +101,7 @@ class Watch:
         """
         with self._wake:
             self._members, self._round = tuple(members), waiting_for
-            self._said["outside"], self._forsaken = outside, None
+            self._said["outside"], self._forsaken, self._inside_beats = outside, None, False
             self._wake.notify_all()
 
     def be_reborn(self, me: Worker) -> None:
@@ -124,12 +127,14 @@ class Watch:
         """A connection with a worker has closed."""
         with self._wake:
             self._liveness.broke(worker)
+            self.version += 1
             self._wake.notify_all()
 
     def ended(self, worker: Worker) -> None:
         """A worker's process has ended without a word."""
         with self._wake:
             self._liveness.ended(worker)
+            self.version += 1
             self._said["ended"] = sorted({*map(tuple, self._said["ended"]), tuple(worker)})
             self._wake.notify_all()
 
@@ -163,14 +168,15 @@ class Watch:
         if self._lost is not None:
             raise store_lost() from self._lost
 
-    def raise_if_nobody_is_inside(self) -> None:
-        """Raise if this worker waits outside of a job that nobody is in any more.
+    def somebody_is_inside(self) -> bool:
+        """Whether a member of the job beats, as seen by a worker that waits outside of it.
 
         Raises:
-            PeerError: saying why.
+            PeerError: if nobody is in that job any more, saying why.
         """
         if self._forsaken is not None:
             raise PeerError(self._forsaken, rank=self.me.number, phase="join")
+        return self._inside_beats
 
     # -- the watch thread --------------------------------------------------------------------------------------------
 
@@ -268,11 +274,16 @@ class Watch:
             if self._said["outside"]:  # else it has been taken in meanwhile
                 alive = [worker for worker in heard if self._liveness.verdict(worker) is not Verdict.DEAD]
                 self._forsaken = forsaken(self.me, processes, heard, alive)
+                self._inside_beats = any(
+                    not heard[worker]["outside"] and self._liveness.verdict(worker) is Verdict.ALIVE for worker in alive
+                )
 
     def _listen(self, workers: Sequence[Worker], members: Sequence[Worker]) -> dict[Worker, dict[str, Any]]:
         """Hear these workers' beats; returns what each says."""
         heard = self._beats.read([worker for worker in workers if worker != self.me])
         at_s = now_s()
+        # asks the kernel, so not while the gossip threads wait for a verdict
+        ended_here = {worker for worker, (value, _) in heard.items() if has_ended(value["process"])}
         with self._wake:
             for worker, (value, life) in heard.items():
                 beat = value["beat"] if not value["rests"] else -round(at_s * 1000)  # resting is as good as beating
@@ -282,11 +293,14 @@ class Watch:
                 for ended in value["ended"]:
                     self._liveness.ended(Worker(*ended))
                 # one that rests has said all that it had to say, so nobody loses it unless it is waited for
-                if life > worker.life or has_ended(value["process"]):
+                if life > worker.life or worker in ended_here:
                     self._liveness.ended(worker)
                 # one that waits to be taken in ends nobody but itself
                 if value["failed"] is not None and self._failure is None and worker in members:
                     self._failure = f"Rank {worker.number} has failed and all end: {value['failed']}. Its own log has the rest."
+            dead = frozenset(worker for worker in workers if self._liveness.verdict(worker) is Verdict.DEAD)
+            self.version += dead != self._dead
+            self._dead = dead
         return {worker: value for worker, (value, _) in heard.items()}
 
     def _suspect(self, worker: Worker) -> None:

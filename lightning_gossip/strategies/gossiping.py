@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gossip.algorithm.codecs import Wire
+from lightning_gossip.algorithm.edge_order import edge_order
 from lightning_gossip.algorithm.finite import all_finite
 from lightning_gossip.algorithm.partner import PartnerPicker, Roles
 from lightning_gossip.algorithm.replica import Replica
@@ -143,7 +144,7 @@ class GossipAlgorithm(Algorithm):
             world_size=len(members.members),
             timeout_s=self._timeout_s,
         )
-        transport.make_edges(self._picker.neighbours)
+        transport.make_edges(edge_order(topology, members.rank))
         return transport
 
     @override

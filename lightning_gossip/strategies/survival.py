@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import Store
 from torchmetrics import Metric
 
 from lightning_gossip import version
@@ -67,8 +67,8 @@ class Survival:
 
     @property
     def survives(self) -> bool:
-        """Whether a death is survived; torch older than 2.8 has no queues in its store, and there none is."""
-        return self.on_peer_failure == "continue" and hasattr(TCPStore, "queue_push")
+        """Whether a death is survived."""
+        return self.on_peer_failure == "continue"
 
 
 def begin(

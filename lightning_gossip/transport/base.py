@@ -52,11 +52,18 @@ class Transport(ABC):
 
         Returns:
             The sender and the message.
+
+        Raises:
+            PeerError: when a peer asks for an exchange and cannot be connected with. The inbox goes on.
         """
 
     @abstractmethod
     def reply(self, peer: int, message: Message) -> None:
         """Answer the request of a peer."""
+
+    def tell(self, peer: int, message: Message) -> None:
+        """Answer without waiting for the answer to be read; another one follows."""
+        self.reply(peer, message)
 
     @abstractmethod
     def await_reply(self, peer: int, timeout_s: float) -> Message:

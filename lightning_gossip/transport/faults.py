@@ -75,6 +75,9 @@ class FaultyTransport(Transport):
     def reply(self, peer: int, message: Message) -> None:
         self._inner.reply(peer, message)
 
+    def tell(self, peer: int, message: Message) -> None:
+        self._inner.tell(peer, message)
+
     def await_reply(self, peer: int, timeout_s: float) -> Message:
         return self._inner.await_reply(peer, timeout_s)
 

@@ -53,6 +53,7 @@ class GlooTransport(Transport):
             dist.broadcast(run, src=0, group=self._data)
         self.run = int(run)
         self._requests: dict[int, list[tuple[dist.Work, Tensor]]] = {}  # by peer: read in order, so a reply frees all before it
+        self._told: dict[int, tuple[dist.Work, Tensor]] = {}  # by peer: kept until the next one
         self._others: list[tuple[Kind, dist.Work, Tensor]] = []  # a few in a run: calls to a meeting, stop
 
     def post(self, peer: int, message: Message) -> None:
@@ -80,6 +81,11 @@ class GlooTransport(Transport):
             sending = _started(dist.isend(words, dst=peer, group=_open(self._data), tag=_REPLY))
             sending.wait(timedelta(seconds=self._timeout_s))
 
+    def tell(self, peer: int, message: Message) -> None:
+        words = torch.tensor(message.words(self.run), dtype=torch.int64)
+        with PeerTrouble(peer, "reply"):
+            self._told[peer] = _started(dist.isend(words, dst=peer, group=_open(self._data), tag=_REPLY)), words
+
     def await_reply(self, peer: int, timeout_s: float) -> Message:
         message, end_s = None, time.monotonic() + timeout_s
         while message is None:
@@ -106,6 +112,7 @@ class GlooTransport(Transport):
         """
         flush(self._others, self.rank)
         self._requests.clear()
+        self._told.clear()
         self._others.clear()
         for group in (self._control, self._data):
             if group is not None and dist.is_initialized():
@@ -137,7 +144,11 @@ class Transfer:
 
 
 class PeerTrouble:
-    """Turns Gloo's errors, which are bare RuntimeErrors, into a PeerError that names the peer, the phase and the wait."""
+    """Turns Gloo's errors, which are bare RuntimeErrors, into a PeerError that names the peer, the phase and the wait.
+
+    A connection that Gloo has closed because another operation of this process was over its time says nothing about the peer;
+    nor does an error of the store.
+    """
 
     def __init__(self, peer: int, phase: str) -> None:
         self._peer = peer
@@ -151,14 +162,20 @@ class PeerTrouble:
         if isinstance(error, RuntimeError) and not isinstance(error, (PeerError, ProtocolError)):
             waited = time.monotonic() - self._start
             reason = re.sub(r"^\[[^\]]*\]\s*", "", str(error).strip()).split(". ")[0]  # without Gloo's file, line and advice
-            timed_out = "timed out" in str(error).lower()  # Gloo says so in its text only
+            text = str(error).lower()
+            timed_out = "timed out" in text or isinstance(error, dist.DistStoreError)  # Gloo says so in its text only
+            given_up = "application timeout" in text
+            closed = not (timed_out or given_up or isinstance(error, dist.DistError))
             state = "is frozen or slow, or cannot be reached" if timed_out else "has probably ended; its own log says why"
+            if given_up:
+                state = "did not answer another operation of this process in time"
             raise PeerError(
                 f"The {self._phase} with rank {self._peer} failed after {waited:.1f} s: {reason}. Rank {self._peer} {state}.",
                 rank=self._peer,
                 phase=self._phase,
                 seconds=waited,
                 timed_out=timed_out,
+                closed=closed,
             ) from error
 
 

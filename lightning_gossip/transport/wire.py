@@ -11,7 +11,8 @@
 | 6 | value | 0 and up |
 | 7 | staleness | −2 and up |
 | 8 | adopts | 0, 1 |
-| 9 … 11 | room | 0 |
+| 9 | wait in µs | up to ten years |
+| 10, 11 | room | 0 |
 
 Nothing on the wire is unpickled, and no word says how much to allocate: sizes are those of the receiver's own model.
 """
@@ -24,9 +25,9 @@ from enum import IntEnum
 
 WORDS = 12
 NAME = 0x6C676F73  # "lgos"
-VERSION = 2
+VERSION = 3
 _VERSION_BITS = 16
-_LONGEST_STEP_US = 10 * 365 * 86_400 * 10**6
+_LONGEST_US = 10 * 365 * 86_400 * 10**6
 _LARGEST = 2**63 - 1
 
 
@@ -41,10 +42,11 @@ class Kind(IntEnum):
     PULL = 6  # to a parameter server: "send me the model"; an update comes first if the value, its forward passes, is not 0
     LEAVE = 7  # to a parameter server: "I come to a rendezvous"; the same
     FAILED = 8  # to a parameter server: the sender has failed, and sends nothing more
+    QUEUED = 9  # answer: in an exchange with somebody else; ACCEPT or REFUSE follows when it is your turn
 
 
 INBOX = frozenset({Kind.EXCHANGE, Kind.MEET, Kind.STOP, Kind.PULL, Kind.LEAVE, Kind.FAILED})
-REPLY = frozenset({Kind.ACCEPT, Kind.REFUSE, Kind.MEET})
+REPLY = frozenset({Kind.ACCEPT, Kind.REFUSE, Kind.MEET, Kind.QUEUED})
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,11 @@ class Message:
         session: number of the gossip session (the stretch between two rendezvous) that the sender is in.
         layout: fingerprint of the sender's published tensors; exchanges need equal ones.
         step_us: the sender's step time in microseconds, 0 if unknown.
-        value: depends on the kind.
+        value: depends on the kind; of the answer to an EXCHANGE it is the request's.
         staleness: of the update that the receiver pushed last, from a parameter server; -1 if it was dropped as too stale or
             there is none to report, -2 if it was refused because it was not finite.
         adopts: 1 if the sender's model is not finite and it wants the receiver's in place of it.
+        wait_us: of QUEUED: until the receiver's turn, in microseconds, at the longest.
     """
 
     kind: Kind
@@ -69,6 +72,7 @@ class Message:
     value: int = 0
     staleness: int = 0
     adopts: int = 0
+    wait_us: int = 0
 
     def words(self, run: int = 0) -> list[int]:
         """As ``WORDS`` integers for the wire.
@@ -105,10 +109,11 @@ class Message:
         limits = {
             "session": (-1, _LARGEST),
             "layout": (0, _LARGEST),
-            "step_us": (0, _LONGEST_STEP_US),
+            "step_us": (0, _LONGEST_US),
             "value": (0, _LARGEST),
             "staleness": (-2, _LARGEST),
             "adopts": (0, 1),
+            "wait_us": (0, _LONGEST_US),
         }
         for name, (lowest, highest) in limits.items():
             value = getattr(self, name)

@@ -36,7 +36,7 @@ WORKERS, RATE_MBIT, SLOWER = 4, 1000.0, 100.0
 _STEP_S, _SAMPLES, _BATCH = 0.02, 1200, 8
 _BUSY = 0.35  # share of the schedule's time that the epochs would take undisturbed; the rest is waits and returns
 _GRACE_S = 90.0  # after the last trouble, beside what the epochs take
-_LATE = r"comes too late|was not taken in"  # said by a worker that came back to a job that had ended
+_LATE = r"comes too late|has heard no member"  # said by a worker that came back to a job that had ended
 
 
 @dataclass

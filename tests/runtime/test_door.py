@@ -275,3 +275,31 @@ def test_the_doors_are_closed_though_rank_0_dies_at_the_very_end(party: Callable
         return member.entrance.close()
 
     assert "comes too late" in str(made.run(script)[2])
+
+
+def test_who_waits_outside_waits_as_long_as_a_member_beats(party: Callable[..., Party]) -> None:
+    made, patience_s = party(2), 10 * BEAT_S
+    back = outsiders(made, Worker(1, 2))[0]
+
+    def script(member: Membership) -> Any:
+        if member is back:
+            return member.entrance.join(patience_s)
+        if member.me.number == 1:
+            return member.hello()
+        made.bury(Worker(1, 1))
+        member.hello()
+        until(lambda: knocking(member))
+        threading.Event().wait(5 * patience_s)  # the epoch goes on
+        return member.entrance.admit(knocking(member), "news")
+
+    assert made.run(script)[2] == "news"
+
+
+def test_who_waits_for_a_job_that_does_not_begin_gives_up(party: Callable[..., Party]) -> None:
+    made = party(1)
+    (outsider,) = outsiders(made, Worker(1, 1))
+
+    def script(member: Membership) -> Any:
+        return member.entrance.join(10 * BEAT_S) if member is outsider else None  # the other beats, and has not said hello
+
+    assert "has heard no member" in str(made.run(script)[1])

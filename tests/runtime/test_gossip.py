@@ -282,9 +282,9 @@ def test_a_responder_starts_no_exchange() -> None:
     for rank in range(4):
         names = [thread.name for thread in cluster.gossips[rank]._threads]
         if cluster.pickers[rank].initiates:
-            assert names == ["gossip-listener", "gossip-caller"]
+            assert names == ["gossip-listener", "gossip-responder", "gossip-caller"]
         else:
-            assert names == ["gossip-listener"]
+            assert names == ["gossip-listener", "gossip-responder"]
             assert cluster.transports[rank]._numbers["request"] == 0
 
 
@@ -504,6 +504,22 @@ def test_200_ends_at_random_moments() -> None:
             cluster.abandon()
         assert not any(thread.is_alive() for gossip in cluster.gossips for thread in gossip._threads)
         assert close_to(cluster.total(), before, cluster.models())
+
+
+def test_a_thread_that_does_not_end_in_time_finds_the_transport_closed() -> None:
+    """The exchange waits for a minute, or until its transport is closed."""
+    cluster = Cluster(ring(2), faults={1: [Fault("delay", "swap", seconds=60.0)]}, timeout_s=PATIENCE_S)
+    cluster.start()
+    try:
+        cluster.open_all()
+        assert eventually(lambda: cluster.gossips[1]._session.is_busy)
+        run_threads(
+            [lambda gossip=gossip: gossip.close(together=True, timeout_s=0.1) for gossip in cluster.gossips], PATIENCE_S
+        )  # type: ignore[misc]
+        threads = cluster.gossips[1]._threads
+        assert eventually(lambda: not any(thread.is_alive() for thread in threads), PATIENCE_S / 3)
+    finally:
+        cluster.abandon()
 
 
 def test_staleness_counts_the_merges_between_two_steps() -> None:

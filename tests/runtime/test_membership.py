@@ -483,3 +483,26 @@ def test_a_process_of_this_machine_is_seen_to_end() -> None:
     assert not has_ended(identity())
     assert not has_ended(None)
     assert not has_ended("another machine pid:[1] 1 1")
+
+
+def test_the_watch_says_when_somebody_may_be_dead_and_only_then() -> None:
+    store, me, others = dist.HashStore(), Worker(0, 1), [Worker(number, 1) for number in (1, 2, 3)]
+    watch = Watch(store, "p", me, dead_s=DEAD_S)
+    watch.look_at([me, *others])
+    for beat in range(5):
+        for worker in others:
+            said = {"beat": beat, "process": None, "broken": [], "ended": [], "failed": None, "rests": False, "outside": False}
+            store.set(f"p/beat/{worker}", json.dumps(said))
+            store.set(f"p/life/{worker.number}", "1")
+        watch._tick()
+    assert watch.version == 0
+    watch.broke(others[0])  # with silence it is dead
+    watch.ended(others[1])
+    store.set("p/life/3", "2")  # started again
+    seen = watch.version
+    assert seen == 2
+    watch._tick()
+    assert watch.version == seen + 1
+    watch._tick()
+    assert watch.version == seen + 1
+    assert [watch.verdict(worker) for worker in others] == [Verdict.ALIVE, Verdict.DEAD, Verdict.DEAD]

@@ -112,8 +112,13 @@ class HeldTransport(MemoryTransport):
         if message.kind is Kind.ACCEPT and not self._greets:
             self._director.await_turn("snapshot", self.rank, peer)
 
+    def tell(self, peer: int, message: Message) -> None:
+        super().reply(peer, message)  # the script knows no answer before the answer
+
     def await_reply(self, peer: int, timeout_s: float) -> Message:
         message = super().await_reply(peer, timeout_s)
+        if message.kind is Kind.QUEUED:
+            return message
         if message.kind is Kind.REFUSE:
             self._director.await_turn("refused", self.rank, peer)
         elif not self._greets:

@@ -32,7 +32,7 @@ REASONS = {
     "too few": (GOOD[:-1], "11 words"),
     "too many": ([*GOOD, 0], "13 words"),
     "zeros": ([0] * WORDS, "not a message of lightning_gossip"),
-    "another version": (changed(0, NAME << 16 | VERSION + 1), "version 3 of the message format instead of 2"),
+    "another version": (changed(0, NAME << 16 | VERSION + 1), "version 4 of the message format instead of 3"),
     "another run": (changed(1, 12), "of another run"),
     "no kind": (changed(2, 0), "kind 0 is not accepted"),
     "unknown kind": (changed(2, 99), "kind 99 is not accepted"),
@@ -42,6 +42,7 @@ REASONS = {
     "negative value": (changed(6, -1), "value=-1"),
     "staleness": (changed(7, -3), "staleness=-3"),
     "adopts": (changed(8, 2), "adopts=2"),
+    "wait": (changed(9, -1), "wait_us=-1"),
     "room": (changed(11, 1), "the words that say nothing"),
 }
 
