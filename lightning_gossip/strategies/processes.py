@@ -209,7 +209,7 @@ class WorkerProcesses(DDPStrategy):
             reset_seed()
             self.set_world_ranks()
         if self.workers > 1:
-            version.check(gather(version.mine()))
+            version.check(gather(version.mine(), kind="the versions"))
 
     def _serve_store(self) -> Store | None:
         """Begin to serve the store on one interface: torch, which would on all, takes one that this process serves already."""
