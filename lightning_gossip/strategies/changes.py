@@ -96,6 +96,11 @@ class Changes:
             algorithm.follow_members()
         return True
 
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether the others have gone on without this worker, which was taken for dead."""
+        return self._members is not None and self._members.alone
+
     def raise_failure(self) -> None:
         """Raise if another worker has failed or the store is gone: an epoch is too long to wait for its end."""
         if self._members is not None:

@@ -354,6 +354,7 @@ class Fit:
 
         Raises:
             SIGTERMException: on all workers, if some worker was told to stop and the epoch has batches left.
+            StopIteration: on a worker that the others have taken for dead.
         """
         if not self.in_session:
             self._open_session()
@@ -365,6 +366,8 @@ class Fit:
         if agreement.should_stop and not self.trainer.should_stop:
             rank_zero_info("Another worker asked to stop: all leave the epoch after the current step.")
             self.trainer.should_stop = True
+        if self.changes.is_left_behind and not agreement.over:
+            raise StopIteration  # Lightning leaves the epoch, whose batches are the others'; they take this worker in later
         if agreement.asked:
             self._carry_out(agreement)
         if not agreement.over:

@@ -175,6 +175,44 @@ def test_a_worker_that_dies_while_all_save_is_left_out_and_the_epoch_goes_on(tmp
         Net().load_state_dict(torch.load(path, weights_only=True)["state_dict"])
 
 
+def _is_frozen_while_others_save(folder: str) -> Any:
+    class Frozen(Callback):
+        def on_train_batch_start(self, trainer: Any, model: Any, batch: Any, batch_idx: int) -> None:
+            if os.environ["RANK"] == "2" and (trainer.current_epoch, batch_idx) == (1, 0):
+                Path(folder, "pid").write_text(str(os.getpid()))
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            pid = Path(folder, "pid")
+            if trainer.is_global_zero and trainer.world_size == 2 and pid.exists():  # they have gone on without it
+                os.kill(int(pid.read_text()), signal.SIGCONT)
+                pid.unlink()
+
+        def on_train_epoch_end(self, trainer: Any, model: Any) -> None:
+            trainer.should_stop = trainer.world_size == 3 and trainer.current_epoch > 1
+
+    model = Noted()
+    t = trainer(
+        strategy=ADPSGDStrategy(peer_timeout_s=2.0),
+        callbacks=[Uneven(slow=1), Saves(folder, (0,)), Frozen()],
+        max_epochs=300,
+    )
+    t.fit(model, loader(SAMPLES, 4))
+    return {"model": flat(model).tolist(), "world": t.world_size, "lost": t.strategy.report.lost}
+
+
+@pytest.mark.slow
+def test_a_worker_that_was_taken_for_dead_while_the_others_saved_leaves_their_epoch_and_is_taken_in_again(
+    tmp_path: Path,
+) -> None:
+    with job(_is_frozen_while_others_save, str(tmp_path), workers=3) as running:
+        running.start_all()
+        results = survivors(running.outcomes())
+    assert [result["world"] for result in results] == [3, 3, 3]
+    assert all(result["lost"] == [2] for result in results)
+    assert results[0]["model"] == results[1]["model"] == results[2]["model"]
+
+
 # -- ends --------------------------------------------------------------------------------------------------------------
 
 
