@@ -161,6 +161,8 @@ class Fit:
 
     def after_batch_hooks(self) -> None:
         """All hooks of the batch have run: meet at the epoch's end, and call the others if this worker leaves it early."""
+        if self._in_step:
+            return  # a tuner has put all callbacks aside, ours too: all meet when it has left its loop
         loop = self.trainer.fit_loop
         leaves = bool(self.trainer.should_stop and loop._can_stop_early)
         if self.trainer.is_last_batch or loop.epoch_loop._is_training_done:
@@ -203,6 +205,7 @@ class Fit:
 
     def leave_epoch(self) -> None:
         """Lightning's loop has ended, perhaps before the last batch and for a reason that the others do not know."""
+        self._in_step = False
         self.rendezvous(Purpose.EPOCH_END, calls=bool(self.trainer.should_stop))
 
     def end(self) -> None:
