@@ -53,10 +53,11 @@ def mark_as_unfinished(checkpoint: dict[str, Any]) -> None:
     work = checkpoint[checkpoints.KEY]["work"]
     position = None if work is None else work["position"]
     progress = checkpoint["loops"]["fit_loop"]["epoch_progress"]
-    total = progress["total"]
-    if position is None or not (position["pending"] or position["pieces"]) or total["processed"] < total["started"]:
+    if position is None or not (position["pending"] or position["pieces"]):
         return
-    for one in (total, progress["current"]):
+    if position["epoch"] != progress["current"]["processed"] - 1:
+        return  # of the epoch under way
+    for one in (progress["total"], progress["current"]):
         one["processed"] -= 1
         one["completed"] = min(one["completed"], one["processed"])
 
