@@ -17,6 +17,7 @@ from lightning_gossip.runtime.board import Worker
 from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.door import Door
 from lightning_gossip.runtime.entrance import Entrance
+from lightning_gossip.runtime.kinds import of_one_kind
 from lightning_gossip.runtime.rounds import Rounds
 from lightning_gossip.runtime.watch import Watch
 
@@ -85,10 +86,16 @@ class Membership:
         """This worker's place among the members."""
         return self.members.index(self.me)
 
-    def gone(self) -> frozenset[int]:
-        """Ranks that have died since the last round."""
-        dead = Verdict.DEAD
-        return frozenset(rank for rank, worker in enumerate(self.members) if self.watch.verdict(worker) is dead)
+    def gone(self) -> Callable[[], frozenset[int]]:
+        """To be asked later: which of the present members have died since, by their present ranks."""
+        present, dead = self.members, Verdict.DEAD
+
+        def gone() -> frozenset[int]:
+            return frozenset(
+                rank for rank, worker in enumerate(present) if worker not in self.members or self.watch.verdict(worker) is dead
+            )
+
+        return gone
 
     @property
     def round(self) -> int:
@@ -97,29 +104,34 @@ class Membership:
 
     # -- rounds ------------------------------------------------------------------------------------------------------
 
-    def gather(self, mine: Any) -> list[Any]:
+    def gather(self, mine: Any, kind: str = "values") -> list[Any]:
         """The values of all members that take part, in the order of their ranks (after the call, if somebody has died).
+
+        Args:
+            mine: this worker's.
+            kind: what is gathered, the same on all members.
 
         Raises:
             PeerError: if a worker does not come, has failed, or too few are left.
+            ConfigurationError: on all members, if one of them gathers something else.
         """
         if self.alone:
             return [mine]
         members = self.members
-        said = self._rounds.hold(members, pickle.dumps(mine), tidies=self.rank == 0)
+        said = self._rounds.hold(members, pickle.dumps((kind, mine)), tidies=self.rank == 0)
         if said is None:
             self._be_excluded()
             return [mine]
         present = [worker for worker, value in zip(members, said, strict=True) if value is not None]
         if len(present) < len(members):
             self._lose([worker for worker in members if worker not in present])
-        return [pickle.loads(value) for value in said if value is not None]
+        return of_one_kind([pickle.loads(value) for value in said if value is not None])
 
     def broadcast(self, value: T, source: int = 0) -> T:
         """The value of one rank; that of the first survivor, if that one has died."""
         sender = self.members[source]
         while True:
-            values = self.gather(value if self.me == sender else None)
+            values = self.gather(value if self.me == sender else None, "a broadcast")
             if sender in self.members:
                 return values[self.members.index(sender)]  # type: ignore[no-any-return]
             sender = self.members[0]
@@ -148,7 +160,7 @@ class Membership:
             if not worked and dist.is_initialized():
                 # only neighbours of a dead worker's hear of its end; those behind them wait for workers that have given up
                 dist.destroy_process_group()
-            if all(self.gather(worked)) and not self.alone:
+            if all(self.gather(worked, "the end of a collective")) and not self.alone:
                 return result  # type: ignore[return-value]
             if self.generation == generation:  # nobody has died: a connection broke
                 self.generation += 1
@@ -248,7 +260,7 @@ class Membership:
                     raise
                 failure = error
                 log.warning("%s: the groups could not be made: %s", self.me, _first_line(error))
-            worked = self.gather(failure is None)
+            worked = self.gather(failure is None, "the making of groups")
             if self.generation != generation or self.alone:
                 return  # somebody died in this round, and the groups have been made in there
             if all(worked):

@@ -18,28 +18,33 @@ from torch import Tensor
 from lightning_gossip.algorithm.flat import chunk_slices
 from lightning_gossip.errors import ConfigurationError, NonFiniteError, PeerError
 from lightning_gossip.runtime import membership
+from lightning_gossip.runtime.kinds import of_one_kind
 from lightning_gossip.runtime.peers import answering
 
 T = TypeVar("T")
 _CHUNK_NUMEL = 1 << 20  # elements per all-reduce: bounds the extra memory to one chunk
 
 
-def gather(mine: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+def gather(mine: Any, group: dist.ProcessGroup | None = None, *, kind: str = "values") -> list[Any]:
     """Everybody's value, by rank. Collective if there are several workers; any picklable value.
 
     Args:
         mine: this worker's.
         group: of all workers; the default group if None. Where deaths are survived, the default one only.
+        kind: what is gathered, the same on all workers.
+
+    Raises:
+        ConfigurationError: on all workers, if one of them gathers something else.
     """
     members = membership.current()
     if members is not None and group is None:
-        return members.gather(mine)
+        return members.gather(mine, kind)
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [mine]
     everyones: list[Any] = [None] * dist.get_world_size()
     with answering("gathering"):
-        dist.all_gather_object(everyones, mine, group=group)
-    return everyones
+        dist.all_gather_object(everyones, (kind, mine), group=group)
+    return of_one_kind(everyones)
 
 
 def together(collective: Callable[[], T]) -> T:
@@ -60,8 +65,32 @@ class Purpose(IntEnum):
 
     EPOCH_END = 1
     VALIDATE = 2
-    SAVE = 3
+    SAVE = 3  # rank 0 was asked for something that all do together before they go on: a checkpoint
     STOP = 4  # somebody was told to stop (SIGTERM)
+    CALLED = 5  # another worker has called
+    COLLECTIVE = 6  # one that the user's code makes between two steps
+
+
+_WAITS = (Purpose.EPOCH_END, Purpose.VALIDATE, Purpose.COLLECTIVE)
+
+
+@dataclass(frozen=True)
+class Coming:
+    """What one worker says when it comes.
+
+    Args:
+        purpose: why.
+        optimizer_steps: that it has made.
+        should_stop: whether its trainer wants to end the fit.
+        what: the collective, if it came for one.
+        asks: what it was asked to do together with all others; any picklable values.
+    """
+
+    purpose: Purpose
+    optimizer_steps: int
+    should_stop: bool = False
+    what: str = ""
+    asks: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,11 +101,39 @@ class Agreement:
         stop: somebody came to stop, so all do.
         should_stop: some worker's trainer wants to end the fit.
         optimizer_steps: of each rank.
+        asked: what rank 0 was asked for; all do it now.
+        over: what workers wait for can begin. Otherwise some are in the middle of the epoch and go on with it, and those that
+            wait for its end, a validation or a collective come again.
     """
 
     stop: bool
     should_stop: bool
     optimizer_steps: tuple[int, ...]
+    asked: tuple[Any, ...] = ()
+    over: bool = True
+
+
+def agree(comings: Sequence[Coming]) -> Agreement:
+    """What follows from what each came for, by rank. Pure: the same on all workers.
+
+    Raises:
+        ConfigurationError: if they wait for different things that cannot be done together.
+    """
+    stop = any(coming.purpose is Purpose.STOP for coming in comings)
+    should_stop = any(coming.should_stop for coming in comings)
+    waits = {(coming.purpose, coming.what) for coming in comings if coming.purpose in _WAITS}
+    if should_stop:  # whoever leaves the epoch early validates too
+        waits = {((Purpose.EPOCH_END, "") if purpose is Purpose.VALIDATE else (purpose, what)) for purpose, what in waits}
+    passing = any(coming.purpose not in _WAITS for coming in comings)
+    if len(waits) > 1 and not passing:
+        came = ", ".join(f"rank {rank} for {coming.what or coming.purpose.name}" for rank, coming in enumerate(comings))
+        raise ConfigurationError(
+            f"The workers came to a rendezvous for different things: {came}. A validation or a collective inside an epoch"
+            " needs all workers to come to it equally often: call it on every rank, or at the end of an epoch."
+        )
+    return Agreement(
+        stop, should_stop, tuple(coming.optimizer_steps for coming in comings), comings[0].asks, stop or not passing
+    )
 
 
 class Rendezvous:
@@ -89,40 +146,29 @@ class Rendezvous:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def agree(self, purpose: Purpose, *, should_stop: bool, optimizer_steps: int) -> Agreement:
+    def agree(self, mine: Coming) -> Agreement:
         """Wait for every worker, and learn what each came for.
 
         Raises:
             PeerError: if a worker has ended.
             ConfigurationError: on all ranks, if they came for different things that cannot be done together.
         """
-        rows = self._rows(purpose, [int(purpose), int(should_stop), optimizer_steps])
-        purposes = [Purpose(row[0]) for row in rows]
-        stop = Purpose.STOP in purposes
-        if not stop and len(set(purposes)) > 1:
-            came = ", ".join(f"rank {rank} for {purpose.name}" for rank, purpose in enumerate(purposes))
-            raise ConfigurationError(
-                f"The workers came to a rendezvous for different things: {came}. Inside an epoch they are at different steps,"
-                " so validation and checkpoints there need equal shares of the data: pass work_sharing=False, or"
-                " save and validate at the end of an epoch."
-            )
-        return Agreement(stop, any(row[1] for row in rows), tuple(row[2] for row in rows))
+        return agree(self._comings(mine))
 
-    def _rows(self, purpose: Purpose, mine: list[int]) -> list[list[int]]:
+    def _comings(self, mine: Coming) -> list[Coming]:
+        kind = "a rendezvous"
         members = membership.current()
         if members is not None:
-            return members.gather(mine)
-        row = torch.tensor(mine, dtype=torch.int64, device=self._device)
-        everyones = [torch.empty_like(row) for _ in range(dist.get_world_size())]
+            return members.gather(mine, kind)
+        everyones: list[Any] = [None] * dist.get_world_size()
         try:
-            dist.all_gather(everyones, row)
+            dist.all_gather_object(everyones, (kind, mine))
         except RuntimeError as error:
             raise PeerError(
-                f"Another worker ended before it came to the rendezvous ({purpose.name}); its own log says why.",
+                f"Another worker ended before it came to the rendezvous ({mine.purpose.name}); its own log says why.",
                 phase="rendezvous",
             ) from error
-        rows: list[list[int]] = torch.stack(everyones).tolist()
-        return rows
+        return of_one_kind(everyones)
 
     def average(self, flat: Tensor) -> float:
         """Replace a vector by its mean over all workers, the same bits on all of them.

@@ -91,7 +91,7 @@ class Account:
         self.own.samples, self.own.left_early, self.own.batch_s = work.samples, work.left_early, self.batch_s
         if algorithm is not None:
             algorithm.complete(self.own)
-        everyones = gather((self.steps, self.own.as_dict()))
+        everyones = gather((self.steps, self.own.as_dict()), kind="the accounts")
         self.steps = round(sum(steps for steps, _ in everyones) / len(everyones))  # schedules by step go on alike
         self.report.workers = [WorkerReport(**own) for _, own in everyones]
         self.report.rendezvous += 1

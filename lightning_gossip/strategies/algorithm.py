@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -39,7 +39,13 @@ class Algorithm(ABC):
     The calls come from the training thread in this order: ``start``, then per session ``open``, (``begin_step``,
     ``reduce_gradients``, ``step``) …, ``arrive``, ``settle``, ``average``, and at the end ``close``. Collectives on the default
     group are allowed in ``start`` and ``average`` only; there all workers are together.
+
+    Attributes:
+        in_step: whether all workers make their steps together, so that what a user calls on every rank at the same step is
+            called by all at the same time.
     """
+
+    in_step: ClassVar[bool] = False
 
     @property
     def waited_s(self) -> float:
@@ -70,6 +76,18 @@ class Algorithm(ABC):
     @abstractmethod
     def step(self, step: Step) -> None:
         """This worker's optimizers have stepped."""
+
+    def gather(self, tensor: Tensor, *, sync_grads: bool) -> Tensor | None:
+        """Everybody's tensor, stacked, in the middle of a step of this worker's.
+
+        Args:
+            tensor: of the same shape and type on all workers.
+            sync_grads: whether gradients go back to all workers.
+
+        Returns:
+            Those of the workers that make this step too; None where nobody can be sure that the others come to the same call.
+        """
+        return None
 
     def arrive(self) -> None:
         """This worker has come to a rendezvous; serve the others until they need it no more."""

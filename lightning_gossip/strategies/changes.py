@@ -86,12 +86,20 @@ class Changes:
     def go_on(self, algorithm: Algorithm | None) -> bool:
         """Add an appendix to an epoch that all have ended, of what the dead have left; False if there is nothing."""
         # one whose loop ends before its last batch (early stopping) cannot go on, and then nobody does
-        if not all(gather(bool(self._trainer.is_last_batch))) or not self._inheritance.go_on():
+        if (
+            not all(gather(bool(self._trainer.is_last_batch), kind="whether the epoch can go on"))
+            or not self._inheritance.go_on()
+        ):
             return False
         self._due = False
         if algorithm is not None:
             algorithm.follow_members()
         return True
+
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether the others have gone on without this worker, which was taken for dead."""
+        return self._members is not None and self._members.alone
 
     def raise_failure(self) -> None:
         """Raise if another worker has failed or the store is gone: an epoch is too long to wait for its end."""
@@ -105,7 +113,7 @@ class Changes:
 
     def _admit(self, members: Membership) -> None:
         free = self._survival.most(self._trainer.strategy.workers) - len(members.members)  # type: ignore[attr-defined]
-        joiners = gather(self._welcome(members))[0][: max(0, free)]
+        joiners = gather(self._welcome(members), kind="who is welcome")[0][: max(0, free)]
         if joiners:
             news = members.broadcast(joining.tell(self._trainer, self._work, steps=self._account.steps))
             members.entrance.admit(joiners, news)

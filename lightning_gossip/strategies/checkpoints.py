@@ -43,7 +43,8 @@ def _mean_optimizer_state(state_dict: dict[str, Any], device: torch.device) -> d
         if is_averaged(value)
     }
     everyones = gather(
-        {key: (tuple(value.shape), torch.promote_types(value.dtype, torch.float32)) for key, value in mine.items()}
+        {key: (tuple(value.shape), torch.promote_types(value.dtype, torch.float32)) for key, value in mine.items()},
+        kind="the state of an optimizer",
     )
     result = {**state_dict, "state": {p: dict(state) for p, state in state_dict["state"].items()}}
     for key in sorted({key for present in everyones for key in present}):

@@ -63,6 +63,7 @@ class EpochBatches(Sampler[Batch], ABC):
         self._resume_at: EpochPosition | None = None
         self._batches: list[Batch] = []  # of the current epoch, by position
         self._indices: list[int] | None = None  # of these batches in the plan; None if they were cut finer
+        self._of_epoch = -1  # these batches
         self._before = Fraction(0)  # share of the epoch trained on before the resume in its middle
 
     def __iter__(self) -> Iterator[Batch]:
@@ -141,12 +142,12 @@ class EpochBatches(Sampler[Batch], ABC):
         """Where the epoch stands, given what all workers together have not trained on; nobody may claim meanwhile."""
         pending = sorted({position for position in [*unstepped, *self.unclaimed()] if position < len(self._batches)})
         if self._indices is None:
-            return EpochPosition(self._epoch(), [], [self._batches[position] for position in pending])
-        return EpochPosition(self._epoch(), [self._indices[position] for position in pending], [])
+            return EpochPosition(self._of_epoch, [], [self._batches[position] for position in pending])
+        return EpochPosition(self._of_epoch, [self._indices[position] for position in pending], [])
 
     def _begin(self) -> list[Batch]:
         """The batches of the epoch that begins or goes on."""
-        epoch = self._epoch()
+        epoch = self._of_epoch = self._epoch()
         batches = self.plan.batches(epoch)
         self._indices, self._before = list(range(len(batches))), Fraction(0)
         resume, self._resume_at = self._resume_at, None
@@ -172,7 +173,7 @@ class SharedBatches(EpochBatches):
         key: prefix of this fit's keys in the store, the same on all workers and new for each fit.
         lookahead: see :func:`~lightning_gossip.strategies.loaders.lookahead_of`.
         batch_s: asked for this worker's time a batch in seconds.
-        gone: asked for the ranks that have died since the last rendezvous.
+        gone: asked at each hand-out for what tells which of its ranks have died since.
     """
 
     def __init__(
@@ -188,7 +189,7 @@ class SharedBatches(EpochBatches):
         lookahead: int,
         batch_s: Callable[[], float | None],
         journal: Journal | None = None,
-        gone: Callable[[], frozenset[int]] = frozenset,
+        gone: Callable[[], Callable[[], frozenset[int]]] = lambda: frozenset,
     ) -> None:
         check_enough_batches(len(plan), workers)
         super().__init__(plan, rank=rank, workers=workers, epoch=epoch, training=training, journal=journal)
@@ -215,7 +216,7 @@ class SharedBatches(EpochBatches):
             batches=len(batches),
             lookahead=self._lookahead,
             speeds_key=f"{self._key}/{self.workers}",
-            gone=self._gone,
+            gone=self._gone(),
         )
         self._claims = Claims(queue, self._batch_s)
         yield from (batches[position] for position in self._claims)

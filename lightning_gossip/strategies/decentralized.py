@@ -9,9 +9,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import lightning.pytorch as pl
+import torch.distributed as dist
 from lightning.fabric.utilities.distributed import _distributed_is_initialized
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.strategies.strategy import TBroadcast
@@ -26,8 +27,8 @@ from typing_extensions import override
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.peers import answering
-from lightning_gossip.runtime.rendezvous import Purpose, gather, together
-from lightning_gossip.strategies import checkpoints
+from lightning_gossip.runtime.rendezvous import gather, together
+from lightning_gossip.strategies import asking, checkpoints
 from lightning_gossip.strategies.algorithm import Algorithm
 from lightning_gossip.strategies.fit import Fit
 from lightning_gossip.strategies.hooks import StrategyHooks
@@ -113,7 +114,7 @@ class DecentralizedStrategy(WorkerProcesses):
 
     def _end_session(self) -> None:
         if self._fit is not None:
-            self._fit.rendezvous(Purpose.EPOCH_END)
+            self._fit.leave_epoch()
 
     def _begin_fit(self, trainer: pl.Trainer) -> None:
         timeline = Timeline()
@@ -134,8 +135,11 @@ class DecentralizedStrategy(WorkerProcesses):
         )
         trainer.callbacks.insert(0, StrategyHooks(fit, Requeue(trainer, self._patches, fit.request_stop)))  # type: ignore[attr-defined]
         free_epoch_loop(trainer, fit, self._patches, forward_signal=self.signal_started_workers)
+        defer_epoch_schedulers(trainer, fit, self._patches)
+        asking.install(trainer, fit, self._patches)
+        if self.workers > 1:
+            asking.refuse_other_runs(trainer, self._patches)
         if self.members is not None:
-            defer_epoch_schedulers(trainer, fit, self._patches)
             self.members.changed[:] = [self.members_changed, fit.changes.note]
 
     @override
@@ -201,22 +205,24 @@ class DecentralizedStrategy(WorkerProcesses):
         if self._fit is not None and not isinstance(exception, SIGTERMException):
             self._fit.fail()
 
-    # What Lightning, its callbacks and users synchronise through the strategy. Between two rendezvous there is nobody to
-    # answer: inside a step the worker gets its own value, with a warning; between steps (a callback that saves) all meet first.
+    # What Lightning, its callbacks and users synchronise through the strategy. Inside an epoch there is nobody to answer: the
+    # worker gets its own value, with a warning; but between two steps of static shares, which all make, all meet first.
     # A worker that has failed waits for nobody.
 
     @override
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         if self._all_are_here("a barrier"):
             if self.members is not None:
-                gather(None)
+                gather(None, kind="a barrier")
             else:
                 with answering("a barrier"):
                     super().barrier(*args, **kwargs)
 
     @override
     def broadcast(self, obj: TBroadcast, src: int = 0) -> TBroadcast:
-        if not self._all_are_here("a broadcast (trainer.log_dir makes one)"):
+        if self._fit is not None and self._fit.in_session and isinstance(obj, str) and (obj, src) == (self._fit.log_dir[0], 0):
+            return cast(TBroadcast, self._fit.log_dir[1])  # trainer.log_dir broadcasts whenever it is read
+        if not self._all_are_here("a broadcast"):
             return obj
         if self.members is not None:
             return self.members.broadcast(obj, src)
@@ -233,18 +239,25 @@ class DecentralizedStrategy(WorkerProcesses):
 
     @override
     def all_gather(self, tensor: Tensor, group: Any | None = None, sync_grads: bool = False) -> Tensor:
-        if not self._all_are_here("all_gather"):
+        if group is dist.group.WORLD:  # what LightningModule.all_gather passes
+            group = None
+        if self._fit is not None and group is None:
+            gathered = self._fit.gather_in_step(tensor, sync_grads=sync_grads)
+            if gathered is not None:
+                return gathered
+        if not self._all_are_here("all_gather", warns=False):
+            why = "" if self._fit is None else f", and {self._fit.why_apart}"
             raise ConfigurationError(
-                "all_gather in a training step needs all workers at the same step, and nobody waits for anybody inside an"
-                " epoch. Use what this worker has, or gather in on_train_epoch_end."
+                f"all_gather in a training step needs all workers at the same step{why}. Use what this worker has, gather in"
+                " on_train_epoch_end, or train with strategy='ddp'."
             )
         if group is not None or sync_grads:
             return super().all_gather(tensor, group, sync_grads)
         return together(lambda: super(DecentralizedStrategy, self).all_gather(tensor, group, sync_grads))
 
-    def _all_are_here(self, what: str) -> bool:
+    def _all_are_here(self, what: str, *, warns: bool = True) -> bool:
         if self._fit is not None:
-            return self._fit.meet_for(what)
+            return self._fit.meet_for(what, warns=warns)
         trainer = None if self.lightning_module is None else self.lightning_module._trainer
         # a failure in setup, of which callbacks hear before the strategy does
         return trainer is None or trainer.state.status is not TrainerStatus.INTERRUPTED
@@ -266,31 +279,27 @@ class DecentralizedStrategy(WorkerProcesses):
         return checkpoint
 
     @override
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        if self._fit is not None:
-            self._fit.rendezvous(Purpose.SAVE)
-        return super().lightning_module_state_dict()
-
-    @override
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         state = super().optimizer_state(optimizer)
-        if self._fit is None or self._fit.failed or not _distributed_is_initialized():
+        # inside an epoch somebody dumps a checkpoint without saving it: this worker's own
+        if self._fit is None or self._fit.failed or self._fit.in_session or not _distributed_is_initialized():
             return state
         return checkpoints.mean_optimizer_state(state, self.root_device)
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
-        if self._fit is not None and not self._fit.failed:
+        together = self._fit is not None and not self._fit.failed and not self._fit.in_session
+        if self._fit is not None and together:
             self._fit.extend_checkpoint(checkpoint, filepath)
         members = self.members
-        if members is None or self._fit is None or self._fit.failed:
+        if members is None or not together:
             super().save_checkpoint(checkpoint, filepath, storage_options)
             return
         writer = None
         while writer not in members.members:  # killed while it wrote: the next one does
             writer = members.members[0]
             super().save_checkpoint(checkpoint, filepath, storage_options)
-            gather(None)
+            gather(None, kind="the end of a checkpoint's writing")
 
     @override
     def remove_checkpoint(self, filepath: _PATH) -> None:

@@ -37,7 +37,7 @@ class Inheritance:
         finished = [position for worker in members.lost for position in batches.journal.read(str(worker))]
         batches.orphans = []  # of an earlier meeting in this hand-out: they are found again
         # the journal of a worker that was only taken for dead may grow: one worker's reading counts
-        everyones = gather((batches.stepped() + batches.unstepped(), finished))
+        everyones = gather((batches.stepped() + batches.unstepped(), finished), kind="what the dead have left")
         orphans = batches.find_orphans([theirs for theirs, _ in everyones], everyones[0][1])
         batches.orphans = orphans if members.rank == 0 else []
 
@@ -50,7 +50,9 @@ class Inheritance:
         batches = self._work.batches
         if batches is None or self._trainer.limit_train_batches != 1.0:
             return False  # of an epoch that is cut off, each worker's part is as good as another's
-        unstepped = [position for theirs in gather(batches.unstepped()) for position in theirs]
+        unstepped = [
+            position for theirs in gather(batches.unstepped(), kind="what is left of the epoch") for position in theirs
+        ]
         position = batches.position(unstepped)
         if not position.pending and not position.pieces:
             return False

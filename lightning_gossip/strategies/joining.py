@@ -88,7 +88,7 @@ def copy_optimizers(trainer: pl.Trainer, *, receives: bool) -> None:
     """
     states = OptimizerStates(trainer.optimizers)
     mine = [] if receives else states.slots()
-    everyones = gather((mine, None if receives else _plain_values(trainer)))
+    everyones = gather((mine, None if receives else _plain_values(trainer)), kind="the optimizer states of a joiner")
     slots, plain = everyones[0]
     if not slots and not plain:
         return

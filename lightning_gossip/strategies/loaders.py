@@ -126,7 +126,7 @@ class TrainingLoader:
             plan,
             store=cast(Store, ReportingStore(shared)),
             key=key,
-            gone=frozenset if members is None else members.gone,
+            gone=(lambda: frozenset) if members is None else members.gone,
             lookahead=lookahead_of(loaders[0]),
             batch_s=batch_s,
             **options,

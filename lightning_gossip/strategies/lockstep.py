@@ -6,7 +6,7 @@ or is told to stop, it arrives at the rendezvous early and goes on taking part, 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,8 @@ class LockstepAlgorithm(Algorithm):
         timeout_s: deadline of each collective: how long a worker waits for another one that computes.
         timeline: where waits are recorded.
     """
+
+    in_step: ClassVar[bool] = True
 
     def __init__(self, device: torch.device, timeout_s: float, timeline: Timeline) -> None:
         self._device = device

@@ -1,4 +1,4 @@
-"""What a worker that has become rank 0 does with the loggers of the one that died."""
+"""What a fit needs to know of the loggers, and what a worker that has become rank 0 does with those of the one that died."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ import os
 from pathlib import Path
 
 import lightning.pytorch as pl
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+
+def local_log_dir(trainer: pl.Trainer) -> str | None:
+    """What ``trainer.log_dir`` broadcasts, on this worker. May differ over ranks: loggers number their folders themselves."""
+    if not trainer.loggers:
+        return trainer.default_root_dir
+    logger = trainer.loggers[0]
+    return logger.log_dir if isinstance(logger, (TensorBoardLogger, CSVLogger)) else logger.save_dir
 
 
 def take_over(trainer: pl.Trainer) -> None:

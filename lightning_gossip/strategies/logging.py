@@ -54,7 +54,7 @@ class SynchronizedResults(_ResultCollection):
             and not metric.meta.sync.rank_zero_only
         }
         mine = {key: _state_of(metric) for key, metric in due.items() if metric.is_tensor}
-        everyones = gather(mine)
+        everyones = gather(mine, kind="the logged values")
         for key, metric in sorted(due.items()):
             if metric.is_tensor:
                 value = _reduced(metric, [theirs[key] for theirs in everyones if key in theirs])

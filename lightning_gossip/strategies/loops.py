@@ -67,17 +67,31 @@ def free_epoch_loop(trainer: pl.Trainer, fit: Fit, patches: Patches, *, forward_
             forward_signal(signum)
         fit.request_stop()
 
+    connector = trainer._logger_connector
+    end_batch = connector.on_batch_end
+
+    def end_batch_after_hooks() -> None:  # the first thing after the hooks of the batch's end
+        if trainer.training:
+            fit.after_batch_hooks()
+        end_batch()
+
+    patches.set(connector, "on_batch_end", end_batch_after_hooks)
     patches.set(loop, "_broadcast_sigterm_tensor", lambda: None)
     patches.set(loop.val_loop, "run", validate_after_rendezvous)
     patches.set(trainer._signal_connector, "_sigterm_notifier_fn", note_sigterm)
 
 
 def defer_epoch_schedulers(trainer: pl.Trainer, fit: Fit, patches: Patches) -> None:
-    """Schedules by epoch step when the epoch has ended for all: after the rendezvous, which may add an appendix to it."""
+    """Schedules by epoch step when the epoch has ended for all: after the rendezvous, which may add an appendix to it.
+
+    They do not step if all have left it before its last batch, whatever a worker has seen of it.
+    """
     loop = trainer.fit_loop.epoch_loop
     update = loop.update_lr_schedulers
 
     def deferred(interval: str, update_plateau_schedulers: bool) -> None:
+        if interval == "epoch" and fit.is_cut:
+            return
         if interval == "epoch" and not update_plateau_schedulers and fit.in_session:
             fit.at_epoch_end = lambda: update(interval, update_plateau_schedulers)
         else:

@@ -127,7 +127,7 @@ def start_equal(model: nn.Module) -> None:
     """
     everything = list(_parameters_and_buffers(model))
     mine = [(name, tuple(t.shape), str(t.dtype)) for name, t in everything]
-    everyones = gather(mine)
+    everyones = gather(mine, kind="the names of the model's tensors")
     for rank, theirs in enumerate(everyones):
         if theirs != everyones[0]:
             differing = sorted({name for name, *_ in set(theirs) ^ set(everyones[0])})

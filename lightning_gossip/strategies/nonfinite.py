@@ -65,7 +65,7 @@ def mean_of_healthy(
 
     replica.push_pull(tensors, forward_passes=0)
     finite = all_finite(replica.settle())
-    everyones = gather((rank, finite))
+    everyones = gather((rank, finite), kind="who is finite")
     ill = [theirs for theirs, healthy in everyones if not healthy]
     if not ill:  # of finite models the sum has overflowed, or who was ill has died meanwhile
         return together(average), True

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging, Timer
+from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.nn import Module, SyncBatchNorm
 
 from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.strategies.asking import is_asked_for
 
 
 def check_trainer(trainer: pl.Trainer) -> None:
@@ -26,15 +27,11 @@ def check_trainer(trainer: pl.Trainer) -> None:
             " Use val_check_interval=1.0 (once an epoch), or a number of batches."
         )
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, Timer) and callback._interval == "step":
+        if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None and not is_asked_for(callback):
             raise ConfigurationError(
-                "Timer(interval='step') and Trainer(max_time=...) make all workers wait for each other after every batch."
-                " Use callbacks=[Timer(duration=..., interval='epoch')]."
-            )
-        if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
-            raise ConfigurationError(
-                "ModelCheckpoint(train_time_interval=...) saves at a moment of each worker's own, and a checkpoint needs all of"
-                " them. Use every_n_epochs=..., or every_n_train_steps=..."
+                f"{type(callback).__name__}(train_time_interval=...) has an on_train_batch_end of its own and saves at a moment"
+                " of each worker's own, and a checkpoint needs all of them. Use Lightning's ModelCheckpoint, or"
+                " every_n_epochs=..."
             )
 
 
@@ -89,6 +86,6 @@ def why_static_shares(trainer: pl.Trainer) -> str | None:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, StochasticWeightAveraging):
             return "StochasticWeightAveraging needs to know the number of batches"
-        if isinstance(callback, ModelCheckpoint) and callback._every_n_train_steps:
-            return f"ModelCheckpoint(every_n_train_steps={callback._every_n_train_steps}) saves at the same step of each worker"
+        if isinstance(callback, ModelCheckpoint) and callback._every_n_train_steps and not is_asked_for(callback):
+            return f"{type(callback).__name__} has an on_train_batch_end of its own and saves at the same step of each worker"
     return None

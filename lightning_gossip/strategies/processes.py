@@ -211,7 +211,7 @@ class WorkerProcesses(DDPStrategy):
             self.set_world_ranks()
         if self.workers > 1:
             end_groups_at_exit()
-            version.check(gather(version.mine()))
+            version.check(gather(version.mine(), kind="the versions"))
 
     def _serve_store(self) -> Store | None:
         """Begin to serve the store on one interface: torch, which would on all, takes one that this process serves already."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
 from lightning.pytorch.trainer.states import RunningStage
@@ -11,6 +14,22 @@ def epochs_processed(trainer: pl.Trainer) -> int:
     """The number of the epoch under way; that of the next one between two."""
     progress = trainer.fit_loop.epoch_progress.current
     return int(progress.processed)  # type: ignore[attr-defined]
+
+
+def mean_step(steps: Sequence[int]) -> int:
+    """The step count that all workers go on with."""
+    return round(sum(steps) / len(steps))
+
+
+@contextmanager
+def at_step(trainer: pl.Trainer, steps: int) -> Iterator[None]:
+    """Lightning's step count is this one for a while."""
+    own = trainer.global_step
+    set_global_step(trainer, steps)
+    try:
+        yield
+    finally:
+        set_global_step(trainer, own)
 
 
 def set_global_step(trainer: pl.Trainer, steps: int) -> None:

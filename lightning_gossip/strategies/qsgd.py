@@ -14,10 +14,13 @@ from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.strategies.algorithm import Algorithm, Step
 from lightning_gossip.strategies.decentralized import DecentralizedStrategy
+from lightning_gossip.strategies.in_step import Gatherer, GatherWithGradients, Turn, announce, next_turn
 from lightning_gossip.strategies.lockstep import LockstepAlgorithm
 from lightning_gossip.strategies.options import check_number
 
-_ARRIVED, _CALLING = 1, 2  # bits of the byte after the gradient: the sender makes no more steps; it asks for a rendezvous
+# bits of the byte after the gradient: the sender makes no more steps; it asks for a rendezvous; it has no gradient yet, and
+# from here on everything is announced
+_ARRIVED, _CALLING, _ANNOUNCES = 1, 2, 4
 
 
 class QSGDStrategy(DecentralizedStrategy):
@@ -58,7 +61,7 @@ class QSGDStrategy(DecentralizedStrategy):
         return QuantizedAllReduce(self, timeline)
 
 
-class QuantizedAllReduce(LockstepAlgorithm):
+class QuantizedAllReduce(LockstepAlgorithm, Gatherer):
     """One worker's gradients, quantized and averaged with everybody's, during one fit.
 
     Args:
@@ -72,6 +75,7 @@ class QuantizedAllReduce(LockstepAlgorithm):
         self._generator = torch.Generator(self._device).manual_seed(strategy.seed + 1_000_003 * strategy.global_rank)
         self._parameters: list[nn.Parameter] = []
         self._gradient = FlatModel([])
+        self._announces = False
 
     @override
     def open(self, model: nn.Module) -> None:
@@ -88,6 +92,8 @@ class QuantizedAllReduce(LockstepAlgorithm):
             raise ConfigurationError(
                 "QSGD quantizes dense gradients, and a layer of the model makes sparse ones. Use Embedding(sparse=False)."
             )
+        if self._announces:
+            self._next_turn(Turn(makes_steps=True))
         self._average(self._gradient.read(_real(present)), arrived=False)
         self._gradient.write(_real(present))
         for parameter, gradient in zip(self._parameters, present, strict=True):
@@ -100,9 +106,35 @@ class QuantizedAllReduce(LockstepAlgorithm):
 
     @override
     def arrive(self) -> None:
-        self._gradient.flat.zero_()
-        while self._average(self._gradient.flat, arrived=True):  # the others may have gradients to average
+        while True:  # the others may have gradients to average
             self._gradient.flat.zero_()
+            turn = self._next_turn(Turn(makes_steps=False)) if self._announces else Turn(makes_steps=True)
+            if turn is None:
+                return
+            if turn.gathers:
+                self.collectives.gather_bytes(torch.zeros(turn.gathers, dtype=torch.uint8, device=self._device))
+            elif not self._average(self._gradient.flat, arrived=True):
+                return
+
+    @override
+    def gather(self, tensor: Tensor, *, sync_grads: bool) -> Tensor | None:
+        if sync_grads and tensor.requires_grad:
+            gathered: Tensor = GatherWithGradients.apply(self, tensor)
+            return gathered
+        return self.gather_in_step(tensor)[0]
+
+    @override
+    def gather_in_step(self, tensor: Tensor) -> tuple[Tensor, int]:
+        if not self._announces:
+            self._begin_to_announce()
+        flat = torch.empty(tensor.numel(), dtype=tensor.dtype, device=self._device)
+        payload = flat.copy_(tensor.detach().reshape(-1)).view(torch.uint8)
+        turns = announce(self.collectives, Turn(True, payload.numel()), self._device)
+        next_turn(turns)
+        everyones = self.collectives.gather_bytes(payload)
+        present = [rank for rank, turn in enumerate(turns) if turn.makes_steps]
+        tensors = [everyones[rank].to(tensor.device).view(tensor.dtype).view(tensor.shape) for rank in present]
+        return torch.stack(tensors), present.index(self.collectives.rank)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -112,14 +144,28 @@ class QuantizedAllReduce(LockstepAlgorithm):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._generator.set_state(state["generator"])
 
-    def _average(self, gradient: Tensor, *, arrived: bool) -> bool:
+    def _next_turn(self, mine: Turn) -> Turn | None:
+        return next_turn(announce(self.collectives, mine, self._device))
+
+    def _begin_to_announce(self) -> None:
+        """The first gather of all steps comes where the others expect a gradient: tell those that have arrived."""
+        self._average(self._gradient.flat.zero_(), arrived=False, announces=True)
+
+    def _average(self, gradient: Tensor, *, arrived: bool, announces: bool = False) -> bool:
         """Replace a gradient by the mean of the quantized ones of those that make steps; returns whether there are any."""
-        status = (_ARRIVED if arrived else 0) | (_CALLING if self._asks_for_meeting else 0)
+        status = (_ARRIVED if arrived else 0) | (_CALLING if self._asks_for_meeting else 0) | (_ANNOUNCES if announces else 0)
         payload = self._quantizer.encode(gradient, self._generator)
         payload = torch.cat([payload, payload.new_tensor([status])])
         gradient.zero_()
         contributors = 0
-        for theirs in self.collectives.gather_bytes(payload):
+        everyones = self.collectives.gather_bytes(payload)
+        begin = {bool(int(theirs[-1]) & _ANNOUNCES) for theirs in everyones if not int(theirs[-1]) & _ARRIVED}
+        if len(begin) > 1:
+            raise ConfigurationError(
+                "Some workers call all_gather in this training step and some do not. Every rank has to gather equally often."
+            )
+        self._announces = self._announces or begin == {True}
+        for theirs in everyones:
             status = int(theirs[-1])
             self._meeting_called = self._meeting_called or bool(status & _CALLING)
             if not status & _ARRIVED:

@@ -39,7 +39,7 @@ class Requeue:
         """All workers have stopped: if one of them has had the signal, save and queue the job again. Collective."""
         if not self._applies:
             return
-        signals = [signal for signal in gather(self._signal) if signal is not None]
+        signals = [signal for signal in gather(self._signal, kind="the signals") if signal is not None]
         if signals:
             self._save_and_requeue(signals[0], None)  # type: ignore[arg-type]
 

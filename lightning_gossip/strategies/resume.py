@@ -11,30 +11,55 @@ from lightning.fabric.utilities import rank_zero_warn
 from lightning_gossip.runtime.rendezvous import gather
 from lightning_gossip.strategies import checkpoints
 from lightning_gossip.strategies.algorithm import Algorithm
+from lightning_gossip.strategies.progress import mean_step, set_global_step
 from lightning_gossip.strategies.work import FitWork
 
 
-def describe(trainer: pl.Trainer, work: FitWork, algorithm: Algorithm | None, *, steps: int, replicas: bool) -> dict[str, Any]:
+def describe(
+    trainer: pl.Trainer, work: FitWork, algorithm: Algorithm | None, *, steps: int, global_step: int, replicas: bool
+) -> dict[str, Any]:
     """Where the fit stands, in plain values. All workers call it together.
 
     Args:
-        steps: that each worker has made, as agreed at the last rendezvous.
+        steps: that this worker has made.
+        global_step: Lightning's, with which all workers go on; the file's own is that of the worker that writes it.
         replicas: whether each worker's own state is written beside the checkpoint.
     """
     mine = {
+        "steps": steps,
         "unstepped": work.batches.unstepped() if work.batches is not None else [],
         "rng": checkpoints.rng_state(),
         "algorithm": algorithm.state_dict() if algorithm is not None else {},
     }
-    everyones = gather(mine)
+    everyones = gather(mine, kind="where the fit stands")
     return {
         "world_size": trainer.world_size,
         "strategy": getattr(trainer.strategy, "name", None),
-        "steps": steps,
+        "steps": mean_step([theirs["steps"] for theirs in everyones]),
+        "global_step": global_step,
         "work": work.state([position for theirs in everyones for position in theirs["unstepped"]]),
         "workers": [{"rng": theirs["rng"], "algorithm": theirs["algorithm"]} for theirs in everyones],
         "replicas": replicas,
     }
+
+
+def mark_as_unfinished(checkpoint: dict[str, Any]) -> None:
+    """Let a fit that resumes from this go on in the middle of an epoch that all have left early, and whose end Lightning has
+    counted already.
+
+    Args:
+        checkpoint: Lightning's, with our part in it.
+    """
+    work = checkpoint[checkpoints.KEY]["work"]
+    position = None if work is None else work["position"]
+    progress = checkpoint["loops"]["fit_loop"]["epoch_progress"]
+    if position is None or not (position["pending"] or position["pieces"]):
+        return
+    if position["epoch"] != progress["current"]["processed"] - 1:
+        return  # of the epoch under way
+    for one in (progress["total"], progress["current"]):
+        one["processed"] -= 1
+        one["completed"] = min(one["completed"], one["processed"])
 
 
 def apply(
@@ -51,6 +76,7 @@ def apply(
         path: where the checkpoint lies.
     """
     work.resume(state["work"])
+    set_global_step(trainer, state.get("global_step", trainer.global_step))
     rank, world_size = trainer.global_rank, trainer.world_size
     if state["world_size"] != world_size:
         what = "the mean model; each worker's own state" if state["replicas"] else "the mean model; random generators"

@@ -171,7 +171,7 @@ def survive_in(metric: Metric, set_attribute: Callable[[Metric, str, Any], None]
         members = membership.current()
         assert members is not None
         before = members.members
-        states = [theirs.to(state.device) for theirs in members.gather(state.detach().cpu())]
+        states = [theirs.to(state.device) for theirs in members.gather(state.detach().cpu(), "a metric")]
         if members.members != before:
             raise _MembersChanged
         return states

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import random
 import signal
 import socket
@@ -77,7 +78,7 @@ def test_a_worker_that_dies_after_it_spoke_has_its_say_in_that_round(party: Call
 
     def script(member: Membership) -> Any:
         if member.me.number == 1:
-            member._rounds._board.say(0, member.me, b"\x80\x04K\x07.")  # 7, pickled
+            member._rounds._board.say(0, member.me, pickle.dumps(("values", 7)))
             made.die(member)
         return member.gather(member.me.number), member.gather(member.me.number)
 

@@ -5,7 +5,7 @@ import torch
 
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime import rendezvous as module
-from lightning_gossip.runtime.rendezvous import Agreement, Purpose, Rendezvous
+from lightning_gossip.runtime.rendezvous import Agreement, Coming, Purpose, Rendezvous
 from tests.workers import run_processes
 
 WORLD = 3
@@ -22,14 +22,14 @@ def script(rank: int) -> dict[str, Any]:
 
     def agree(purpose: Purpose, *, should_stop: bool = False) -> Agreement | str:
         try:
-            return rendezvous.agree(purpose, should_stop=should_stop, optimizer_steps=10 * rank)
+            return rendezvous.agree(Coming(purpose, 10 * rank, should_stop))
         except ConfigurationError as error:
             return str(error)
 
     seen["all for the same"] = agree(Purpose.EPOCH_END)
     seen["one wants to end"] = agree(Purpose.EPOCH_END, should_stop=rank == 2)
     seen["one was told to stop"] = agree(Purpose.STOP if rank == 1 else Purpose.EPOCH_END)
-    seen["different things"] = agree(Purpose.SAVE if rank == 1 else Purpose.VALIDATE)
+    seen["different things"] = agree(Purpose.EPOCH_END if rank == 1 else Purpose.VALIDATE)
     seen["afterwards"] = agree(Purpose.EPOCH_END)
     for dtype in (torch.float64, torch.float32):
         flat = models()[rank].to(dtype)
@@ -85,7 +85,7 @@ def test_all_stop_if_any_was_told_to(seen: list[dict[str, Any]]) -> None:
 
 def test_different_purposes_are_refused_on_every_rank(seen: list[dict[str, Any]]) -> None:
     for worker in seen:
-        assert "rank 0 for VALIDATE, rank 1 for SAVE, rank 2 for VALIDATE" in worker["different things"]
+        assert "rank 0 for VALIDATE, rank 1 for EPOCH_END, rank 2 for VALIDATE" in worker["different things"]
 
 
 def test_numbers_are_averaged_and_compared(seen: list[dict[str, Any]]) -> None:
