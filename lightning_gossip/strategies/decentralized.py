@@ -31,7 +31,6 @@ from lightning_gossip.strategies import checkpoints
 from lightning_gossip.strategies.algorithm import Algorithm
 from lightning_gossip.strategies.fit import Fit
 from lightning_gossip.strategies.hooks import StrategyHooks
-from lightning_gossip.strategies.logging import LocalMetrics
 from lightning_gossip.strategies.loops import defer_epoch_schedulers, free_epoch_loop, synchronize_results
 from lightning_gossip.strategies.options import (
     AtRendezvous,
@@ -84,7 +83,6 @@ class DecentralizedStrategy(WorkerProcesses):
         self.timeline = Timeline()
         self._fit: Fit | None = None
         self._patches = Patches()
-        self._local_metrics: LocalMetrics | None = None
         self._loaded: tuple[dict[str, Any], _PATH] | None = None
 
     @abstractmethod
@@ -129,9 +127,7 @@ class DecentralizedStrategy(WorkerProcesses):
         self._loaded = None
         self.report, self.timeline = fit.account.report, timeline
         fit.work.loader.install(self._patches)
-        self._local_metrics = LocalMetrics(
-            trainer.lightning_module, lambda: not fit.in_session, survives=self.members is not None
-        )
+        fit.metrics.install()
         trainer.callbacks.insert(0, StrategyHooks(fit, Requeue(trainer, self._patches, fit.request_stop)))  # type: ignore[attr-defined]
         free_epoch_loop(trainer, fit, self._patches, forward_signal=self.signal_started_workers)
         if self.members is not None:
@@ -146,12 +142,11 @@ class DecentralizedStrategy(WorkerProcesses):
     @override
     def teardown(self) -> None:
         if self._fit is not None:
+            self._fit.metrics.restore()
             self._fit.close()
             trainer = self._fit.trainer
             trainer.callbacks[:] = [c for c in trainer.callbacks if not isinstance(c, StrategyHooks)]  # type: ignore[attr-defined]
             self._fit = None
-        if self._local_metrics is not None:
-            self._local_metrics.restore()
         self._patches.restore()
         self._loaded = None
         super().teardown()

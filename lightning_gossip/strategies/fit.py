@@ -19,6 +19,7 @@ from lightning_gossip.strategies import checkpoints, resume
 from lightning_gossip.strategies.account import Account
 from lightning_gossip.strategies.algorithm import Algorithm
 from lightning_gossip.strategies.changes import Changes
+from lightning_gossip.strategies.logging import LocalMetrics
 from lightning_gossip.strategies.nonfinite import warn_of_mean
 from lightning_gossip.strategies.options import FitOptions
 from lightning_gossip.strategies.own_model import OwnModel
@@ -54,6 +55,7 @@ class Fit:
         self.trainer = trainer
         self.account = Account(trainer.global_rank, timeline)
         self.in_session = False
+        self.metrics = LocalMetrics(lambda: not self.in_session)
         self.stop_requested = False
         self.failed = False
         self.at_epoch_end: Callable[[], None] | None = None  # a schedule by epoch that waits for the epoch's end
@@ -149,6 +151,7 @@ class Fit:
         if self._algorithm is not None:
             agreement = self._meet(self._algorithm, purpose, steps)
         self.in_session = False
+        self.metrics.forget()
         self.account.close_session()
         self.trainer.should_stop = self.trainer.should_stop or agreement.should_stop
         set_global_step(self.trainer, round(sum(agreement.optimizer_steps) / len(agreement.optimizer_steps)))
