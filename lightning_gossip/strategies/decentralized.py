@@ -126,18 +126,13 @@ class DecentralizedStrategy(WorkerProcesses):
         )
         self._loaded = None
         self.report, self.timeline = fit.account.report, timeline
-        fit.work.loader.install(self._patches)
+        fit.work.install(self._patches)
         fit.metrics.install()
         trainer.callbacks.insert(0, StrategyHooks(fit, Requeue(trainer, self._patches, fit.request_stop)))  # type: ignore[attr-defined]
         free_epoch_loop(trainer, fit, self._patches, forward_signal=self.signal_started_workers)
         if self.members is not None:
             defer_epoch_schedulers(trainer, fit, self._patches)
             self.members.changed[:] = [self.members_changed, fit.changes.note]
-
-    @override
-    def setup_optimizers(self, trainer: pl.Trainer) -> None:
-        with self._running_fit.work.nominal_batches():
-            super().setup_optimizers(trainer)
 
     @override
     def teardown(self) -> None:

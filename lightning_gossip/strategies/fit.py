@@ -23,7 +23,7 @@ from lightning_gossip.strategies.logging import LocalMetrics
 from lightning_gossip.strategies.nonfinite import warn_of_mean
 from lightning_gossip.strategies.options import FitOptions
 from lightning_gossip.strategies.own_model import OwnModel
-from lightning_gossip.strategies.progress import set_global_step
+from lightning_gossip.strategies.progress import epochs_processed, set_global_step
 from lightning_gossip.strategies.work import FitWork
 
 _warned: set[str] = set()
@@ -95,6 +95,10 @@ class Fit:
         """Nobody has taken a batch of the epoch yet."""
         if self.changes.begin_epoch(self._algorithm):
             self._own_model.forget()  # it is of the time when this worker was left behind
+        if self.work.reloaded:
+            self.work.reloaded = False
+            done = {"epochs_done": epochs_processed(self.trainer), "steps_done": self.account.steps}
+            self.account.plan_anew(self.work.planned_steps(**done))
 
     def before_batch(self, batch: Any) -> None:
         """A batch has been fetched and is about to be trained on."""
