@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
+import torch.distributed as dist
 from lightning.fabric.utilities.distributed import _distributed_is_initialized
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.strategies.strategy import TBroadcast
@@ -29,6 +30,7 @@ from lightning_gossip.runtime.peers import answering
 from lightning_gossip.runtime.rendezvous import Purpose, gather, together
 from lightning_gossip.strategies import checkpoints
 from lightning_gossip.strategies.algorithm import Algorithm
+from lightning_gossip.strategies.evaluation import equally_long, share_evaluation
 from lightning_gossip.strategies.fit import Fit
 from lightning_gossip.strategies.hooks import StrategyHooks
 from lightning_gossip.strategies.loops import defer_epoch_schedulers, free_epoch_loop, synchronize_results
@@ -105,6 +107,7 @@ class DecentralizedStrategy(WorkerProcesses):
     @override
     def setup(self, trainer: pl.Trainer) -> None:
         synchronize_results(trainer, self._patches, meet=self._end_session)
+        share_evaluation(trainer, self._patches)
         if trainer.state.fn == TrainerFn.FITTING:
             self._begin_fit(trainer)
         super().setup(trainer)
@@ -228,9 +231,13 @@ class DecentralizedStrategy(WorkerProcesses):
                 "all_gather in a training step needs all workers at the same step, and nobody waits for anybody inside an"
                 " epoch. Use what this worker has, or gather in on_train_epoch_end."
             )
-        if group is not None or sync_grads:
+        if group is not None and group is not dist.group.WORLD:
             return super().all_gather(tensor, group, sync_grads)
-        return together(lambda: super(DecentralizedStrategy, self).all_gather(tensor, group, sync_grads))
+        if _distributed_is_initialized():
+            tensor = equally_long(tensor)
+        if sync_grads:
+            return super().all_gather(tensor, None, sync_grads)
+        return together(lambda: super(DecentralizedStrategy, self).all_gather(tensor, None, sync_grads))
 
     def _all_are_here(self, what: str) -> bool:
         if self._fit is not None:
