@@ -87,6 +87,7 @@ class Fit:
             resume.apply(self._restored, self._restored_from, self.trainer, self.work, self._algorithm)
         steps = self.trainer.global_step if self._restored is None else self._restored["steps"]
         self.account.begin(steps, self.work.planned_steps())
+        self.work.reloaded = False
         self.changes.begin_fit()
         if self._algorithm is not None:
             self._algorithm.start()
