@@ -1,8 +1,13 @@
-"""101 validation samples on two ranks: torchmetrics, self.log, all_gather in the step and of all predictions, a shuffled loader, one of a class of the user's."""
-import torch, torchmetrics, lightning as L
+"""101 validation samples on two ranks: torchmetrics, self.log, all_gather in the step and of all predictions, a shuffled
+loader, one of a class of the user's.
+"""
+
+import lightning as L
+import torch
+import torchmetrics
+from _field import digits, main, same, trainer, weights
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from _field import digits, main, same, trainer, weights
 
 
 class Loader(DataLoader):
@@ -56,7 +61,11 @@ def worker(strategy):
         found[name] = (got, {key: float(value) for key, value in want.items()}, model.seen, model.steps)
 
     note("fit")
-    for name, loader in (("shuffled", DataLoader(data, 4, shuffle=True)), ("own class", Loader(data, 50)), ("two", DataLoader(data, 2))):
+    for name, loader in (
+        ("shuffled", DataLoader(data, 4, shuffle=True)),
+        ("own class", Loader(data, 50)),
+        ("two", DataLoader(data, 2)),
+    ):
         t.validate(model, loader, verbose=False)
         note(name)
     return {"found": found, "weights": weights(model.net)}

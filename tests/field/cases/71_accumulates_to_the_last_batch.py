@@ -1,8 +1,14 @@
-"""Manual accumulation that ends at num_training_batches, KL annealing inside an epoch, and set_epoch on the loader's sampler; rank 1 is slow."""
-import time, torch, lightning as L
+"""Manual accumulation that ends at num_training_batches, KL annealing inside an epoch, set_epoch on the sampler; rank 1
+is slow.
+"""
+
+import time
+
+import lightning as L
+import torch
+from _field import digits, main, rank, same, trainer, weights
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from _field import digits, main, rank, same, trainer, weights
 
 
 class Net(L.LightningModule):
