@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from fractions import Fraction
+
 from lightning_gossip.runtime import membership
 from lightning_gossip.runtime.clock import StepTimer, Timeline, now_s
 from lightning_gossip.runtime.rendezvous import gather
 from lightning_gossip.strategies.algorithm import Algorithm, Step
 from lightning_gossip.strategies.reports import FitReport, WorkerReport
 from lightning_gossip.strategies.work import FitWork
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Which share of the run is done: ``done`` at step ``began``, and the rest in the ``left`` steps after it."""
+
+    began: int
+    left: int | None
+    done: Fraction = Fraction(0)
+
+    def at(self, steps: int) -> Fraction | None:
+        """In [0, 1]; None if nobody knows how long the run is."""
+        if not self.left:
+            return None
+        return min(Fraction(1), self.done + (1 - self.done) * Fraction(steps - self.began, self.left))
 
 
 class Account:
@@ -25,7 +43,7 @@ class Account:
         self.steps = 0  # of this worker; agreed upon at each rendezvous
         self._timeline = timeline
         self._timer = StepTimer()
-        self._planned: int | None = None
+        self._share = _Share(0, None)
         self._waited_s = 0.0  # of the algorithm's waits, those already accounted for
 
     @property
@@ -40,7 +58,11 @@ class Account:
             steps: made before (a resumed fit).
             planned: of the whole run, if known.
         """
-        self.steps, self._planned = steps, planned
+        self.steps, self._share = steps, _Share(0, planned)
+
+    def plan_anew(self, left: int | None) -> None:
+        """So many steps are left of the run, if known: what has been done stays the share of it that it was."""
+        self._share = _Share(self.steps, left, self._share.at(self.steps) or Fraction(0))
 
     def open_session(self) -> None:
         """Training begins after a rendezvous."""
@@ -75,7 +97,7 @@ class Account:
             seconds=None if self.batch_s is None else self.batch_s * passes,
             lr=lr,
             epoch=epoch,
-            progress=min(1.0, self.steps / self._planned) if self._planned else None,
+            progress=None if (share := self._share.at(self.steps)) is None else float(share),
         )
 
     def waited(self, began_s: float, algorithm: Algorithm) -> None:

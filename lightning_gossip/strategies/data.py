@@ -1,7 +1,8 @@
 """How the epoch's batches reach a worker: shared (each claims the next one) or in equal static shares.
 
-They are batch samplers of the DataLoader that Lightning is given. Without ``__len__`` (shared work) Lightning fetches one batch
-ahead and so knows the last one when it comes; see docs/assumptions.md.
+They are batch samplers of the DataLoader that Lightning is given. While the training loop takes shared batches they have no
+length, so that Lightning fetches one batch ahead and knows the last one when it comes; everybody else reads the nominal one
+(docs/assumptions.md).
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
-from torch.utils.data import Sampler
+from torch.utils.data import Dataset, DistributedSampler, Sampler
 from typing_extensions import override
 
 from lightning_gossip.algorithm.work import Batch, EpochPlan, at_least_one_each, check_enough_batches
@@ -58,6 +60,7 @@ class EpochBatches(Sampler[Batch], ABC):
         self.journal = journal
         self.orphans: list[int] = []  # claimed by workers that have died: as if this one held them
         self.hand_outs = 0  # how many iterations of the training loop there have been, the same on all workers
+        self.sampler: Sampler[int] | None = None  # what the loader shows as its sampler
         self._epoch = epoch
         self._training = training
         self._resume_at: EpochPosition | None = None
@@ -68,9 +71,26 @@ class EpochBatches(Sampler[Batch], ABC):
 
     def __iter__(self) -> Iterator[Batch]:
         """The training loop's iteration hands batches out; any other one looks at this worker's nominal share."""
-        if self._training():
-            return self._hand_out()
-        return iter(self.plan.batches(self._epoch())[self.rank :: self.workers])
+        return self._hand_out() if self._training() else iter(self.nominal_share())
+
+    def __len__(self) -> int:
+        """Nominal, see :attr:`nominal_length`."""
+        return self.nominal_length
+
+    @property
+    def batch_size(self) -> int:
+        """Samples a batch, as the user's batch sampler has it."""
+        return self.plan.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether a smaller last batch is left out, as the user's batch sampler has it."""
+        return self.plan.drop_last
+
+    def nominal_share(self) -> list[Batch]:
+        """This worker's batches of the current epoch if all were equally fast."""
+        batches = self.plan.batches(self._epoch())
+        return [batches[position] for position in equal_share(len(batches), self.rank, self.workers)]
 
     @abstractmethod
     def _hand_out(self) -> Iterator[Batch]:
@@ -165,7 +185,7 @@ class EpochBatches(Sampler[Batch], ABC):
 
 
 class SharedBatches(EpochBatches):
-    """The batches that this worker claims from the epoch shared by all. Has no length: nobody knows how many they will be.
+    """The batches that this worker claims from the epoch shared by all. Nobody knows how many they will be.
 
     Args:
         plan, rank, workers, epoch, training, journal: see :class:`EpochBatches`.
@@ -199,6 +219,12 @@ class SharedBatches(EpochBatches):
         self._lookahead = lookahead
         self._batch_s = batch_s
         self._gone = gone
+
+    @override
+    def __len__(self) -> int:
+        if self._training():
+            raise TypeError("how many of the epoch's batches this worker will get is not known")  # as without a length
+        return self.nominal_length
 
     @property
     def queue(self) -> EpochQueue | None:
@@ -261,14 +287,10 @@ class StaticBatches(EpochBatches):
     _own: Sequence[int] = ()  # positions of the hand-out under way
     _stepped = 0  # how many of them have been trained on
 
-    def __len__(self) -> int:
-        return self.nominal_length
-
     @override
     def _hand_out(self) -> Iterator[Batch]:
         batches = self._begin()
-        share = math.ceil(len(batches) / self.workers)
-        self._own = [i % len(batches) for i in range(self.rank, share * self.workers, self.workers)]
+        self._own = equal_share(len(batches), self.rank, self.workers)
         self._stepped = 0
         for position in self._own:
             yield batches[position]
@@ -299,3 +321,40 @@ class StaticBatches(EpochBatches):
     @override
     def unclaimed(self) -> list[int]:
         return []
+
+
+def equal_share(batches: int, rank: int, workers: int) -> list[int]:
+    """Positions of every n-th batch, equally many for each worker: the first ones again where it does not come out even.
+
+    >>> [equal_share(5, rank, 2) for rank in (0, 1)]
+    [[0, 2, 4], [1, 3, 0]]
+    """
+    share = math.ceil(batches / workers)
+    return [i % batches for i in range(rank, share * workers, workers)]
+
+
+class NominalSampler(DistributedSampler[Any]):
+    """What users read as the training loader's sampler: this worker's samples of the epoch if all were equally fast.
+
+    Training does not draw from it, so ``set_epoch`` changes nothing: the epoch is the trainer's.
+
+    Args:
+        dataset: of the loader.
+        batches: of this worker.
+    """
+
+    def __init__(self, dataset: Dataset[Any], batches: EpochBatches) -> None:
+        plan = batches.plan
+        super().__init__(
+            dataset,
+            num_replicas=batches.workers,
+            rank=batches.rank,
+            shuffle=plan.shuffle,
+            seed=plan.seed,
+            drop_last=plan.drop_last,
+        )
+        self._batches = batches
+
+    @override
+    def __iter__(self) -> Iterator[int]:
+        return (sample for batch in self._batches.nominal_share() for sample in batch)

@@ -30,9 +30,9 @@ from lightning_gossip.runtime.peers import answering
 from lightning_gossip.runtime.rendezvous import gather, together
 from lightning_gossip.strategies import asking, checkpoints
 from lightning_gossip.strategies.algorithm import Algorithm
+from lightning_gossip.strategies.evaluation import equally_long, share_evaluation
 from lightning_gossip.strategies.fit import Fit
 from lightning_gossip.strategies.hooks import StrategyHooks
-from lightning_gossip.strategies.logging import LocalMetrics
 from lightning_gossip.strategies.loops import defer_epoch_schedulers, free_epoch_loop, synchronize_results
 from lightning_gossip.strategies.options import (
     AtRendezvous,
@@ -85,7 +85,6 @@ class DecentralizedStrategy(WorkerProcesses):
         self.timeline = Timeline()
         self._fit: Fit | None = None
         self._patches = Patches()
-        self._local_metrics: LocalMetrics | None = None
         self._loaded: tuple[dict[str, Any], _PATH] | None = None
 
     @abstractmethod
@@ -108,6 +107,7 @@ class DecentralizedStrategy(WorkerProcesses):
     @override
     def setup(self, trainer: pl.Trainer) -> None:
         synchronize_results(trainer, self._patches, meet=self._end_session)
+        share_evaluation(trainer, self._patches)
         if trainer.state.fn == TrainerFn.FITTING:
             self._begin_fit(trainer)
         super().setup(trainer)
@@ -129,10 +129,8 @@ class DecentralizedStrategy(WorkerProcesses):
         )
         self._loaded = None
         self.report, self.timeline = fit.account.report, timeline
-        fit.work.loader.install(self._patches)
-        self._local_metrics = LocalMetrics(
-            trainer.lightning_module, lambda: not fit.in_session, survives=self.members is not None
-        )
+        fit.work.install(self._patches)
+        fit.metrics.install()
         trainer.callbacks.insert(0, StrategyHooks(fit, Requeue(trainer, self._patches, fit.request_stop)))  # type: ignore[attr-defined]
         free_epoch_loop(trainer, fit, self._patches, forward_signal=self.signal_started_workers)
         defer_epoch_schedulers(trainer, fit, self._patches)
@@ -143,19 +141,13 @@ class DecentralizedStrategy(WorkerProcesses):
             self.members.changed[:] = [self.members_changed, fit.changes.note]
 
     @override
-    def setup_optimizers(self, trainer: pl.Trainer) -> None:
-        with self._running_fit.work.nominal_batches():
-            super().setup_optimizers(trainer)
-
-    @override
     def teardown(self) -> None:
         if self._fit is not None:
+            self._fit.metrics.restore()
             self._fit.close()
             trainer = self._fit.trainer
             trainer.callbacks[:] = [c for c in trainer.callbacks if not isinstance(c, StrategyHooks)]  # type: ignore[attr-defined]
             self._fit = None
-        if self._local_metrics is not None:
-            self._local_metrics.restore()
         self._patches.restore()
         self._loaded = None
         super().teardown()
@@ -251,9 +243,13 @@ class DecentralizedStrategy(WorkerProcesses):
                 f"all_gather in a training step needs all workers at the same step{why}. Use what this worker has, gather in"
                 " on_train_epoch_end, or train with strategy='ddp'."
             )
-        if group is not None or sync_grads:
+        if group is not None:
             return super().all_gather(tensor, group, sync_grads)
-        return together(lambda: super(DecentralizedStrategy, self).all_gather(tensor, group, sync_grads))
+        if _distributed_is_initialized():
+            tensor = equally_long(tensor)
+        if sync_grads:
+            return super().all_gather(tensor, None, sync_grads)
+        return together(lambda: super(DecentralizedStrategy, self).all_gather(tensor, None, sync_grads))
 
     def _all_are_here(self, what: str, *, warns: bool = True) -> bool:
         if self._fit is not None:

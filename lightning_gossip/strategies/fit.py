@@ -23,10 +23,11 @@ from lightning_gossip.strategies.algorithm import Algorithm
 from lightning_gossip.strategies.asking import Ask
 from lightning_gossip.strategies.changes import Changes
 from lightning_gossip.strategies.loggers import local_log_dir
+from lightning_gossip.strategies.logging import LocalMetrics
 from lightning_gossip.strategies.nonfinite import warn_of_mean
 from lightning_gossip.strategies.options import FitOptions
 from lightning_gossip.strategies.own_model import OwnModel
-from lightning_gossip.strategies.progress import mean_step, set_global_step
+from lightning_gossip.strategies.progress import epochs_processed, mean_step, set_global_step
 from lightning_gossip.strategies.work import FitWork
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class Fit:
         self.trainer = trainer
         self.account = Account(trainer.global_rank, timeline)
         self.in_session = False
+        self.metrics = LocalMetrics(lambda: not self.in_session)
         self.stop_requested = False
         self.failed = False
         self.at_epoch_end: Callable[[], None] | None = None  # a schedule by epoch that waits for the epoch's end
@@ -102,6 +104,7 @@ class Fit:
             resume.apply(self._restored, self._restored_from, self.trainer, self.work, self._algorithm)
         steps = self.trainer.global_step if self._restored is None else self._restored["steps"]
         self.account.begin(steps, self.work.planned_steps())
+        self.work.reloaded = False
         own = local_log_dir(self.trainer)
         self.log_dir = own, self.trainer.strategy.broadcast(own)  # one that comes later asks itself, and only then is taken in
         self.changes.begin_fit()
@@ -113,6 +116,10 @@ class Fit:
         self._under_way, self.is_cut = True, False
         if self.changes.begin_epoch(self._algorithm):
             self._own_model.forget()  # it is of the time when this worker was left behind
+        if self.work.reloaded:
+            self.work.reloaded = False
+            done = {"epochs_done": epochs_processed(self.trainer), "steps_done": self.account.steps}
+            self.account.plan_anew(self.work.planned_steps(**done))
 
     def before_batch(self, batch: Any) -> None:
         """A batch has been fetched and is about to be trained on."""
@@ -365,6 +372,7 @@ class Fit:
             self._algorithm.call_meeting()
         agreement = self._meet(purpose, what, tuple(asks) if self.trainer.is_global_zero else ())
         self.in_session = False
+        self.metrics.forget()
         self.account.close_session()
         if agreement.should_stop and not self.trainer.should_stop:
             rank_zero_info("Another worker asked to stop: all leave the epoch after the current step.")

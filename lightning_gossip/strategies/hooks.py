@@ -25,12 +25,17 @@ class StrategyHooks(Callback):
         self._fit.begin_epoch()
 
     @override
+    def on_train_batch_start(self, *_: Any) -> None:
+        self._fit.work.show_length()
+
+    @override
     def on_train_batch_end(self, *_: Any) -> None:
         self._fit.after_batch()
 
     @override
     def on_train_epoch_end(self, *_: Any) -> None:
         self._fit.end_epoch()
+        self._fit.work.show_nominal_length()
 
     @override
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import lightning.pytorch as pl
@@ -12,12 +13,12 @@ from lightning.fabric.utilities import rank_zero_info
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
-from lightning_gossip.algorithm.work import Batch, EpochPlan
+from lightning_gossip.algorithm.work import EpochPlan
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.connection import ReportingStore, another
 from lightning_gossip.runtime.journal import Journal
 from lightning_gossip.runtime.work_queue import Store
-from lightning_gossip.strategies.data import EpochBatches, SharedBatches, StaticBatches
+from lightning_gossip.strategies.data import EpochBatches, NominalSampler, SharedBatches, StaticBatches
 from lightning_gossip.strategies.options import WorkSharing
 from lightning_gossip.strategies.patches import Patches
 from lightning_gossip.strategies.preflight import why_static_shares
@@ -44,8 +45,10 @@ class TrainingLoader:
         original = source.dataloader
 
         def observed() -> Any:
-            loader = original()
-            self._seen = list(CombinedLoader(loader, "max_size_cycle").flattened) if loader is not None else []
+            with self._training_iterates(False):  # the user's hook may look at the loader of before
+                loader = users_own(original())
+            combined = loader if isinstance(loader, CombinedLoader) else CombinedLoader(loader, "max_size_cycle")
+            self._seen = list(combined.flattened) if loader is not None else []
             return loader
 
         patches.set(source, "dataloader", observed)
@@ -63,12 +66,12 @@ class TrainingLoader:
         return wrapped
 
     @contextmanager
-    def _training_iterates(self) -> Iterator[None]:
-        self._iterating = True
+    def _training_iterates(self, iterates: bool = True) -> Iterator[None]:
+        before, self._iterating = self._iterating, iterates
         try:
             yield
         finally:
-            self._iterating = False
+            self._iterating = before
 
     def begin_again(self) -> None:
         """The loop's own iteration begins anew; nothing before there was one."""
@@ -82,6 +85,26 @@ class TrainingLoader:
         seen, self._seen = self._seen, []
         return seen
 
+    def read(self) -> list[Any]:
+        """The training loaders as the user's hook makes them now."""
+        self._trainer.fit_loop._data_source.dataloader()
+        return self.look()
+
+    def plan(self, loaders: list[Any], seed: int) -> EpochPlan | str:
+        """The epoch that these loaders describe, or the reason why its batches cannot be handed out by us.
+
+        Args:
+            loaders: that :meth:`look` has told.
+            seed: of the permutations, unless the user's sampler has a generator. The same on all workers.
+        """
+        if len(loaders) != 1:
+            return "there are several training loaders"
+        plan = plan_of(loaders[0], seed)
+        generator = getattr(getattr(loaders[0], "sampler", None), "generator", None)
+        if isinstance(plan, str) or generator is None:
+            return plan
+        return replace(plan, seed=self._trainer.strategy.broadcast(generator.initial_seed()))
+
     def batches(self, loaders: list[Any], *, key: str, seed: int, batch_s: Callable[[], float | None]) -> EpochBatches | None:
         """This worker's batches of the epochs that these loaders describe; None where they stay Lightning's own.
 
@@ -94,7 +117,7 @@ class TrainingLoader:
         Raises:
             ConfigurationError: if the work must be shared, and cannot.
         """
-        plan = plan_of(loaders[0], seed) if len(loaders) == 1 else "there are several training loaders"
+        plan = self.plan(loaders, seed)
         reason = plan if isinstance(plan, str) else why_static_shares(self._trainer)
         if self._option is True and reason is not None:
             raise ConfigurationError(
@@ -151,8 +174,25 @@ def plan_of(loader: object, seed: int) -> EpochPlan | str:
     return EpochPlan(len(loader.dataset), loader.batch_sampler.batch_size, shuffle, loader.drop_last, seed)  # type: ignore[arg-type]
 
 
-def with_batch_sampler(loader: DataLoader[Any], batch_sampler: Sampler[Batch]) -> DataLoader[Any]:
-    """The same loader, its batches drawn from another sampler."""
+def is_ordinary(loader: DataLoader[Any]) -> bool:
+    """Whether it takes the samples of a map-style data set once each, in their order or a random one, and batches them."""
+    sampler = loader.sampler
+    once = isinstance(sampler, RandomSampler) and not (sampler.replacement or sampler._num_samples)
+    return (
+        not isinstance(loader.dataset, IterableDataset)
+        and type(loader.batch_sampler) is BatchSampler
+        and (once or isinstance(sampler, SequentialSampler))
+    )
+
+
+def with_epoch_batches(loader: DataLoader[Any], batches: EpochBatches) -> DataLoader[Any]:
+    """The same loader, its batches those of the epoch; it reads as the user's does under DDP."""
+    batches.sampler = NominalSampler(loader.dataset, batches)
+    return reading_like(with_batch_sampler(loader, batches), loader, batches.sampler)
+
+
+def with_batch_sampler(loader: DataLoader[Any], batch_sampler: Any) -> DataLoader[Any]:
+    """The same plain loader, its batches drawn from another sampler."""
     return DataLoader(
         loader.dataset,
         batch_sampler=batch_sampler,
@@ -166,7 +206,29 @@ def with_batch_sampler(loader: DataLoader[Any], batch_sampler: Sampler[Batch]) -
         prefetch_factor=loader.prefetch_factor,
         persistent_workers=loader.persistent_workers,
         pin_memory_device=loader.pin_memory_device,
+        in_order=loader.in_order,
     )
+
+
+def reading_like(made: DataLoader[Any], users: DataLoader[Any], sampler: Sampler[Any]) -> DataLoader[Any]:
+    """A loader with a batch sampler of ours, with what the user's says of its batches.
+
+    Args:
+        made: whose batch sampler determines the batches.
+        users: from which it was made.
+        sampler: to be shown as its sampler.
+    """
+    # Torch sets them to None, to nothing of use and to False where there is a batch sampler, and refuses another assignment. It
+    # reads them itself only without one, or with an iterable data set.
+    vars(made).update(batch_size=users.batch_size, drop_last=users.drop_last, sampler=sampler, users_own=users)
+    return made
+
+
+def users_own(loaders: Any) -> Any:
+    """The user's loaders, where a CombinedLoader of the user's that is passed again holds those of an earlier call."""
+    if isinstance(loaders, CombinedLoader):
+        loaders.flattened = [getattr(loader, "users_own", loader) for loader in loaders.flattened]
+    return loaders
 
 
 def lookahead_of(loader: DataLoader[Any]) -> int:

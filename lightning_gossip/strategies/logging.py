@@ -9,7 +9,9 @@ epoch every value is the worker's own, and at its end all values are reduced at 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from lightning.fabric.utilities import rank_zero_warn
@@ -17,9 +19,11 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Result
 from torchmetrics import Metric
 from typing_extensions import override
 
+from lightning_gossip.runtime import membership
 from lightning_gossip.runtime.peers import answering
 from lightning_gossip.runtime.rendezvous import gather
-from lightning_gossip.strategies.survival import survive_in
+from lightning_gossip.strategies.patches import Patches
+from lightning_gossip.strategies.survival import with_survivors
 
 _warned: set[str] = set()
 
@@ -78,48 +82,92 @@ def _reduced(metric: _ResultMetric, states: list[tuple[float, float]]) -> float:
     return max(values) if metric.meta.is_max_reduction else min(values)
 
 
-def _reporting(synchronize: Callable[..., None]) -> Callable[..., None]:
-    """The same; a worker that is gone is a PeerError."""
+class LocalMetrics:
+    """While a fit lasts torchmetrics do not synchronise in the middle of an epoch, whoever computes them.
 
-    def sync(*args: Any, **kwargs: Any) -> None:
+    Nothing is put on a user's metrics, which are copied and pickled inside a fit (``MetricTracker``, ``torch.save(model)``):
+    their class synchronises otherwise, so copies and metrics that a hook makes are covered as well. Fits may be nested, and end
+    in any order.
+
+    Args:
+        may_synchronize: asked at each computation.
+    """
+
+    def __init__(self, may_synchronize: Callable[[], bool]) -> None:
+        self._may_synchronize = may_synchronize
+
+    def install(self) -> None:
+        """The fit begins."""
+        if not _fits:
+            _replaced.set(Metric, "sync", _gated(Metric.sync))
+            _replaced.set(Metric, "__getstate__", _without_own_values(Metric.__getstate__))
+        _fits.append(self)
+
+    def forget(self) -> None:
+        """All workers have met: values that were computed alone are out of date, and computed again where they are read."""
+        for metric in list(_computed_alone.values()):
+            metric._computed = None
+        _computed_alone.clear()
+
+    def restore(self) -> None:
+        """The fit has ended. May be called twice."""
+        if self in _fits:
+            self.forget()
+            _fits.remove(self)
+            if not _fits:
+                _replaced.restore()
+
+    @property
+    def apart(self) -> bool:
+        """Whether the workers are in the middle of an epoch."""
+        return not self._may_synchronize()
+
+
+_fits: list[LocalMetrics] = []  # of this process, as torchmetrics' class is
+_replaced = Patches()
+# By id, since a metric's hash is that of its state: those that may hold a value of this worker's alone.
+_computed_alone: WeakValueDictionary[int, Metric] = WeakValueDictionary()
+
+
+def _gated(synchronize: Callable[..., None]) -> Callable[..., None]:
+    """``Metric.sync`` that stays alone in the middle of an epoch, and tells a worker that is gone as a PeerError."""
+
+    @wraps(synchronize)
+    def sync(
+        metric: Metric,
+        dist_sync_fn: Callable[..., Any] | None = None,
+        process_group: Any = None,
+        should_sync: bool = True,
+        distributed_available: Callable[[], bool] | None = None,
+    ) -> None:
+        if should_sync and any(fit.apart for fit in _fits):
+            _computed_alone[id(metric)] = metric
+            synchronize(metric, dist_sync_fn, process_group, should_sync, _not_available)
+            return
+
+        def gathering(gather: Callable[..., Any] | None) -> None:
+            synchronize(metric, gather, process_group, should_sync, distributed_available)
+
+        own = dist_sync_fn is not None or process_group is not None or metric.process_group is not None
         with answering("synchronizing a metric"):
-            synchronize(*args, **kwargs)
+            if own or membership.current() is None:
+                gathering(dist_sync_fn)
+            else:
+                with_survivors(gathering)
 
     return sync
 
 
-class LocalMetrics:
-    """Keeps torchmetrics that are computed in the middle of an epoch from synchronising.
+def _without_own_values(get_state: Callable[[Metric], dict[str, Any]]) -> Callable[[Metric], dict[str, Any]]:
+    """``Metric.__getstate__`` whose copies do not take a value of this worker's alone with them to the epoch's end."""
 
-    Args:
-        model: whose metrics.
-        may_synchronize: asked at each computation.
-        survives: whether a worker may die meanwhile.
-    """
+    @wraps(get_state)
+    def state_of(metric: Metric) -> dict[str, Any]:
+        state = get_state(metric)
+        return {**state, "_computed": None} if _computed_alone.get(id(metric)) is metric else state
 
-    def __init__(self, model: torch.nn.Module, may_synchronize: Callable[[], bool], *, survives: bool = False) -> None:
-        self._changed: list[tuple[Metric, str, Any]] = []
-        for module in model.modules():
-            if isinstance(module, Metric):
-                available = module.distributed_available_fn
+    return state_of
 
-                def gated(available: Callable[[], bool] = available) -> bool:
-                    return available() and may_synchronize()
 
-                self._set(module, "distributed_available_fn", gated)
-                # a value computed in the middle of the epoch must not be returned at its end
-                self._set(module, "compute_with_cache", False)
-                if survives:
-                    survive_in(module, self._set)
-                else:
-                    self._set(module, "sync", _reporting(module.sync))
-
-    def _set(self, metric: Metric, name: str, value: Any) -> None:
-        self._changed.append((metric, name, getattr(metric, name)))
-        object.__setattr__(metric, name, value)
-
-    def restore(self) -> None:
-        """Give the metrics their own behaviour back."""
-        for metric, name, value in reversed(self._changed):
-            object.__setattr__(metric, name, value)
-        self._changed.clear()
+def _not_available() -> bool:
+    return False

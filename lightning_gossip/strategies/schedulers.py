@@ -60,11 +60,13 @@ class GlobalCount:
     """How many steps each worker would have made if all were equally fast, and the schedules that follow it.
 
     Args:
-        batches: of a whole epoch, of each worker if all were equally fast.
+        batches: of a whole epoch, of all workers.
+        workers: among which they are reckoned to be dealt out, also when fewer or more are there later on.
     """
 
-    def __init__(self, batches: int) -> None:
-        self._batches = batches
+    def __init__(self, batches: int, workers: int) -> None:
+        self._workers: int | None = workers
+        self._batches = math.ceil(batches / workers)  # of each worker if all were equally fast
         self._epoch_began = 0
         self._share = Fraction(0)
         self._accumulation = 1
@@ -73,6 +75,11 @@ class GlobalCount:
     def __call__(self) -> int:
         """The count."""
         return self._epoch_began + self.steps(self._share)
+
+    def resize(self, batches: int) -> None:
+        """The epoch that begins or goes on has so many batches, of all workers."""
+        if self._workers is not None:
+            self._batches = math.ceil(batches / self._workers)
 
     def steps(self, share: Fraction) -> int:
         """Steps in a share of an epoch, rounded down."""
@@ -114,6 +121,7 @@ class GlobalCount:
         """For a checkpoint that is written when this share of the epoch has been trained on."""
         return {
             "batches": self._batches,
+            "workers": self._workers,
             "accumulation": self._accumulation,
             "epoch_began": self._epoch_began,
             "count": self._epoch_began + self.steps(share),
@@ -131,6 +139,7 @@ class GlobalCount:
             share: of the epoch that has been trained on; 0 if it begins anew.
         """
         self._batches, self._accumulation = state["batches"], state["accumulation"]
+        self._workers = state.get("workers")  # not told by older checkpoints
         self._share = share
         self._epoch_began = state["count"] - self.steps(share) if share else state["epoch_began"]
         for scheduler, moved in zip(self._schedulers, state["moved"], strict=False):

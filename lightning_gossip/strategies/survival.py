@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from torch._C._distributed_c10d import Store
-from torchmetrics import Metric
 
 from lightning_gossip import version
 from lightning_gossip.errors import ConfigurationError
@@ -158,34 +157,28 @@ def keys_of(launch: int) -> str:
     return f"lightning_gossip/{run}/{restarts}/{launch}"
 
 
-def survive_in(metric: Metric, set_attribute: Callable[[Metric, str, Any], None]) -> None:
-    """Let a metric's states be gathered among those that are left, all from the same workers.
+def with_survivors(synchronize: Callable[[Callable[..., list[Any]]], None]) -> None:
+    """Synchronise a metric's states among those that are left, all states from the same workers.
 
     Args:
-        metric: a torchmetrics metric.
-        set_attribute: sets an attribute of it, to be put back later.
+        synchronize: gathers each state by the function that it is given, and sets them when it has all.
     """
-    synchronize = metric.sync
+    members = membership.current()
+    assert members is not None
 
     def gathered(state: Any, group: Any = None) -> list[Any]:
-        members = membership.current()
-        assert members is not None
         before = members.members
         states = [theirs.to(state.device) for theirs in members.gather(state.detach().cpu(), "a metric")]
         if members.members != before:
             raise _MembersChanged
         return states
 
-    def again(*args: Any, **kwargs: Any) -> None:
-        while True:
-            try:
-                synchronize(*args, **kwargs)
-            except _MembersChanged:
-                continue  # states are set when all have been gathered, so this one is as it was
-            return
-
-    set_attribute(metric, "dist_sync_fn", gathered)
-    set_attribute(metric, "sync", again)
+    while True:
+        try:
+            synchronize(gathered)
+        except _MembersChanged:
+            continue  # states are set when all have been gathered, so this one is as it was
+        return
 
 
 class _MembersChanged(Exception):

@@ -9,18 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from fractions import Fraction
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities import rank_zero_warn
+from lightning.fabric.utilities.data import _auto_add_worker_init_fn
 from lightning.pytorch.utilities.data import _extract_batch_size
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.strategies.data import EpochBatches, EpochPosition, SharedBatches, StaticBatches
-from lightning_gossip.strategies.loaders import TrainingLoader, with_batch_sampler
+from lightning_gossip.strategies.loaders import TrainingLoader, plan_of, with_epoch_batches
 from lightning_gossip.strategies.options import WorkSharing
 from lightning_gossip.strategies.patches import Patches
 from lightning_gossip.strategies.progress import align_epoch
@@ -48,6 +49,7 @@ class FitWork:
         batch_s: Callable[[], float | None],
     ) -> None:
         self.batches: EpochBatches | None = None
+        self.reloaded = False  # whether the loader is another one than that of the last epoch
         self.samples = 0
         self.loader = TrainingLoader(trainer, option)
         self._trainer = trainer
@@ -55,41 +57,72 @@ class FitWork:
         self._seed = seed
         self._batch_s = batch_s
         self._count: GlobalCount | None = None
+        self._loaded = False
 
     # -- the data loader ---------------------------------------------------------------------------------------------
+
+    def install(self, patches: Patches) -> None:
+        """Take part in Lightning's loop over the training loader."""
+        self.loader.install(patches)
+        fit_loop, loop = self._trainer.fit_loop, self._trainer.fit_loop.epoch_loop
+        fit_loop._combined_loader = None  # of Lightning's own, if somebody has asked for a length in setup()
+        setup_data, reset, is_last = fit_loop.setup_data, loop.reset, loop._num_ready_batches_reached
+
+        def setup_data_and_show_length() -> None:
+            setup_data()
+            self.show_nominal_length()
+
+        def reset_without_length() -> None:  # where a worker stands in an epoch says nothing of the epoch's end
+            with self._unlimited():
+                reset()
+
+        patches.set(fit_loop, "setup_data", setup_data_and_show_length)
+        patches.set(loop, "reset", reset_without_length)
+        patches.set(
+            loop,
+            "_num_ready_batches_reached",
+            lambda: is_last() if self.shared is None else bool(loop.batch_progress.is_last_batch),
+        )
+
+    @contextmanager
+    def _unlimited(self) -> Iterator[None]:
+        fit_loop = self._trainer.fit_loop
+        shown = fit_loop.max_batches
+        if self.shared is not None:
+            fit_loop.max_batches = math.inf
+        try:
+            yield
+        finally:
+            fit_loop.max_batches = shown
+
+    def show_nominal_length(self) -> None:
+        """``trainer.num_training_batches`` of an epoch without fixed owners of its batches: as if all were equally fast."""
+        if self.shared is not None:
+            self._trainer.fit_loop.max_batches = self.shared.nominal_length
+
+    def show_length(self) -> None:
+        """The same with a batch at hand: more if this worker has taken more, and right at its last one."""
+        if self.shared is not None:
+            progress = self._trainer.fit_loop.epoch_loop.batch_progress
+            ready = progress.current.ready
+            self._trainer.fit_loop.max_batches = ready if progress.is_last_batch else max(self.shared.nominal_length, ready + 1)
 
     def process(self, dataloader: Any) -> Any:
         """The loader that Lightning is to use, given what it would use under DDP."""
         loaders = self.loader.look()
         if not loaders:
             return dataloader  # not for training
+        self.reloaded, self._loaded = self._loaded, True
         self.batches = self.loader.batches(loaders, key=self._store_key, seed=self._seed, batch_s=self._batch_s)
-        return dataloader if self.batches is None else with_batch_sampler(loaders[0], self.batches)
+        if self.batches is None:
+            return dataloader
+        self._resize_count()
+        return with_epoch_batches(loaders[0], self.batches)
 
     @property
     def shared(self) -> SharedBatches | None:
         """The shared batches, if the work is shared."""
         return self.batches if isinstance(self.batches, SharedBatches) else None
-
-    @contextmanager
-    def nominal_batches(self) -> Iterator[None]:
-        """While ``configure_optimizers`` runs, ``estimated_stepping_batches`` knows the nominal share of an epoch."""
-        fit_loop = self._trainer.fit_loop
-        original = fit_loop.setup_data
-
-        def setup_data() -> None:
-            original()
-            if self.shared is not None:
-                fit_loop.max_batches = self.shared.nominal_length
-
-        patches = Patches()
-        patches.set(fit_loop, "setup_data", setup_data)
-        try:
-            yield
-        finally:
-            patches.restore()
-            if self.shared is not None:
-                fit_loop.max_batches = float("inf")
 
     # -- progress ----------------------------------------------------------------------------------------------------
 
@@ -104,25 +137,34 @@ class FitWork:
                 "ReduceLROnPlateau with interval='step' would follow each worker's own losses, and learning rates would"
                 " part. Use interval='epoch'."
             )
-        if self.shared is None and self._trainer.fit_loop.max_batches != self.batches.nominal_length:
-            return  # limited by the user: each worker counts its own steps
-        self._count = GlobalCount(self.batches.nominal_length)
+        if self.shared is None and self._trainer.limit_train_batches != 1.0:
+            return  # each worker counts its own steps
+        self._count = GlobalCount(len(self.batches.plan), self.batches.workers)
         self._count.begin(self._trainer.global_step, [config for config in configs if config not in plateaus])
 
-    def planned_steps(self) -> int | None:
-        """Optimizer steps that each worker makes in the whole run, if all are equally fast; None if nobody can tell."""
+    def planned_steps(self, *, epochs_done: int = 0, steps_done: int = 0) -> int | None:
+        """Optimizer steps that each worker makes, if all are equally fast; None if nobody can tell.
+
+        Args:
+            epochs_done, steps_done: not counted any more, default: of the whole run.
+        """
         trainer = self._trainer
         batches = self.shared.nominal_length if self.shared is not None else trainer.fit_loop.max_batches
         by_epochs = by_steps = math.inf
         if trainer.max_epochs is not None and trainer.max_epochs >= 0:
-            by_epochs = trainer.max_epochs * (
+            by_epochs = (trainer.max_epochs - epochs_done) * (
                 batches if math.isinf(batches) else math.ceil(batches / trainer.accumulate_grad_batches)
             )
         if trainer.max_steps >= 0:
             manual = not trainer.lightning_module.automatic_optimization
-            by_steps = trainer.max_steps / (max(1, len(trainer.optimizers)) if manual else 1)  # it counts each optimizer's
+            # it counts each optimizer's
+            by_steps = trainer.max_steps / (max(1, len(trainer.optimizers)) if manual else 1) - steps_done
         steps = min(by_epochs, by_steps)
         return None if math.isinf(steps) else int(steps)
+
+    def _resize_count(self) -> None:
+        if self._count is not None and self.batches is not None:
+            self._count.resize(len(self.batches.plan))
 
     def begin_batch(self, batch: Any) -> None:
         """A batch is about to be trained on."""
@@ -161,13 +203,19 @@ class FitWork:
             "seed": self._seed,
             "plan": None if self.batches is None else asdict(self.batches.plan),
             "hand_outs": 0 if self.batches is None else self.batches.hand_outs,
+            "loaded_at": self._trainer.fit_loop._last_train_dl_reload_epoch,
             "count": None if self._count is None else self._count.state(Fraction(0)),
         }
 
     @property
     def about(self) -> str:
         """What must be equal on a worker that comes later."""
-        return "its own" if self.batches is None else str({**asdict(self.batches.plan), "seed": 0})
+        if self.batches is None:
+            return "its own"
+        plan = {**asdict(self.batches.plan), "seed": 0}
+        if self._trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
+            del plan["samples"]  # one that comes later reads the loader of its first epoch when it knows that
+        return str(plan)
 
     def follow(self, news: dict[str, Any]) -> None:
         """Take batches of the epochs that :meth:`news` tells of.
@@ -176,6 +224,9 @@ class FitWork:
             ConfigurationError: if this worker was started with other data.
         """
         self._key, self._seed = news["key"], news["seed"]
+        if self._trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
+            self._trainer.fit_loop._last_train_dl_reload_epoch = news["loaded_at"]
+            self._read_again()
         mine = None if self.batches is None else asdict(self.batches.plan)
         if (mine is None) != (news["plan"] is None) or (mine and {**mine, "seed": 0} != {**news["plan"], "seed": 0}):
             raise ConfigurationError(
@@ -188,6 +239,19 @@ class FitWork:
             self.batches.move_to(self._store_key)
         if self._count is not None and news["count"] is not None:
             self._count.load(news["count"], Fraction(0))
+            self._resize_count()
+
+    def _read_again(self) -> None:
+        """The user's loader as it is in this epoch. No collective, since the others have read theirs."""
+        if self.batches is not None:
+            loaders, combined = self.loader.read(), self._trainer.fit_loop._combined_loader
+            plan = plan_of(loaders[0], self._seed)
+            if isinstance(plan, str):
+                raise ConfigurationError(f"This worker came later, and its training data cannot be shared: {plan}.")
+            self.batches.plan = plan
+            assert combined is not None
+            combined.flattened = [with_epoch_batches(loaders[0], self.batches)]
+            _auto_add_worker_init_fn(combined.flattened[0], self._trainer.global_rank)
 
     @property
     def _store_key(self) -> str:
@@ -216,15 +280,18 @@ class FitWork:
         """Go on where a checkpoint left off. Call after :meth:`begin_fit`, before the first batch."""
         if state is None or self.batches is None:
             return
-        plan = asdict(self.batches.plan)
-        if {**state["plan"], "seed": 0} != {**plan, "seed": 0}:
-            rank_zero_warn(
-                f"The checkpoint was written with other data or batches ({state['plan']}, now {plan}): the epoch under way"
-                " begins anew."
-            )
+        plan, theirs = asdict(self.batches.plan), state["plan"]
+        self._seed = theirs["seed"]  # of loaders to come
+        self.batches.plan = replace(self.batches.plan, seed=theirs["seed"])
+        if {**theirs, "seed": 0} != {**plan, "seed": 0}:
+            if state["position"] is not None or not self._trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
+                rank_zero_warn(
+                    f"The checkpoint was written with other data or batches ({theirs}, now {plan}): the epoch under way"
+                    " begins anew."
+                )
+            self.loader.begin_again()
             self._load_count(state)
             return
-        self.batches.plan = type(self.batches.plan)(**state["plan"])
         if state["position"] is not None:
             position = EpochPosition(**state["position"])
             self.batches.resume(position)
@@ -236,3 +303,4 @@ class FitWork:
     def _load_count(self, state: dict[str, Any]) -> None:
         if self._count is not None and self.batches is not None and state["count"] is not None:
             self._count.load(state["count"], self.batches.share(0))
+            self._resize_count()

@@ -35,7 +35,7 @@ def test_an_epoch_moves_step_schedules_by_the_steps_that_lightning_estimates_how
 ) -> None:
     batches = max(batches, workers)
     planned = math.ceil(math.ceil(batches / workers) / accumulation)
-    count = GlobalCount(math.ceil(batches / workers))
+    count = GlobalCount(batches, workers)
     count.begin(7, [])
     counts = []
     for epoch in range(2):
@@ -49,13 +49,13 @@ def test_an_epoch_moves_step_schedules_by_the_steps_that_lightning_estimates_how
 
     stopped = Fraction(data.draw(st.integers(0, batches - 1)), batches)
     saved = count.state(stopped)
-    resumed = GlobalCount(math.ceil(batches / data.draw(st.integers(1, 8))))
+    resumed = GlobalCount(batches, data.draw(st.integers(1, 8)))
     resumed.begin(0, [])
     resumed.load(saved, stopped)
     assert resumed() == saved["count"]
     resumed.advance(Fraction(1), accumulation)
     assert resumed() == 7 + 3 * planned
-    anew = GlobalCount(math.ceil(batches / workers))
+    anew = GlobalCount(batches, workers)
     anew.begin(0, [])
     anew.load(saved, Fraction(0))
     assert anew() == 7 + 2 * planned
@@ -66,7 +66,7 @@ def test_a_schedule_that_followed_a_tuners_count_follows_the_new_one() -> None:
     inner = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     config = LRSchedulerConfig(inner, interval="step")
     for _ in range(2):
-        count = GlobalCount(2)
+        count = GlobalCount(4, 2)
         count.begin(0, [config])
         assert config.scheduler.scheduler is inner
     count.advance(Fraction(1, 2), 1)

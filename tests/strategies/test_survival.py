@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from lightning.pytorch import Callback, seed_everything
+from lightning.pytorch import Callback, LightningDataModule, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch.optim import Adam
@@ -91,6 +91,7 @@ def _fit(
     workers: int = 3,
     trainer_options: dict[str, Any] | None = None,
     then: Callable[[Any, Any], dict[str, Any]] = lambda t, model: {},
+    data: LightningDataModule | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     seed_everything(0)
@@ -98,7 +99,10 @@ def _fit(
     made = [*callbacks, Steps(folder, step_s), ModelCheckpoint(folder, save_last=True)]
     t = trainer(max_epochs=epochs, strategy=strategy, callbacks=made, devices=workers, **(trainer_options or {}))
     model = Net(make_optimizer=lambda module: Adam(module.parameters(), lr=0.01))
-    t.fit(model, loader(SAMPLES, 4), loader(32, 4, shuffle=False))
+    if data is None:
+        t.fit(model, loader(SAMPLES, 4), loader(32, 4, shuffle=False))
+    else:
+        t.fit(model, datamodule=data)
     result = {
         "epochs": t.current_epoch,
         "model": flat(model).tolist(),
@@ -112,13 +116,16 @@ def _fit(
 
 
 class Validations(Callback):
-    """Counts them."""
+    """The samples of each."""
 
     def __init__(self) -> None:
-        self.made = 0
+        self.made: list[list[int]] = []
 
-    def on_validation_end(self, *_: Any) -> None:
-        self.made += 1
+    def on_validation_start(self, *_: Any) -> None:
+        self.made.append([])
+
+    def on_validation_batch_end(self, trainer: Any, model: Any, outputs: Any, batch: Any, *_: Any) -> None:
+        self.made[-1] += batch[2].tolist()
 
 
 def _killed_with_static_shares(folder: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -193,7 +200,9 @@ def test_static_shares_are_the_survivors_after_a_death(options: dict[str, Any], 
     for epoch in range(3):
         taken = _epoch(tmp_path, epoch)
         assert set(taken) == set(range(SAMPLES)), f"epoch {epoch}"
-    assert [result["validations"] for result in results] == ([6, 6] if options else [3, 3])
+    assert [len(result["validations"]) for result in results] == ([6, 6] if options else [3, 3])
+    for made in list(zip(*(result["validations"] for result in results), strict=True))[-2:]:
+        assert sorted(sample for theirs in made for sample in theirs) == list(range(32))  # by those who are left
 
 
 @pytest.mark.slow
@@ -366,6 +375,35 @@ def test_a_worker_that_comes_back_or_a_new_one_is_taken_in_and_ends_with_the_sam
         assert result["momentum"] > 0
     for epoch in (0, results[0]["epochs"] - 1):
         assert set(_epoch(tmp_path, epoch)) == set(range(SAMPLES))
+
+
+class Growing(LightningDataModule):
+    """A data set that grows in each of the first epochs."""
+
+    def train_dataloader(self) -> Any:
+        assert self.trainer is not None
+        return loader(SAMPLES + 4 * min(self.trainer.current_epoch, 20), 4)
+
+    def val_dataloader(self) -> Any:
+        return loader(32, 4, shuffle=False)
+
+
+def _until_it_is_back_in_grown_data(folder: str) -> dict[str, Any]:
+    return _until_it_is_back(folder, 2, 3, {"data": Growing(), "trainer_options": {"reload_dataloaders_every_n_epochs": 1}})
+
+
+@pytest.mark.slow
+def test_one_that_comes_later_reads_the_data_of_its_first_epoch(tmp_path: Path) -> None:
+    with job(_until_it_is_back_in_grown_data, str(tmp_path), workers=3) as running:
+        pids = running.start_all()
+        psutil.wait_procs([psutil.Process(pids[2])], timeout=40)
+        running.start(2)
+        results = survivors(running.outcomes())
+    assert len(results) == 3
+    assert all(result["model"] == results[0]["model"] for result in results)
+    last = results[0]["epochs"] - 1
+    for epoch in (0, last):
+        assert set(_epoch(tmp_path, epoch)) == set(range(SAMPLES + 4 * min(epoch, 20)))
 
 
 def _until_it_thaws(folder: str, options: dict[str, Any]) -> dict[str, Any]:

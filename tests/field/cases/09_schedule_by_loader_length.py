@@ -3,6 +3,7 @@
 """
 
 import math
+import time
 
 import lightning as L
 import torch
@@ -18,6 +19,7 @@ class DANN(L.LightningModule):
         self.p, self.last = [], 0
 
     def training_step(self, batch, batch_idx):
+        time.sleep(0.01)  # on a busy machine shorter steps are of very different lengths, and one worker makes most of them
         n = self.trainer.num_training_batches
         p = (batch_idx + self.current_epoch * n) / (self.trainer.max_epochs * n)
         self.p.append(p)
