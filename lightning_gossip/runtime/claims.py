@@ -82,7 +82,7 @@ class _Claim:
         self._position: int | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(
-            target=self._run, args=(queue, step_s, queue.ledger.held, clock), name="claim", daemon=True
+            target=self._run, args=(queue, step_s, queue.ledger.held, clock), name="gossip-claim", daemon=True
         )
         self._thread.start()
 

@@ -17,6 +17,8 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
+from lightning_gossip.runtime.clock import now_s
+
 log = logging.getLogger(__name__)
 
 _END_S = 10.0  # for an operation that is still under way, after a failure
@@ -53,11 +55,23 @@ def call_at_exit(end: Callable[[], None]) -> None:
     _Process.ends.append(end)
 
 
+def _join_threads() -> None:
+    """Wait for threads of ours that are about to end: each may be inside a call of torch, where the interpreter must be whole.
+
+    A listener that only a message can wake is left: it sleeps until the process is gone (after a failure).
+    """
+    end_s = now_s() + _END_S
+    for thread in threading.enumerate():
+        if thread.name.startswith("gossip-") and thread.name != "gossip-listener" and thread.ident != threading.get_ident():
+            thread.join(max(0.0, end_s - now_s()))
+
+
 def _end() -> None:
     if _Process.registered_in != os.getpid():
         return
     while _Process.ends:
         _Process.ends.pop()()
+    _join_threads()
     if not dist.is_available() or not dist.is_initialized():
         return
     # An operation that waits for a worker that is gone holds the group up: after a failure only, and then not for long.
