@@ -22,6 +22,9 @@ start of a short epoch and end it late (``tests/runtime/test_work_queue.py``).
 
 With one worker left T* is its own time for all that remains, so the last one never leaves.
 
+Before its first step a worker knows no time. It then claims up to its fair share of the epoch, ⌈batches / n⌉, as far as its
+loader prefetches.
+
 What the rule cannot know: how long a step takes before the first one (a slow worker then takes what its loader prefetches),
 and by how much the held steps will differ from the reckoned time.
 """
@@ -169,8 +172,9 @@ def may_claim(
         return False
     workers = len(step_times)
     if own_step is None:
-        # nothing measured yet: the fair share of what is left
-        return (held + 1) * workers <= remaining
+        # Nothing measured yet: the fair share of the epoch. Not of what is left, which shrinks while all loaders prefetch: all
+        # would leave after half of it, and the last one would have the other half for itself.
+        return held * workers < remaining + claimed
     times = np.array(step_times, float)
     unknown = np.isnan(times)
     if unknown.any():

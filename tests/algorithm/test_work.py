@@ -168,9 +168,18 @@ def test_unknown_step_times_are_taken_as_typical() -> None:
     assert not claims(own_step=10.0, step_times=[nan, 1.0, nan, nan], remaining=20)
 
 
-def test_before_the_first_step_a_worker_claims_its_fair_share() -> None:
-    assert claims(own_step=None, held=1, remaining=8)
-    assert not claims(own_step=None, held=1, remaining=7)
+def test_before_the_first_step_a_worker_claims_its_fair_share_of_the_epoch() -> None:
+    """However many of them others have claimed meanwhile."""
+    for remaining in (1, 10, 28):
+        case = {"own_step": None, "remaining": remaining, "claimed": 32 - remaining}
+        assert claims(**case, held=7)
+        assert not claims(**case, held=8)
+
+
+def test_where_shares_do_not_come_out_even_some_workers_claim_one_more() -> None:
+    """Otherwise what is left over, up to a batch a worker, would be the last worker's alone."""
+    assert claims(own_step=None, held=8, remaining=2, claimed=32)
+    assert not claims(own_step=None, held=9, remaining=2, claimed=32)
 
 
 def claims_in_full(
@@ -180,7 +189,7 @@ def claims_in_full(
     if remaining <= 0:
         return False
     if own_step is None:
-        return (held + 1) * len(step_times) <= remaining
+        return held + 1 <= math.ceil((remaining + claimed) / len(step_times))
     known = sorted(p for p in step_times if not math.isnan(p))
     typical = known[(len(known) - 1) // 2] if known else own_step
     times = [(typical if math.isfinite(typical) else own_step) if math.isnan(p) else p for p in step_times]
