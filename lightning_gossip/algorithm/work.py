@@ -22,6 +22,9 @@ start of a short epoch and end it late (``tests/runtime/test_work_queue.py``).
 
 With one worker left T* is its own time for all that remains, so the last one never leaves.
 
+Before its first step a worker knows no time. It then claims up to its fair share of the epoch, ⌈batches / n⌉, as far as its
+loader prefetches.
+
 What the rule cannot know: how long a step takes before the first one (a slow worker then takes what its loader prefetches),
 and by how much the held steps will differ from the reckoned time.
 """
@@ -35,9 +38,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from lightning_gossip.algorithm.laws import FloatArray
 from lightning_gossip.errors import ConfigurationError
 
 Batch = list[int]
+
+_TIE = 1e-9  # relative: ends that are no further apart are the same
+_CLEAR = 1e-10  # relative: far beyond the rounding of T*, and far within a tie
 
 
 @dataclass(frozen=True)
@@ -103,7 +110,7 @@ def at_least_one_each(pending: Sequence[Batch], workers: int) -> list[Batch]:
     return [part.tolist() for part in np.array_split(np.asarray(left), workers)]
 
 
-def joint_finish_time(remaining: int, step_times: Sequence[float], held: Sequence[float]) -> float:
+def joint_finish_time(remaining: int, step_times: Sequence[float] | FloatArray, held: Sequence[float] | FloatArray) -> float:
     """T*: when the given workers could have finished ``remaining`` more batches, in the unit of ``step_times``.
 
     Args:
@@ -114,19 +121,23 @@ def joint_finish_time(remaining: int, step_times: Sequence[float], held: Sequenc
     Returns:
         min {T : Σ_j max(0, ⌊T/p_j − held_j⌋) ≥ remaining}; infinity if nobody is left to take them.
     """
-    claiming = [(p, h) for p, h in zip(step_times, held, strict=True) if math.isfinite(p)]
+    times, holding = np.asarray(step_times, float), np.asarray(held, float)
     if remaining <= 0:
         return 0.0
-    if not claiming:
-        return math.inf
     # The k-th further batch of worker j is done at (held_j + k) p_j. T* is the remaining-th smallest of these times over all
     # j, and it is at most what any one worker would need alone: bisect on T between 0 and that.
-    low, high = 0.0, min((h + remaining) * p for p, h in claiming)
+    low, high = 0.0, float(((holding + remaining) * times).min(initial=math.inf))
+    if not math.isfinite(high):
+        return math.inf
     for _ in range(60):
         middle = 0.5 * (low + high)
-        done = sum(max(0, math.floor(middle / p * (1 + 1e-12) - h)) for p, h in claiming)
-        low, high = (low, middle) if done >= remaining else (middle, high)
+        low, high = (low, middle) if _done_by(middle, times, holding) >= remaining else (middle, high)
     return high
+
+
+def _done_by(time: float, times: FloatArray, holding: FloatArray) -> float:
+    """Σ_j max(0, ⌊T/p_j − held_j⌋); never falls as T grows, in floating point either."""
+    return float(np.maximum(np.floor(time / times * (1 + 1e-12) - holding), 0.0).sum())
 
 
 def may_claim(
@@ -135,11 +146,15 @@ def may_claim(
     own_step: float | None,
     remaining: int,
     claimed: int,
-    step_times: Sequence[float],
+    step_times: Sequence[float] | FloatArray,
     rank: int,
     lookahead: int,
 ) -> bool:
     """The claim rule: whether this worker should take one more batch of the epoch.
+
+    A few passes over the workers: T* is at least remaining / Σ 1/p_j, which alone allows most claims of an epoch; after that,
+    whether T* is above or below a time is seen from how many batches could be done by then. T* itself is reckoned only where
+    rounding would decide.
 
     Args:
         held: batches this worker has claimed and not yet stepped on.
@@ -155,19 +170,35 @@ def may_claim(
     """
     if remaining <= 0:
         return False
+    workers = len(step_times)
     if own_step is None:
-        # nothing measured yet: the fair share of what is left
-        return (held + 1) * len(step_times) <= remaining
-    known = sorted(p for p in step_times if not math.isnan(p))
-    typical = known[(len(known) - 1) // 2] if known else own_step
-    if not math.isfinite(typical):
-        typical = own_step
-    times = [typical if math.isnan(p) else p for p in step_times]
+        # Nothing measured yet: the fair share of the epoch. Not of what is left, which shrinks while all loaders prefetch: all
+        # would leave after half of it, and the last one would have the other half for itself.
+        return held * workers < remaining + claimed
+    times = np.array(step_times, float)
+    unknown = np.isnan(times)
+    if unknown.any():
+        times[unknown] = _typical(times[~unknown], own_step)
     times[rank] = own_step
-    share = (claimed - held) / max(1, len(times) - 1)
-    holding = [min(lookahead + 0.5, share)] * len(times)
+    own_end = (held + 1) * own_step
+    if own_end * float((1.0 / times).sum()) <= remaining:
+        return True
+    holding = np.full(workers, min(lookahead + 0.5, (claimed - held) / max(1, workers - 1)))
     holding[rank] = held
-    return (held + 1) * own_step <= joint_finish_time(remaining, times, holding) * (1 + 1e-9)
+    latest = own_end / (1 + _TIE)  # equal workers end at the same time but for rounding, and one of them has to claim
+    if _done_by(latest * (1 - _CLEAR), times, holding) >= remaining:
+        return False
+    if _done_by(latest * (1 + _CLEAR), times, holding) < remaining:
+        return True
+    return own_end <= joint_finish_time(remaining, times, holding) * (1 + _TIE)
+
+
+def _typical(known: FloatArray, otherwise: float) -> float:
+    """The lower median of the step times that are known; another one's if it is that of workers that have left."""
+    if not known.size:
+        return otherwise
+    typical = float(np.sort(known)[(known.size - 1) // 2])
+    return typical if math.isfinite(typical) else otherwise
 
 
 class Ledger:

@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
+
 from lightning_gossip.algorithm.work import Ledger, may_claim
 
 _REFRESH_CLAIMS = 16  # step times change slowly; near the end they are read before each claim
@@ -70,12 +72,15 @@ class EpochQueue:
         self._lookahead = lookahead
         self._gone = gone
         self._remaining = batches - workers
-        self._step_times = [math.nan] * workers
+        self._step_times = np.full(workers, math.nan)
         self._published_s: float | None = None
         self._claims = 0
         self._done = False
         self._last_left = False
-        self._seen: set[str] = set()  # keys that are set; none is deleted while the epoch lasts
+        self._excluded: frozenset[int] = frozenset()  # of the workers, those that were dead at the last look
+        self._time_keys = {each: self._time_key(each) for each in range(workers)}  # of the others, by rank
+        self._all_set = False  # these keys, and the counter; none is deleted while the epoch lasts
+        self._values: list[bytes] = []  # of the step times, as they were at the last look
         if not store.check([self._time_key(rank)]):
             self._write(math.nan, left=False)
 
@@ -150,33 +155,39 @@ class EpochQueue:
         """Bring the own step time, everybody's, and what remains up to date, as far as the decision needs it."""
         self._publish(step_s)
         if self._claims % _REFRESH_CLAIMS == 1 or self._is_near_end(step_s, held):
-            gone = self._gone()
-            alive = [rank for rank in range(self._workers) if rank not in gone]
-            keys = [self._time_key(rank) for rank in alive]
-            self._step_times = [math.inf if rank in gone else p for rank, p in enumerate(self._step_times)]
-            *times, taken = self._look(keys)
-            for rank, value in zip(alive, times, strict=False):
-                self._step_times[rank] = self._read(value)
+            self._exclude(self._gone())
+            *values, taken = self._look()
             self._remaining = self.batches - self._workers - int(taken)
+            if values and values != self._values:
+                before = self._values or [b""] * len(values)
+                for rank, value, old in zip(self._time_keys, values, before, strict=True):
+                    if value != old:
+                        self._step_times[rank] = self._read(value)
+                self._values = values
 
-    def _look(self, keys: list[str]) -> list[bytes]:
-        """The values of the keys, if all are set, and then the shared counter; one round trip, once they have been seen.
+    def _exclude(self, gone: frozenset[int]) -> None:
+        """These have died: they claim no more, and their step times are of no use."""
+        if gone != self._excluded:
+            self._excluded, self._values, self._all_set = gone, [], False
+            self._time_keys = {rank: self._time_key(rank) for rank in range(self._workers) if rank not in gone}
+            self._step_times[list(gone)] = math.inf
+
+    def _look(self) -> list[bytes]:
+        """Everybody's step time, if all are set, and then the shared counter; one round trip, once they have been seen.
 
         A worker that has not begun this epoch has set nothing, and is not waited for.
         """
-        counter = f"{self._key}/next"
-        if unseen := [key for key in keys if key not in self._seen]:
-            if not self._store.check(unseen):
-                return [str(self._store.add(counter, 0)).encode()]
-            self._seen.update(unseen)
-        if counter not in self._seen:
-            self._store.add(counter, 0)
-            self._seen.add(counter)
+        keys, counter = list(self._time_keys.values()), f"{self._key}/next"
+        if not self._all_set:
+            taken = self._store.add(counter, 0)
+            if not self._store.check(keys):
+                return [str(taken).encode()]
+            self._all_set = True
         return self._store.multi_get([*keys, counter])
 
     def _is_near_end(self, step_s: float | None, held: int) -> bool:
-        finite = [p for p in self._step_times if math.isfinite(p) and p > 0]
-        slowness = max(1.0, (step_s or 0.0) / min(finite)) if finite else 1.0
+        fastest_s = float(np.fmin.reduce(self._step_times, initial=math.inf))
+        slowness = max(1.0, (step_s or 0.0) / fastest_s) if 0.0 < fastest_s < math.inf else 1.0
         most = max(held, self._lookahead) + 1
         return self._remaining <= 4 * self._workers * most * slowness + _REFRESH_CLAIMS * self._workers
 

@@ -14,10 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_gossip.algorithm.laws import FloatArray
 from lightning_gossip.algorithm.work import Ledger, check_enough_batches, may_claim
-
-_TIE = 1e-8  # relative; the rule's own tolerance and the rounding of its T* are far within it
 
 
 class Task(NamedTuple):
@@ -110,14 +107,12 @@ class SharedEpoch(Session):
         self._lookahead = lookahead
         self._speeds_s = speeds_s
         self._places = {rank: place for place, rank in enumerate(members)}
-        self._times_s = [speeds_s[rank] for rank in members]  # what the rule sees; infinite for those that have left
-        self._times = np.array(self._times_s)
+        # what the rule sees; infinite for those that have left
+        self._times_s = np.array([speeds_s[rank] for rank in members])
         self._next = len(members)  # the first positions are the members' own
         self._ledgers = {rank: Ledger() for rank in members}
         self._begun: set[int] = set()
         self._done: set[int] = set()
-        self._known = sum(not math.isnan(time_s) for time_s in self._times_s)
-        self._rate = math.fsum(1.0 / time_s for time_s in self._times_s if time_s > 0.0)
 
     def next(self, rank: int, step_s: float | None) -> Task | None:
         """See :meth:`Session.next`."""
@@ -140,7 +135,7 @@ class SharedEpoch(Session):
         """See :meth:`Session.lost`."""
         if rank in self._places and rank not in self._done:
             self._done.add(rank)
-            self._set_time(rank, math.inf)
+            self._times_s[self._places[rank]] = math.inf
 
     @property
     def remaining(self) -> int:
@@ -151,8 +146,7 @@ class SharedEpoch(Session):
         if rank in self._done:
             return
         if step_s is not None:
-            self._speeds_s[rank] = step_s
-            self._set_time(rank, step_s)
+            self._speeds_s[rank] = self._times_s[self._places[rank]] = step_s
         others_claim = len(self._done) < len(self._places) - 1  # the last one never leaves
         if self.remaining and (not others_claim or self._may(rank, step_s)):
             self._ledgers[rank].claim(self._next)
@@ -161,64 +155,15 @@ class SharedEpoch(Session):
         if self.remaining:
             self.left_early.add(rank)
         self._done.add(rank)
-        self._set_time(rank, math.inf)
+        self._times_s[self._places[rank]] = math.inf
 
     def _may(self, rank: int, step_s: float | None) -> bool:
-        """The claim rule, asked in full only where the answer is open.
-
-        T* is at least remaining / Σ 1/p_j, so where that alone allows the claim the rule does too; it takes as long as there
-        are workers, and an epoch has most of its claims far from its end. Near the end, whether T* is above or below a time is
-        seen from how many batches could be done by then; the bisection for T* itself is left for what is a tie.
-        """
-        held = self._ledgers[rank].held
-        if step_s is not None:
-            own_s = (held + 1) * step_s
-            if own_s * self._most_rate() * (1.0 + 1e-9) <= self.remaining:
-                return True
-            if self._known == len(self._times_s):
-                holding = self._holding(rank, held)
-                if self._done_by(own_s * (1.0 - _TIE), holding) >= self.remaining:
-                    return False
-                if self._done_by(own_s * (1.0 + _TIE), holding) < self.remaining:
-                    return True
         return may_claim(
-            held=held,
+            held=self._ledgers[rank].held,
             own_step=step_s,
             remaining=self.remaining,
-            claimed=self._claimed,
+            claimed=len(self._tasks) - self.remaining,
             step_times=self._times_s,
             rank=self._places[rank],
             lookahead=self._lookahead,
         )
-
-    @property
-    def _claimed(self) -> int:
-        return len(self._tasks) - self.remaining
-
-    def _holding(self, rank: int, held: int) -> FloatArray:
-        """held_j as the rule takes it: this worker's own, and of the others what they hold on the average."""
-        others = max(1, len(self._times_s) - 1)
-        holding = np.full(len(self._times_s), min(self._lookahead + 0.5, (self._claimed - held) / others))
-        holding[self._places[rank]] = held
-        return holding
-
-    def _done_by(self, time_s: float, holding: FloatArray) -> float:
-        """Σ_j max(0, ⌊T/p_j − held_j⌋), of those that still claim."""
-        return float(np.maximum(np.floor(time_s / self._times - holding), 0.0).sum())
-
-    def _most_rate(self) -> float:
-        """Σ 1/p_j of those that still claim; where one is not known, the fastest known one's."""
-        unknown = len(self._times_s) - self._known
-        if not unknown:
-            return self._rate
-        return self._rate + unknown / min((p for p in self._times_s if not math.isnan(p)), default=math.nan)
-
-    def _set_time(self, rank: int, time_s: float) -> None:
-        place = self._places[rank]
-        before_s = self._times_s[place]
-        if math.isnan(before_s):
-            self._known += 1
-        else:
-            self._rate -= 1.0 / before_s
-        self._times_s[place] = self._times[place] = time_s
-        self._rate += 1.0 / time_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
@@ -12,6 +13,20 @@ import numpy as np
 import torch.distributed as dist
 
 from lightning_gossip.runtime.work_queue import EpochQueue
+
+FIRST_EPOCHS = [(4, 1), (4, 5), (16, 9), (128, 17)]  # workers, and batches that their loaders keep ahead
+BATCHES_EACH = [3, 5, 8, 10, 12, 15, 20, 25, 30]  # that a worker's share of the epoch has
+
+
+def first_epoch_bound_s(step_times: Sequence[float], *, batches: int, lookahead: int) -> float:
+    """How long an epoch may take of which nothing is known when it begins.
+
+    A slow worker makes the steps that its loader has prefetched before the first one, or its share if that is less; the others
+    wait for them, if they are done sooner.
+    """
+    ideal_s = batches / sum(1 / step_s for step_s in step_times)
+    share = math.ceil(batches / len(step_times))
+    return max(min(lookahead + 1, share) * max(step_times), 1.06 * ideal_s + 1.0)
 
 
 @dataclass

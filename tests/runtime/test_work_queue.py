@@ -1,4 +1,5 @@
 import functools
+import math
 import statistics
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from lightning_gossip.runtime.work_queue import EpochQueue
-from tests.runtime.epochs import EagerQueue, Epoch, Worker, run_epochs
+from tests.runtime.epochs import BATCHES_EACH, FIRST_EPOCHS, EagerQueue, Epoch, Worker, first_epoch_bound_s, run_epochs
 
 MEDIANS = 1.5  # a worker that took batches until none were left waits no longer than this many median steps
 
@@ -118,13 +119,48 @@ def test_without_the_rule_the_fast_workers_wait_for_many_steps() -> None:
     assert max(wait_by_the_rule(epoch, worker) for worker in epoch.workers) > 3 * MEDIANS
 
 
+@pytest.mark.parametrize(("n", "lookahead"), FIRST_EPOCHS)
+@pytest.mark.parametrize("each", BATCHES_EACH)
+def test_the_first_epoch_of_equal_workers_is_as_short_as_can_be(n: int, lookahead: int, each: int) -> None:
+    """Nothing is known, and loaders prefetch up to the whole of it before the first step."""
+    [epoch] = run_epochs([1.0] * n, batches=each * n, lookahead=lookahead, epochs=1)
+    assert epoch.length_s <= 1.05 * epoch.ideal_s
+
+
+@pytest.mark.parametrize("lookahead", [1, 3, 9])
+@pytest.mark.parametrize("batches", [65, 79, 160, 173])
+def test_nobody_does_what_is_left_over_where_shares_do_not_come_out_even(batches: int, lookahead: int) -> None:
+    [epoch] = run_epochs([1.0] * 16, batches=batches, lookahead=lookahead, epochs=1)
+    assert epoch.length_s <= math.ceil(batches / 16)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_first_epoch_is_short_too_if_workers_begin_at_different_times(seed: int) -> None:
+    case = Case((1.0,) * 16, 16 * 12, lookahead=9, noise=0.1, skew_s=4.0, seed=seed)
+    epoch = case.run(epochs=1)[0]
+    assert epoch.length_s <= 1.2 * epoch.ideal_s + 4.0
+
+
+@pytest.mark.parametrize(("n", "lookahead"), [case for case in FIRST_EPOCHS if case[0] < 100])
+@pytest.mark.parametrize("slowdown", [4.0, 10.0])
+@pytest.mark.parametrize("each", BATCHES_EACH)
+def test_a_slow_worker_holds_up_the_first_epoch_by_its_prefetch(n: int, lookahead: int, slowdown: float, each: int) -> None:
+    for slow in (0, n - 1):
+        step_times = [1.0] * n
+        step_times[slow] = slowdown
+        [epoch] = run_epochs(step_times, batches=each * n, lookahead=lookahead, epochs=1)
+        assert epoch.length_s <= first_epoch_bound_s(step_times, batches=each * n, lookahead=lookahead)
+
+
 def test_a_worker_that_knows_nothing_yet_takes_its_fair_share_at_most() -> None:
     store = dist.HashStore()
-    queue = EpochQueue(store, "e", rank=0, workers=4, batches=20, lookahead=1)
-    taken = 0
-    while queue.claim(None) is not None:
-        taken += 1
-    assert 1 <= taken <= 20 // 4
+    queues = [EpochQueue(store, "e", rank=rank, workers=4, batches=22, lookahead=9) for rank in range(4)]
+    taken = []
+    for queue in queues:  # one after the other, as if each loader were the fastest to prefetch
+        taken.append(0)
+        while queue.claim(None) is not None:
+            taken[-1] += 1
+    assert taken == [6, 6, 6, 4]
 
 
 def test_the_last_worker_never_leaves() -> None:

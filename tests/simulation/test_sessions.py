@@ -4,40 +4,27 @@ import heapq
 import math
 import statistics
 from collections import deque
-from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_gossip.algorithm.work import may_claim
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.simulation import Cluster, Constant, Epochs, Quadratic, Recording, Samples, Steps, digits, simulate
+from lightning_gossip.simulation import (
+    Cluster,
+    Constant,
+    Epochs,
+    Quadratic,
+    Recording,
+    Samples,
+    Steps,
+    Uniform,
+    digits,
+    simulate,
+)
 from lightning_gossip.simulation.sessions import EqualShares, SharedEpoch, Task
 from lightning_gossip.simulation.work import Plan
-from tests.runtime.epochs import run_epochs
-
-
-class Asking(SharedEpoch):
-    """Asks the claim rule in full each time, and compares."""
-
-    asked = 0
-
-    def _may(self, rank: int, step_s: float | None) -> bool:
-        shortened = super()._may(rank, step_s)
-        in_full = may_claim(
-            held=self._ledgers[rank].held,
-            own_step=step_s,
-            remaining=self.remaining,
-            claimed=len(self._tasks) - self.remaining,
-            step_times=self._times_s,
-            rank=self._places[rank],
-            lookahead=self._lookahead,
-        )
-        assert shortened == in_full
-        Asking.asked += 1
-        return shortened
+from tests.runtime.epochs import BATCHES_EACH, FIRST_EPOCHS, first_epoch_bound_s, run_epochs
 
 
 def play(epoch: SharedEpoch, step_times: list[float], *, known: bool) -> tuple[list[int], float]:
@@ -70,38 +57,41 @@ def test_every_batch_is_trained_on_once_by_the_claim_rule(
 ) -> None:
     n = len(step_times)
     speeds_s = step_times.copy() if known else [math.nan] * n
-    epoch = Asking([Task(None, 1)] * (n + spare), members=range(n), speeds_s=speeds_s, lookahead=lookahead)
+    epoch = SharedEpoch([Task(None, 1)] * (n + spare), members=range(n), speeds_s=speeds_s, lookahead=lookahead)
     taken, _ = play(epoch, step_times, known=known)
     assert len(taken) == n + spare
     assert epoch.remaining == 0
     assert set(taken) == set(range(n))
 
 
-@pytest.mark.parametrize("lookahead", [1, 4])
-def test_the_end_of_a_large_epoch_asks_the_rule_in_full_for_a_tie_only(lookahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In full it bisects over all workers; asked so by each of them, that takes as long as the square of their number."""
-    asked = []
-
-    def counting(**arguments: Any) -> bool:
-        asked.append(arguments["rank"])
-        return may_claim(**arguments)
-
-    monkeypatch.setattr("lightning_gossip.simulation.sessions.may_claim", counting)
-    step_times = np.random.default_rng(0).uniform(0.9, 1.1, 200).tolist()
-    epoch = SharedEpoch([Task(None, 1)] * 2_000, members=range(200), speeds_s=step_times.copy(), lookahead=lookahead)
-    taken, _ = play(epoch, step_times, known=True)
-    assert len(taken) == 2_000
-    assert len(asked) <= 2
+@pytest.mark.parametrize(("n", "lookahead"), FIRST_EPOCHS)
+@pytest.mark.parametrize("each", BATCHES_EACH)
+def test_the_first_epoch_of_equal_workers_is_as_short_as_can_be(n: int, lookahead: int, each: int) -> None:
+    """Nothing is known, and loaders prefetch up to the whole of it before the first step."""
+    epoch = SharedEpoch([Task(None, 1)] * (each * n), members=range(n), speeds_s=[math.nan] * n, lookahead=lookahead)
+    _, length = play(epoch, [1.0] * n, known=False)
+    assert length <= 1.05 * each
 
 
-@settings(max_examples=40)
-@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 5]))
-def test_the_shortened_rule_is_the_rule(seed: int, lookahead: int) -> None:
-    generator = np.random.default_rng(seed)
-    step_times = generator.choice([1.0, 2.0, generator.uniform(0.5, 20.0), generator.uniform(0.5, 2.0)], size=12).tolist()
-    epoch = Asking([Task(None, 1)] * 150, members=range(12), speeds_s=step_times.copy(), lookahead=lookahead)
-    taken, _ = play(epoch, step_times, known=True)
-    assert len(taken) == 150
+@pytest.mark.parametrize(("n", "lookahead"), [case for case in FIRST_EPOCHS if case[0] < 100])
+@pytest.mark.parametrize("slowdown", [4.0, 10.0])
+@pytest.mark.parametrize("each", BATCHES_EACH)
+def test_a_slow_worker_holds_up_the_first_epoch_by_its_prefetch(n: int, lookahead: int, slowdown: float, each: int) -> None:
+    for slow in (0, n - 1):
+        step_times = [1.0] * n
+        step_times[slow] = slowdown
+        tasks = [Task(None, 1)] * (each * n)
+        epoch = SharedEpoch(tasks, members=range(n), speeds_s=[math.nan] * n, lookahead=lookahead)
+        _, length = play(epoch, step_times, known=False)
+        assert length <= first_epoch_bound_s(step_times, batches=len(tasks), lookahead=lookahead)
+
+
+def test_no_worker_trains_most_of_a_first_epoch_alone() -> None:
+    result = simulate(
+        "adpsgd", Cluster(16, Uniform(0.1, 0.02)), work=Epochs(batches=160, lookahead=9), recording=Recording(spans=False)
+    )
+    assert result.epoch_times_s[0] <= 1.1
+    assert max(worker.steps for worker in result.workers) <= 11
 
 
 @pytest.mark.parametrize(("slowdown", "lookahead"), [(1.0, 1), (10.0, 1), (10.0, 9), (100.0, 1)])
