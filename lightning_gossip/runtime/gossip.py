@@ -195,14 +195,19 @@ class Gossip:
             try:
                 transport.post((transport.rank + (not transport.wakes_itself)) % transport.world_size, Message(Kind.STOP))
             except PeerError as error:
-                log.warning("rank %d: %s", transport.rank, error)
+                log.warning("rank %d: could not tell a listening thread to end: %s", transport.rank, error)
         deadline = Deadline.after(timeout_s)
         for thread in self._threads:
             if ends_all or thread.name != "gossip-listener":
                 thread.join(deadline.left_s)
         alive = [thread.name for thread in self._threads if thread.is_alive()]
         if ends_all and alive:
-            log.warning("rank %d: %s did not end within %.3g s", transport.rank, ", ".join(alive), timeout_s)
+            log.warning(
+                "rank %d: its threads %s did not end within %.3g s; they end with this process",
+                transport.rank,
+                ", ".join(alive),
+                timeout_s,
+            )
         if not alive:
             transport.close()
 

@@ -226,7 +226,9 @@ class ChangingPartners(Partners):
         if peer in self._alive:
             self._picker.took(self._alive.index(peer), seconds)
         if self._pauses.pop(peer, None) is not None:
-            log.warning("%s: rank %d answers again", self._watch.me, self._members[peer].number)
+            log.warning(
+                "%s: %s answers again, and both exchange models as before", self._watch.me.spoken, self._members[peer].spoken
+            )
 
     @override
     def lost(self, peer: int, error: PeerError) -> None:
@@ -239,7 +241,7 @@ class ChangingPartners(Partners):
         shortest_s, longest_s = _PAUSE_S
         pause_s = min(longest_s, 2 * self._pauses[peer][1]) if peer in self._pauses else shortest_s
         self._pauses[peer] = (now_s() + pause_s, pause_s)
-        log.warning("%s: rank %d is left out: %s", self._watch.me, worker.number, error)
+        log.warning("%s: no exchanges with %s for %.3g s: %s", self._watch.me.spoken, worker.spoken, pause_s, error)
 
     def _repair(self) -> None:
         me = self._me
@@ -254,4 +256,4 @@ class ChangingPartners(Partners):
             self._picker = PartnerPicker(graph, alive.index(me), roles=roles, choice=self._picker.choice)
             self._picker.load_state_dict({"rank": alive.index(me), "generator": stream})
             neighbours = [self._members[alive[rank]].number for rank in self._picker.neighbours]
-            log.warning("%s: the graph is repaired, its neighbours are now %s", self._watch.me, neighbours)
+            log.warning("%s: a neighbour has died; this worker exchanges with ranks %s now", self._watch.me.spoken, neighbours)
