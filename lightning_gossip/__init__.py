@@ -11,6 +11,7 @@ from lightning_gossip.strategies import (
     QSGDStrategy,
     WorkerReport,
     register,
+    report,
 )
 from lightning_gossip.version import __version__
 
@@ -34,4 +35,5 @@ __all__ = [
     "QSGDStrategy",
     "WorkerReport",
     "__version__",
+    "report",
 ]

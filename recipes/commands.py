@@ -8,11 +8,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from hydra.experimental.callback import Callback
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from lightning_gossip import GossipError
+from recipes.ranges import check_folder
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
 
@@ -22,11 +26,28 @@ def one_sentence() -> Iterator[None]:
     """End the command with status 2 and the error's own words; with ``HYDRA_FULL_ERROR=1`` with the whole stack trace."""
     try:
         yield
-    except (GossipError, MisconfigurationException) as error:
+    except (GossipError, MisconfigurationException, OmegaConfBaseException) as error:
         if os.environ.get(_FULL_ERROR) == "1":
             raise
-        print(f"{type(error).__name__}: {error}\n(Set {_FULL_ERROR}=1 for the stack trace.)", file=sys.stderr)
+        words = str(error).splitlines()[0] if isinstance(error, OmegaConfBaseException) else str(error)
+        print(f"{type(error).__name__}: {words}\n(Set {_FULL_ERROR}=1 for the stack trace.)", file=sys.stderr)
         sys.exit(2)
+
+
+class WritableFolder(Callback):
+    """Says in a sentence that the folder of a run cannot be written to, before Hydra fails on it."""
+
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        """Hydra's hook, before it makes the folder."""
+        self._look("hydra.run.dir", config.hydra.run.dir)
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """The same of a sweep."""
+        self._look("hydra.sweep.dir", config.hydra.sweep.dir)
+
+    def _look(self, key: str, folder: str) -> None:
+        with one_sentence():  # its exit passes Hydra, which turns any other exception of a callback into a warning
+            check_folder(key, folder)
 
 
 @contextmanager

@@ -39,6 +39,11 @@ class DigitsData(LightningDataModule):
         y = torch.from_numpy(digits).long()
         self.train, self.validation, self.test = (TensorDataset(x[part], y[part]) for part in (train, validation, test))
 
+    @property
+    def training_images(self) -> int:
+        """Samples of an epoch."""
+        return len(self.train)
+
     @override
     def train_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
         return DataLoader(self.train, batch_size=self.batch_size, shuffle=True)

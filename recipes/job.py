@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import math
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,11 +16,14 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import Strategy
 from omegaconf import DictConfig
+from torch.nn.parallel import DistributedDataParallel
 
-from lightning_gossip import ConfigurationError
+from lightning_gossip import ConfigurationError, GossipError
 from lightning_gossip.callbacks import CollectiveCounter, EpochProgressBar, GossipMonitor
-from recipes import plots, summary, tracking
+from lightning_gossip.strategies import DecentralizedStrategy
+from recipes import plots, ranges, summary, tracking
 from recipes.record import RunRecord, RunRecorder
 
 
@@ -41,6 +47,7 @@ def run(cfg: DictConfig) -> None:
     Raises:
         ConfigurationError: for options that cannot work, before any process is started.
     """
+    ranges.check(cfg)
     with plain_errors():
         folder = Path(cfg.run_dir)
         seed_everything(cfg.seed, workers=True, verbose=False)
@@ -62,7 +69,7 @@ def run(cfg: DictConfig) -> None:
         )
         model: LightningModule = instantiate(cfg.recipe.model)
         data: LightningDataModule = instantiate(cfg.recipe.data)
-    folder.mkdir(parents=True, exist_ok=True)
+        _check_batches(data, trainer)
     trainer.fit(model, datamodule=data, ckpt_path=cfg.ckpt_path)
     if cfg.strategy.start_method != "popen":
         trainer.loggers = []  # their runs ended with the processes that trained
@@ -88,27 +95,71 @@ def make_trainer(cfg: DictConfig, *, callbacks: Sequence[Callback] = (), **optio
     Raises:
         ConfigurationError: for options that cannot work.
     """
-    if not isinstance(cfg.trainer.max_epochs, int) or cfg.trainer.max_epochs < 1:
-        raise ConfigurationError(f"trainer.max_epochs={cfg.trainer.max_epochs!r} is not a whole number of at least 1.")
+    ranges.check_numbers(cfg)
     emulator = instantiate(cfg.cluster) or None
     emulators = [] if emulator is None else [emulator]
-    trainer: Trainer = instantiate(cfg.trainer)(
-        strategy=instantiate(cfg.strategy), callbacks=[*emulators, *callbacks], **options
-    )
+    strategy: Strategy = instantiate(cfg.strategy)
+    _check_ddp(strategy)
+    try:
+        trainer: Trainer = instantiate(cfg.trainer)(strategy=strategy, callbacks=[*emulators, *callbacks], **options)
+    except (TypeError, ValueError) as error:
+        raise refused("trainer", error) from error
     if emulator is not None:
         emulator.check(trainer.world_size)
     return trainer
 
 
+def _check_ddp(strategy: Strategy) -> None:
+    """Lightning keeps options that it does not know for PyTorch's DDP, which refuses them when the workers run."""
+    known = inspect.signature(DistributedDataParallel).parameters
+    for name in getattr(strategy, "_ddp_kwargs", {}):
+        if name not in known:
+            raise ConfigurationError(f"strategy.{name}: neither Lightning's DDPStrategy nor DistributedDataParallel has it.")
+
+
+def _check_batches(data: Any, trainer: Trainer) -> None:
+    """The workers would say the same, each for itself, once they run."""
+    images = getattr(data, "training_images", None)
+    if images is None or not isinstance(trainer.strategy, DecentralizedStrategy):
+        return
+    size, workers = data.batch_size, trainer.world_size
+    if math.ceil(images / size) < workers:
+        raise ConfigurationError(
+            f"recipe.data.batch_size={size} leaves fewer batches of {images} images than there are workers ({workers})."
+            f" Write at most recipe.data.batch_size={math.ceil(images / (workers - 1)) - 1}, or fewer trainer.devices."
+        )
+
+
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """What an object of the configuration raised, and not that Hydra was making it."""
+    """What an object of the configuration raised, and not that Hydra was making it.
+
+    Raises:
+        ConfigurationError: for arguments that a class does not take; naming the node.
+    """
     try:
         yield
     except InstantiationException as error:
-        if error.__cause__ is None:
+        cause = error.__cause__
+        if cause is None:
             raise
-        raise error.__cause__ from None
+        if isinstance(cause, (TypeError, ValueError)) and not isinstance(cause, GossipError):
+            node = re.search(r"full_key: (\S+)", str(error))
+            raise refused("the configuration" if node is None else node[1], cause) from cause
+        raise cause from None
+
+
+def refused(node: str, error: Exception) -> ConfigurationError:
+    """What a class says to its arguments, in one sentence with the key of the configuration.
+
+    Args:
+        node: of the configuration that the object is made from.
+        error: what its class raised.
+    """
+    unknown = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    if unknown is not None:
+        return ConfigurationError(f"{node}.{unknown[2]}: {unknown[1]} has no such option.")
+    return ConfigurationError(f"{node} has a value that cannot be: {' '.join(str(error).split())}")
 
 
 def be_quiet() -> None:

@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig
 
 from lightning_gossip import ConfigurationError
+from recipes import overrides, ranges
 from recipes.commands import one_sentence
 from recipes.job import be_quiet, make_trainer, plain_errors, tracked_run
 from recipes.processes import run_workers, started_from_outside
@@ -41,6 +42,7 @@ def main(cfg: DictConfig) -> float | None:
         return attempt(lambda: _job_of_sweep(cfg), Path(cfg.run_dir), otherwise=0.0)
     try:
         with environment_kept(), one_sentence():
+            look_at_overrides(cfg, "config")
             tracked_run(cfg)
     except SIGTERMException:
         print("Stopped by SIGTERM before the end.", file=sys.stderr)
@@ -48,9 +50,23 @@ def main(cfg: DictConfig) -> float | None:
     return None
 
 
+def look_at_overrides(cfg: DictConfig, config: str) -> None:
+    """Refuse what no command reads, and say what has no effect; in Hydra's own process.
+
+    Args:
+        cfg: of a call.
+        config: name of the command's own configuration.
+    """
+    call = HydraConfig.get()
+    given = list(call.overrides.task)
+    overrides.check(cfg, given, CONF / f"{config}.yaml")
+    overrides.warn(cfg, given, str(dict(call.runtime.choices)["strategy"]))
+
+
 def _job_of_sweep(cfg: DictConfig) -> float:
     folder, hydra_cfg = Path(cfg.run_dir), HydraConfig.get()
     cfg.sweep, cfg.job = name_of_sweep(hydra_cfg.sweep.dir), hydra_cfg.job.override_dirname
+    look_at_overrides(cfg, "config")
     with environment_kept():
         if cfg.strategy.start_method == "popen" and not started_from_outside():
             run_workers(tracked_run, cfg, _workers(cfg))
@@ -63,6 +79,7 @@ def _job_of_sweep(cfg: DictConfig) -> float:
 
 def _workers(cfg: DictConfig) -> int:
     """How many this machine is to start; what can be refused is refused here, before any process."""
+    ranges.check(cfg)
     with plain_errors():
         trainer = make_trainer(cfg, logger=False, enable_checkpointing=False)
         instantiate(cfg.recipe.data)  # looks at the folder

@@ -5,5 +5,6 @@ from lightning_gossip.callbacks.curvature import CurvatureProbe
 from lightning_gossip.callbacks.emulator import ClusterEmulator
 from lightning_gossip.callbacks.monitor import GossipMonitor
 from lightning_gossip.callbacks.progress import EpochProgressBar
+from lightning_gossip.callbacks.reporter import FitReporter
 
-__all__ = ["ClusterEmulator", "CollectiveCounter", "CurvatureProbe", "EpochProgressBar", "GossipMonitor"]
+__all__ = ["ClusterEmulator", "CollectiveCounter", "CurvatureProbe", "EpochProgressBar", "FitReporter", "GossipMonitor"]

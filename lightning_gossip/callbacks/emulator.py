@@ -66,6 +66,7 @@ class ClusterEmulator(Callback):
             check_number(f"slowdown of rank {rank}", factor, at_least=1.0)
         if period_s is not None:
             check_number("period_s", period_s, above=0.0)
+        check_number("seed", seed)
         check_choice("jitter", jitter, (None, *get_args(Jitter)))
         check_number("spread", spread, above=0.0)
         if spread > 1:

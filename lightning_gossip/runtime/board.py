@@ -32,7 +32,19 @@ class Worker(NamedTuple):
     life: int
 
     def __str__(self) -> str:
+        """Its name in the store's keys."""
         return f"{self.number}.{self.life}"
+
+    @property
+    def spoken(self) -> str:
+        """Its name for people.
+
+        >>> Worker(0, 1).spoken, Worker(0, 2).spoken
+        ('rank 0', 'rank 0 (second start)')
+        """
+        ordinals = {2: "second", 3: "third", 4: "fourth"}
+        again = "" if self.life == 1 else f" ({ordinals.get(self.life, f'{self.life}th')} start)"
+        return f"rank {self.number}{again}"
 
 
 class Board:

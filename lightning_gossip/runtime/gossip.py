@@ -205,7 +205,7 @@ class Gossip:
             try:
                 transport.post((transport.rank + (not transport.wakes_itself)) % transport.world_size, Message(Kind.STOP))
             except PeerError as error:
-                log.warning("rank %d: %s", transport.rank, error)
+                log.warning("rank %d: could not tell a listening thread to end: %s", transport.rank, error)
         else:
             self._requests.close()  # the listener, which would, is left alone
         deadline = Deadline.after(timeout_s)
@@ -214,7 +214,7 @@ class Gossip:
                 thread.join(deadline.left_s)
         alive = [thread.name for thread in self._threads if thread.is_alive()]
         if ends_all and alive:
-            log.warning("rank %d: %s did not end within %.3g s", transport.rank, ", ".join(alive), timeout_s)
+            log.warning("rank %d: its threads %s did not end within %.3g s", transport.rank, ", ".join(alive), timeout_s)
         if ends_all or not alive:  # a thread that is late finds the transport closed, and ends by that
             transport.close()
 

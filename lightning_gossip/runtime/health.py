@@ -99,11 +99,13 @@ class Health:
                 replica.exchange_done()
         elif outcome.mine_finite:
             self._counters.refused_nonfinite += 1
-            log.warning("rank %d: an exchange with rank %d was refused: its model is not finite", self._rank, peer)
+            log.warning(
+                "rank %d: refused an exchange with rank %d, whose model is not finite (NaN or infinity)", self._rank, peer
+            )
         elif self._on_nonfinite == "raise":
             raise NonFiniteError(f"The model of rank {self._rank} is not finite.")
         else:
-            log.warning("rank %d: its model is not finite; it will take a neighbour's", self._rank)
+            log.warning("rank %d: its model is not finite (NaN or infinity); it will take a neighbour's", self._rank)
             self.adopts = True
         return outcome
 

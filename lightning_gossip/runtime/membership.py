@@ -156,7 +156,11 @@ class Membership:
                 if isinstance(error, GossipError):
                     raise
                 worked = False
-                log.info("%s: a collective failed: %s", self.me, _first_line(error))
+                log.info(
+                    "%s: a collective failed, and is repeated by the workers that are left: %s",
+                    self.me.spoken,
+                    _first_line(error),
+                )
             if not worked and dist.is_initialized():
                 # only neighbours of a dead worker's hear of its end; those behind them wait for workers that have given up
                 dist.destroy_process_group()
@@ -187,7 +191,7 @@ class Membership:
             elif self.rank == 0 and not self.watch.has_failed:
                 self.store.wait([f"{key}/all"], timedelta(seconds=_REST_S))
         except dist.DistError as error:
-            log.info("%s: the others did not say that they have ended: %s", self.me, _first_line(error))
+            log.info("%s: ends without having heard that the other workers have ended: %s", self.me.spoken, _first_line(error))
 
     def _be_excluded(self) -> None:
         """The others have gone on without this worker: it is as if it had come back, under a new name."""
@@ -235,7 +239,7 @@ class Membership:
         self.generation += 1
         numbers = ", ".join(str(worker.number) for worker in absent)
         self.watch.look_at(self.members)
-        log.warning("%s: rank %s is gone; %d workers go on", self.me, numbers, len(self.members))
+        log.warning("%s: rank %s is gone; %d workers go on", self.me.spoken, numbers, len(self.members))
         if len(self.members) < self._min_workers:
             raise PeerError(
                 f"Rank {numbers} is gone, {len(self.members)} workers are left, and min_workers={self._min_workers}: the job"
@@ -259,14 +263,16 @@ class Membership:
                 if isinstance(error, GossipError):
                     raise
                 failure = error
-                log.warning("%s: the groups could not be made: %s", self.me, _first_line(error))
+                log.warning(
+                    "%s: the process groups could not be made, and are tried again: %s", self.me.spoken, _first_line(error)
+                )
             worked = self.gather(failure is None, "the making of groups")
             if self.generation != generation or self.alone:
                 return  # somebody died in this round, and the groups have been made in there
             if all(worked):
                 break
             self.generation += 1
-        log.info("%s: groups of %d workers made in %.3f s", self.me, len(self.members), now_s() - began_s)
+        log.debug("%s: process groups of %d workers made in %.3f s", self.me.spoken, len(self.members), now_s() - began_s)
         for call in self.changed:
             call()
 

@@ -109,7 +109,12 @@ class Server(ServerLink):
                 thread.join(deadline.left_s)
         alive = [thread.name for thread in self._threads if thread.is_alive()]
         if together and alive:
-            log.warning("rank %d: %s did not end within %.3g s", self._transport.rank, ", ".join(alive), timeout_s)
+            log.warning(
+                "rank %d: its threads %s did not end within %.3g s; they end with this process",
+                self._transport.rank,
+                ", ".join(alive),
+                timeout_s,
+            )
 
     # -- the training thread of this rank ------------------------------------------------------------------------------
 
@@ -170,7 +175,9 @@ class Server(ServerLink):
         if update is None:
             return
         if not acceptable:
-            log.warning("rank %d: an update of rank %d was refused: it is not finite", self._transport.rank, rank)
+            log.warning(
+                "rank %d: refused an update of rank %d, which is not finite (NaN or infinity)", self._transport.rank, rank
+            )
             self._open.refuse(rank)
             self._staleness[rank] = None
             self._refused.add(rank)

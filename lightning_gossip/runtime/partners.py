@@ -262,7 +262,9 @@ class ChangingPartners(Partners):
             self._patience.took(seconds)
             paused = self._pauses.pop(peer, None)
         if paused is not None:
-            log.warning("%s: rank %d answers again", self._watch.me, self._members[peer].number)
+            log.warning(
+                "%s: %s answers again, and both exchange models as before", self._watch.me.spoken, self._members[peer].spoken
+            )
 
     @override
     def lost(self, peer: int, error: PeerError) -> None:
@@ -276,7 +278,7 @@ class ChangingPartners(Partners):
                 self._patience.in_vain()
             pause_s = min(longest_s, 2 * self._pauses[peer][1]) if peer in self._pauses else shortest_s
             self._pauses[peer] = (now_s() + pause_s, pause_s)
-        log.warning("%s: rank %d is left out: %s", self._watch.me, worker.number, error)
+        log.warning("%s: no exchanges with %s for %.3g s: %s", self._watch.me.spoken, worker.spoken, pause_s, error)
 
     def _repair(self) -> _Drawn:
         version = self._watch.version
@@ -294,7 +296,7 @@ class ChangingPartners(Partners):
             picker.load_state_dict({"rank": alive.index(me), "generator": stream})
             self._drawn = _Drawn(alive, picker)
             neighbours = [self._members[alive[rank]].number for rank in picker.neighbours]
-            log.warning("%s: the graph is repaired, its neighbours are now %s", self._watch.me, neighbours)
+            log.warning("%s: a neighbour has died; this worker exchanges with ranks %s now", self._watch.me.spoken, neighbours)
         self._version = version
         return self._drawn
 

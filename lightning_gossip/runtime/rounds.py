@@ -92,4 +92,4 @@ class Rounds:
             if tidies:
                 self._board.forget_round(number)
         except dist.DistError as error:  # the round is complete; whoever holds the store may have ended after it
-            log.info("%s: a round could not be deleted: %s", me, error)
+            log.debug("%s: the keys of a synchronisation point were left in the store: %s", me.spoken, error)

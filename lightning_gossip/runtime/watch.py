@@ -88,7 +88,9 @@ class Watch:
         if self._thread is not None:
             self._thread.join(timeout_s)
             if self._thread.is_alive():
-                log.warning("%s: the watch did not end within %.3g s", self.me, timeout_s)
+                log.warning(
+                    "%s: the failure detector did not stop within %.3g s; it ends with this process", self.me.spoken, timeout_s
+                )
             self._thread = None
 
     def look_at(self, members: Sequence[Worker], waiting_for: int | None = None, *, outside: bool = False) -> None:
@@ -209,7 +211,9 @@ class Watch:
         """One connection may break while the store is there; not again and again."""
         if now_s() - self._connected_s < self._liveness.dead_s:
             raise error
-        log.warning("%s: the watch connects with the store anew: %s", self.me, error)
+        log.warning(
+            "%s: the failure detector lost its connection with the store, and connects again: %s", self.me.spoken, error
+        )
         self._connect(another(self._store, timeout_s=self._liveness.dead_s, connect_s=_RECONNECT_S))
         self._connected_s = now_s()
 
@@ -224,11 +228,15 @@ class Watch:
             if number is not None:
                 self._board.wake(number, self._bug)
         except dist.DistError as gone:
-            log.warning("%s: nobody could be told that the watch has ended: %s", self.me, gone)
+            log.warning(
+                "%s: the failure detector has failed, and the store cannot be reached to tell the others: %s",
+                self.me.spoken,
+                gone,
+            )
 
     @property
     def _bug(self) -> str:
-        return f"{type(self._ended_by).__name__} in the watch: {self._ended_by}"
+        return f"{type(self._ended_by).__name__} in the failure detector: {self._ended_by}"
 
     def _tick(self) -> bool:
         self._tell()

@@ -7,7 +7,7 @@ from lightning_gossip.strategies.decentralized import DecentralizedStrategy
 from lightning_gossip.strategies.dpsgd import DPSGDStrategy
 from lightning_gossip.strategies.qsgd import QSGDStrategy
 from lightning_gossip.strategies.registry import STRATEGIES, register
-from lightning_gossip.strategies.reports import FitReport, WorkerReport
+from lightning_gossip.strategies.reports import FitReport, WorkerReport, report
 
 __all__ = [
     "STRATEGIES",
@@ -20,4 +20,5 @@ __all__ = [
     "QSGDStrategy",
     "WorkerReport",
     "register",
+    "report",
 ]

@@ -88,6 +88,7 @@ class ADPSGDStrategy(DecentralizedStrategy):
         self.survival = Survival(on_peer_failure, min_workers, max_workers, peer_timeout_s, joiner_optimizer, store)
         check_choice("roles", roles, get_args(Roles))
         check_number("exchanges_per_step", exchanges_per_step)
+        check_number("seed", seed)
         check_number("exchange_timeout_s", exchange_timeout_s, above=0.0)
         self.refuse_nonfinite, self.on_nonfinite = check_nonfinite(refuse_nonfinite, on_nonfinite)
         check_choice("wire", wire, get_args(Wire))

@@ -185,7 +185,7 @@ class PatientContext:
         for number, process in enumerate(self.processes):
             if process.exitcode is not None and process.exitcode < 0 and number not in self._told:
                 self._told.add(number)
-                log.warning("Worker %d was killed by %s; the others go on.", number, signal.Signals(-process.exitcode).name)
+                log.warning("Rank %d was killed by %s; the others go on.", number, signal.Signals(-process.exitcode).name)
         if any(process.exitcode for number, process in enumerate(self.processes) if number not in self._told):
             return bool(self._context.join())
         ended = all(not process.is_alive() for process in self.processes)

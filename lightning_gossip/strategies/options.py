@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from lightning_gossip.algorithm.checks import is_finite
-from lightning_gossip.algorithm.graphs import make_topology
+from lightning_gossip.algorithm.graphs import TOPOLOGIES, make_topology
 from lightning_gossip.algorithm.topology import Topology
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.health import OnNonFinite
@@ -41,12 +41,17 @@ def topology_of(spec: TopologySpec) -> str | Topology | tuple[tuple[int, int], .
     """A topology as an option, whose size is not known yet: a name that exists, a Topology, or the edges.
 
     Raises:
-        ConfigurationError: for an unknown name.
+        ConfigurationError: for an unknown name, and for what is no topology.
     """
     if isinstance(spec, str):
         make_topology(spec, 1)
     elif not isinstance(spec, Topology):
-        return tuple((int(a), int(b)) for a, b in spec)
+        try:
+            return tuple((int(a), int(b)) for a, b in spec)
+        except (TypeError, ValueError):
+            raise ConfigurationError(
+                f"topology={spec!r} is neither a name ({', '.join(TOPOLOGIES)}) nor pairs of ranks such as [(0, 1), (1, 2)]."
+            ) from None
     return spec
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import lightning.pytorch as pl
+
 from lightning_gossip.algorithm.staleness import StalenessHistogram
 
 
@@ -93,3 +95,25 @@ class FitReport:
     consensus_distance: float | None = None
     rendezvous: int = 0
     lost: list[int] = field(default_factory=list)
+
+
+def report(trainer: pl.Trainer) -> FitReport | None:
+    """What the workers of the last fit did, whatever its strategy.
+
+    Args:
+        trainer: after, or in, a fit.
+
+    Returns:
+        ``trainer.strategy.report`` under a strategy of this package. Under another one, such as Lightning's DDP, that of a
+        :class:`~lightning_gossip.callbacks.FitReporter` among the callbacks; None without one.
+
+    Example::
+
+        for name in ("ddp", "adpsgd"):
+            trainer = Trainer(strategy=name, devices=4, callbacks=[FitReporter()])
+            trainer.fit(model)
+            print([worker.samples for worker in lightning_gossip.report(trainer).workers])
+    """
+    holders = (trainer.strategy, *trainer.callbacks)  # type: ignore[attr-defined]
+    kept = (getattr(holder, "report", None) for holder in holders)
+    return next((found for found in kept if isinstance(found, FitReport)), None)

@@ -211,7 +211,7 @@ class ServerWorker(Algorithm):
         try:
             transport.post(self._rank, Message(Kind.FAILED))
         except PeerError as error:
-            log.info("rank %d: the server has ended too: %s", transport.rank, error)
+            log.info("rank %d: the parameter server has ended too: %s", transport.rank, error)
 
     def _update_since_pull(self) -> Tensor:
         return self._update.read(self._model.tensors).sub_(self._pulled.flat)

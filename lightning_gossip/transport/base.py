@@ -119,7 +119,9 @@ class Transport(ABC):
         """Count and log a message that nothing is done for: the first few, and then at each power of two."""
         self.refused += 1
         if self.refused <= _LOGGED or self.refused & (self.refused - 1) == 0:
-            log.warning("rank %d: message %d to be refused, from rank %d: %s", self.rank, self.refused, sender, reason)
+            log.warning(
+                "rank %d: refused a message from rank %d (%d refused so far): %s", self.rank, sender, self.refused, reason
+            )
 
     @abstractmethod
     def close(self) -> None:

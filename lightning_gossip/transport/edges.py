@@ -117,7 +117,12 @@ class EdgeTransport(Transport):
         try:
             self._edge(peer, self._store, timeout_s=timeout_s)
         except PeerError as error:
-            log.warning("rank %d: %s", self.rank, error)
+            log.warning(
+                "rank %d: has no connection with rank %d yet, and tries again at their first exchange: %s",
+                self.rank,
+                peer,
+                error,
+            )
 
     @override
     def post(self, peer: int, message: Message) -> None:

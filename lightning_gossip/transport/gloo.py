@@ -127,7 +127,9 @@ def flush(posted: list[tuple[Kind, dist.Work, Tensor]], rank: int) -> None:
             try:
                 work.wait(timedelta(seconds=_FLUSH_S))
             except RuntimeError:
-                log.warning("rank %d: a peer did not read that this worker has ended", rank)
+                log.warning(
+                    "rank %d: another worker has not read that this one has ended; it will find the connection closed", rank
+                )
 
 
 @dataclass

@@ -60,7 +60,7 @@ class Inbox:
             letter: bytes = self._store.queue_pop(f"inbox/{self._rank}")
         except dist.QueueEmptyError:
             # torch 2.14's store sometimes wakes a connection for a key that it has waited for earlier
-            log.info("rank %d: the inbox woke its listener and was empty", self._rank)
+            log.debug("rank %d: the store woke a listener for which it had no message", self._rank)
             self._pause.wait(_EMPTY_S)
             return None
         return letter

@@ -87,7 +87,7 @@ def listen(interface: str, host: str, port: int) -> int | None:
         listener.bind((address, port))
     except OSError as error:
         listener.close()
-        log.info("%s:%d is taken: %s", address, port, error)
+        log.info("Something listens on %s:%d already; the store of the job is taken to be there: %s", address, port, error)
         return None
     listener.listen(_BACKLOG)
     return listener.detach()

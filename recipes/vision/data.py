@@ -183,6 +183,11 @@ class _SplitData(ImageData):
         self.root, images = self.check(root)
         self.parts = _split(images, validation_images)
 
+    @property
+    def training_images(self) -> int:
+        """Samples of an epoch."""
+        return len(self.parts[0])
+
     @override
     def setup(self, stage: str) -> None:
         if self.train is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,18 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import Logger
 from typing_extensions import override
 
-from lightning_gossip import ADPSGDStrategy
+import lightning_gossip
+from lightning_gossip import ADPSGDStrategy, FitReport
 from lightning_gossip.algorithm import ring
 from lightning_gossip.analysis import gossip_limit
-from lightning_gossip.callbacks import ClusterEmulator, CollectiveCounter, CurvatureProbe, EpochProgressBar, GossipMonitor
+from lightning_gossip.callbacks import (
+    ClusterEmulator,
+    CollectiveCounter,
+    CurvatureProbe,
+    EpochProgressBar,
+    FitReporter,
+    GossipMonitor,
+)
 from tests.strategies.launch import launch
 from tests.strategies.models import Net, loader, trainer
 
@@ -44,7 +53,7 @@ class Bar(EpochProgressBar):
     """Notes what is shown."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(lines=False)  # standard output is a file here
         self.shown: list[tuple[int, Any]] = []
 
     @override
@@ -62,7 +71,10 @@ def train(strategy: str, slowdown: dict[int, float]) -> dict[str, Any]:
         devices=WORKERS,
         max_epochs=EPOCHS,
         logger=logger,
-        callbacks=[counter, CurvatureProbe(), GossipMonitor(stability=True), ClusterEmulator(slowdown, period_s=0.02), bar],
+        callbacks=[
+            *(counter, CurvatureProbe(), GossipMonitor(stability=True), ClusterEmulator(slowdown, period_s=0.02), bar),
+            FitReporter(),
+        ],
         enable_checkpointing=False,
         enable_model_summary=False,
     )
@@ -71,7 +83,7 @@ def train(strategy: str, slowdown: dict[int, float]) -> dict[str, Any]:
         "count": counter.count,
         "rows": logger.rows,
         "shown": bar.shown,
-        "steps": trainer.strategy.report.workers if hasattr(trainer.strategy, "report") else None,
+        "report": lightning_gossip.report(trainer),
     }
 
 
@@ -100,7 +112,7 @@ def test_adpsgd_makes_none(gossip: list[dict[str, Any]]) -> None:
 
 @pytest.mark.processes
 def test_the_slowed_worker_takes_fewer_batches(gossip: list[dict[str, Any]]) -> None:
-    fast, slow = (worker.steps for worker in gossip[0]["steps"])
+    fast, slow = (worker.steps for worker in gossip[0]["report"].workers)
     assert fast + slow == EPOCHS * 256 // 8
     assert fast / slow > 2.0  # 4 in a long epoch
 
@@ -149,6 +161,40 @@ def test_the_progress_bar_shows_the_epoch_of_all_workers(gossip: list[dict[str, 
     assert {total for _, total in shown} == {256 // 8}
     assert max(done for done, _ in shown) > len(shown) / EPOCHS  # more than its own
     assert not gossip[1]["shown"]
+
+
+@pytest.mark.processes
+def test_every_strategy_has_a_report_of_its_workers_ddp_too(gossip: list[dict[str, Any]], ddp: list[dict[str, Any]]) -> None:
+    for ranks in (gossip, ddp):
+        for report in (rank["report"] for rank in ranks):
+            assert [worker.rank for worker in report.workers] == [0, 1]
+            assert sum(worker.samples for worker in report.workers) == EPOCHS * 256
+            assert sum(worker.steps for worker in report.workers) == EPOCHS * 256 // 8
+            assert all(worker.busy_s > 0.0 for worker in report.workers)
+    assert gossip[0]["report"].workers[0].exchanges is not None  # the strategy's own
+    assert ddp[0]["report"].workers[0].exchanges is None
+
+
+def test_without_a_callback_another_strategy_has_no_report() -> None:
+    assert lightning_gossip.report(Trainer(accelerator="cpu", strategy="ddp", logger=False)) is None
+    assert isinstance(lightning_gossip.report(Trainer(accelerator="cpu", strategy="adpsgd", logger=False)), FitReport)
+
+
+def test_in_a_file_the_progress_bar_is_one_line_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    for options in ({}, {"refresh_rate": 0}):
+        Trainer(
+            accelerator="cpu",
+            devices=1,
+            max_epochs=EPOCHS,
+            logger=False,
+            callbacks=[EpochProgressBar(**options)],
+            enable_checkpointing=False,
+            enable_model_summary=False,
+        ).fit(Net(), loader(count=64, batch_size=8))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert len(lines) == EPOCHS
+    for epoch, line in enumerate(lines, start=1):
+        assert re.fullmatch(rf"Epoch {epoch} of {EPOCHS}: 8 batches in \d+\.\d s(, \w+=[\d.e-]+)*", line)
 
 
 class Failing(CSVLogger):

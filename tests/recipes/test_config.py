@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from lightning.pytorch.loggers import CSVLogger
@@ -18,7 +20,10 @@ from lightning_gossip import AdaptivePeriod, ConfigurationError, ConstantPeriod,
 from lightning_gossip.algorithm.graphs import TOPOLOGIES
 from lightning_gossip.callbacks import ClusterEmulator
 from lightning_gossip.strategies import STRATEGIES
+from recipes import overrides as of_call
+from recipes.commands import WritableFolder
 from recipes.job import make_trainer, run
+from recipes.ranges import check_checkpoint, check_numbers
 from recipes.tracking import environment_kept
 from recipes.train import CONF
 
@@ -154,11 +159,125 @@ def test_the_default_logger_writes_into_the_folder_of_the_run(tmp_path: Path) ->
         (["strategy=qsgd", "strategy.levels=8"], "levels"),
         (["strategy=apsgd", "strategy.active_workers=5"], "active_workers=5 of 4"),
         (["strategy=dpsgd", "strategy.topology=[[0,1],[2,3]]"], "2 parts"),
+        (["strategy.topology=3"], "topology=3 is neither a name"),
+        (["strategy.topology=[[0,9]]"], "9"),
+        (["strategy.min_workers=9"], "min_workers=9"),
+        (["strategy=apsgd", "strategy.server_rank=4"], "server_rank=4"),
+        (["strategy.seed=abc"], "strategy.seed='abc'"),
+        (["cluster=random", "cluster.seed=-1"], "cluster.seed=-1"),
+        (["seed=abc"], "seed='abc' is not a whole number from 0 to 4294967295"),
+        (["seed=-1"], "seed=-1 is not a whole number"),
+        (["seed=null"], "seed=null is not a whole number"),
+        (["recipe.epochs=0"], "recipe.epochs=0 is not a whole number of at least 1"),
+        (["recipe.epochs=true"], "recipe.epochs=True"),
+        (["recipe.data.batch_size=0"], "recipe.data.batch_size=0 is not a whole number of at least 1"),
+        (["recipe.data.batch_size=abc"], "recipe.data.batch_size='abc'"),
+        (["recipe.data.batch_size=1000"], "fewer batches of 1277 images.*at most recipe.data.batch_size=425,"),
+        (["recipe.model.lr=-1"], "recipe.model.lr=-1 is not a number above 0"),
+        (["recipe.model.lr=nan"], "recipe.model.lr=nan is not a number above 0"),
+        (["recipe.model.lr=fast"], "recipe.model.lr='fast'"),
+        (["recipe.model.momentum=2"], "recipe.model.momentum=2 is not a number of at least 0 and below 1"),
+        (["recipe.model.weight_decay=-1"], "recipe.model.weight_decay=-1 is not a number of at least 0"),
+        (["recipe.model.channels=x"], "recipe.model.channels='x'"),
+        (["recipe.model.shift=-1"], "recipe.model.shift=-1"),
+        (["recipe=digits_mlp", "recipe.model.hidden=0"], "recipe.model.hidden=0"),
+        (["recipe=digits_mlp", "recipe.model.milestones=[a]"], r"recipe.model.milestones=\['a'\] is not a list of numbers"),
+        (["+recipe.data.num_workers=-1"], "recipe.data.num_workers=-1 is not a whole number of at least 0"),
+        (["+recipe.model.width=1"], "recipe.model.width: DigitsClassifier has no such option"),
+        (["recipe=imagenet_resnet50"], "recipe.data.root is not given"),
+        (["trainer.devices=0"], "trainer.devices=0 is not auto or a whole number of at least 1"),
+        (["trainer.devices=-1"], "trainer.devices=-1"),
+        (["trainer.devices=four"], "trainer.devices='four'"),
+        (["trainer.num_nodes=0"], "trainer.num_nodes=0"),
+        (["trainer.accumulate_grad_batches=0"], "trainer.accumulate_grad_batches=0"),
+        (["trainer.gradient_clip_val=-1"], "trainer.gradient_clip_val=-1 is not null or a number of at least 0"),
+        (["trainer.log_every_n_steps=x"], "trainer.log_every_n_steps='x'"),
+        (["trainer.precision=99"], "trainer has a value that cannot be: Precision 99"),
+        (["+trainer.epochs=3"], "trainer.epochs: Trainer has no such option"),
+        (["strategy=ddp", "strategy.start_method=x"], "start method 'x'"),
+        (["strategy=ddp", "+strategy.period=3"], "strategy.period: neither"),
+        (["ckpt_path=/nope.ckpt"], "ckpt_path=/nope.ckpt: there is no such file"),
+        (["ckpt_path=/etc/hostname"], "ckpt_path=/etc/hostname is not a checkpoint"),
+        (["ckpt_path=3"], "ckpt_path=3 is not a path"),
+        (["run_dir=/dev/null/run"], "run_dir=/dev/null/run cannot be written to: not a directory"),
+        (["logger=csv", "logger.save_dir=/dev/null/run"], "logger.save_dir=/dev/null/run cannot be written to"),
     ],
 )
-def test_wrong_values_are_refused_before_any_process_is_started(overrides: list[str], named: str, tmp_path: Path) -> None:
-    with environment_kept(), pytest.raises(ConfigurationError, match=named):
-        run(composed(*overrides, "logger=none", folder=tmp_path))
+def test_wrong_values_are_refused_before_any_process_is_started(
+    overrides: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*_: object) -> None:
+        raise AssertionError("a process was to be started")
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+    with environment_kept(), pytest.raises(ConfigurationError, match=named) as refusal:
+        run(composed(f"run_dir={tmp_path}", "logger=none", *overrides))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_checkpoint_is_accepted_by_its_first_bytes(tmp_path: Path) -> None:
+    torch.save({"state_dict": {}}, tmp_path / "model.ckpt")
+    check_checkpoint("ckpt_path", str(tmp_path / "model.ckpt"))
+    check_checkpoint("ckpt_path", "last")
+    (tmp_path / "half.ckpt").write_bytes((tmp_path / "model.ckpt").read_bytes()[:100])
+    with pytest.raises(ConfigurationError, match="not to its end"):
+        check_checkpoint("ckpt_path", str(tmp_path / "half.ckpt"))
+
+
+def test_other_peoples_recipes_know_their_own_ranges() -> None:
+    cfg = composed("recipe.model._target_=mine.Model", "recipe.model.lr=-1", "recipe.data.batch_size=0")
+    with pytest.raises(ConfigurationError, match=r"recipe\.data"):
+        check_numbers(cfg)
+    cfg.recipe.data._target_ = "mine.Data"
+    check_numbers(cfg)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "given", "said"),
+    [
+        ("ddp", ["topology=star"], ["topology=star has no effect: strategy=ddp does not read it."]),
+        ("adpsgd", ["topology=star"], []),
+        ("adpsgd", ["schedule=adaptive"], ["schedule=adaptive has no effect: strategy=adpsgd does not read it."]),
+        ("apsgd", ["schedule.period=3"], ["schedule.period=3 has no effect: strategy=apsgd does not read it."]),
+        ("adaptive_averaging", ["schedule.sample=20"], []),
+        ("qsgd", ["seed=3", "recipe.epochs=2"], []),
+        (
+            "ddp",
+            ["recipe.epochs=2", "trainer.max_epochs=3"],
+            ["recipe.epochs=2 has no effect: trainer.max_epochs is given too."],
+        ),
+    ],
+)
+def test_a_choice_that_nobody_reads_gets_a_word(
+    strategy: str, given: list[str], said: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    cfg = composed(f"strategy={strategy}", *given)
+    assert of_call.warn(cfg, [f"strategy={strategy}", *given], strategy) == said
+    assert [record.getMessage() for record in caplog.records] == said
+
+
+def test_a_key_that_nobody_reads_is_refused() -> None:
+    cfg = composed("+backward_share=0.5")
+    with pytest.raises(ConfigurationError, match=r"\+backward_share=0.5: nothing reads 'backward_share'"):
+        of_call.check(cfg, ["+backward_share=0.5"], CONF / "config.yaml")
+    with pytest.raises(ConfigurationError, match="Did you mean 'strategy'"):
+        of_call.check(composed("+stratgy=ddp"), ["+stratgy=ddp"], CONF / "config.yaml")
+    given = ["+width=32", "recipe.model.channels=${width}", "logger=none", "experiment=slow_worker", "strategy=ddp"]
+    of_call.check(composed(*given), given, CONF / "config.yaml")
+
+
+def test_a_folder_that_cannot_be_written_to_ends_the_command_before_hydra_makes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    config = OmegaConf.create({"hydra": {"run": {"dir": "/dev/null/run"}, "sweep": {"dir": "/dev/null/sweep"}}})
+    for hook, key in (
+        (WritableFolder().on_run_start, "hydra.run.dir"),
+        (WritableFolder().on_multirun_start, "hydra.sweep.dir"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            hook(config)
+        assert f"{key}=/dev/null/" in capsys.readouterr().err
+    for name in ("config", "simulate", "planning"):
+        targets = [callback._target_ for callback in OmegaConf.load(CONF / f"{name}.yaml").hydra.callbacks.values()]
+        assert "recipes.commands.WritableFolder" in targets
 
 
 def test_wandb_is_offline_and_asks_nothing_where_there_is_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,7 @@ def test_the_server_refuses_what_it_cannot_serve(name: str, caplog: pytest.LogCa
         remote = RemoteServer(network.transport(1), 0, timeout_s=PATIENCE_S, turn_timeout_s=PATIENCE_S)
         assert remote.pull(1, 7, torch.empty(5)).version == 0
         assert transport.refused == 1
-        assert "message 1 to be refused, from rank 1" in caplog.text
+        assert "refused a message from rank 1 (1 refused so far)" in caplog.text
     finally:
         network.transport(1).post(0, Message(Kind.STOP))
         server.close(together=True)
