@@ -21,6 +21,7 @@ class PeerError(GossipError, RuntimeError):
         phase: what was being waited for, for example ``"reply"`` or ``"exchange"``.
         seconds: how long it was waited for.
         timed_out: the peer may be there and merely slow: the time was over, and no connection closed.
+        reason: the exception that ended the peer, as it told the others; None if it did not.
     """
 
     def __init__(
@@ -31,15 +32,18 @@ class PeerError(GossipError, RuntimeError):
         phase: str | None = None,
         seconds: float | None = None,
         timed_out: bool = False,
+        reason: str | None = None,
     ) -> None:
         super().__init__(message)
         self.rank = rank
         self.phase = phase
         self.seconds = seconds
         self.timed_out = timed_out
+        self.reason = reason
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_peer_error, (type(self), str(self), self.rank, self.phase, self.seconds, self.timed_out)
+        told = (self.rank, self.phase, self.seconds, self.timed_out, self.reason)
+        return _rebuild_peer_error, (type(self), str(self), *told)
 
 
 class ProtocolError(GossipError, RuntimeError):
@@ -50,7 +54,30 @@ class NonFiniteError(GossipError, ArithmeticError):
     """The training's: the model of this worker holds NaN or infinity, from its own steps."""
 
 
+def another_failed(rank: int, reason: str, phase: str) -> PeerError:
+    """What ends a worker when an exception has ended another one.
+
+    Args:
+        rank: the other one's.
+        reason: its exception.
+        phase: how this worker has heard of it.
+    """
+    message = f"Rank {rank} has failed and all end: {reason}. Its own log has the rest."
+    return PeerError(message, rank=rank, phase=phase, reason=reason)
+
+
+def reason_of(error: BaseException) -> str:
+    """An exception in one line or a few, as other workers are told of it."""
+    return f"{type(error).__name__}: {error}"
+
+
 def _rebuild_peer_error(
-    kind: type[PeerError], message: str, rank: int | None, phase: str | None, seconds: float | None, timed_out: bool
+    kind: type[PeerError],
+    message: str,
+    rank: int | None,
+    phase: str | None,
+    seconds: float | None,
+    timed_out: bool,
+    reason: str | None,
 ) -> PeerError:
-    return kind(message, rank=rank, phase=phase, seconds=seconds, timed_out=timed_out)
+    return kind(message, rank=rank, phase=phase, seconds=seconds, timed_out=timed_out, reason=reason)

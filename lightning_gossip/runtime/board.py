@@ -114,10 +114,12 @@ class Board:
         return said
 
     def forget(self, number: int, worker: Worker) -> None:
-        """Delete what a worker said in a round that everybody has read."""
+        """Delete what a worker said in a round that everybody has read or left; a mark of its absence stays."""
         key = self._key(number, worker)
-        head = self._store.get(key)
-        parts = 0 if head == _ABSENT else int(head.split(b"+", 1)[0])
+        head = look_up(self._store, key)
+        if head is None or head == _ABSENT:
+            return
+        parts = int(head.split(b"+", 1)[0])
         for name in (key, *(f"{key}/{index}" for index in range(parts))):
             self._store.delete_key(name)
 

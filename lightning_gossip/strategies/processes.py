@@ -6,6 +6,7 @@ Lightning treats its DDPStrategy specially (samplers, launchers, compiled models
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, get_args
 
@@ -23,9 +24,9 @@ from torch.nn import Module
 from typing_extensions import override
 
 from lightning_gossip import version
-from lightning_gossip.runtime import membership
+from lightning_gossip.runtime import membership, uses
 from lightning_gossip.runtime.connection import connect
-from lightning_gossip.runtime.default_group import make_default_group
+from lightning_gossip.runtime.default_group import make_default_group, renew
 from lightning_gossip.runtime.membership import Membership
 from lightning_gossip.runtime.peers import answering
 from lightning_gossip.runtime.rendezvous import gather
@@ -197,12 +198,16 @@ class WorkerProcesses(DDPStrategy):
     def setup_distributed(self) -> None:
         if self.interface is not None and self.workers > 1:
             self._environment = self._environment or interface.bind(self.interface)
+        use, broken = uses.begin() if self.workers > 1 else (0, False)
         if self.workers > 1 and self.survival.survives:
-            self._meet()
+            self._meet(use, broken)
         elif self.workers > 1:
             membership.set_current(None)  # of a Trainer before this one
             served = self._serve_store()
             with answering("setup"):
+                if dist.is_initialized():
+                    self._process_group_backend = self._get_process_group_backend()
+                    renew(f"{self.keys}/use/{use}", self._make_group, broken=broken)
                 super().setup_distributed()
             del served  # now torch's own connection keeps the server
         else:  # plain training: no group
@@ -219,7 +224,13 @@ class WorkerProcesses(DDPStrategy):
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
         return connect(None, rank=0, timeout_s=self.timeout_s, interface=self.interface)  # torchrun's agent has its own
 
-    def _meet(self) -> None:
+    @property
+    def _make_group(self) -> Callable[[Store, int, int], None]:
+        assert self._process_group_backend is not None
+        device = None if self.root_device.type == "cpu" else self.root_device
+        return make_default_group(self._process_group_backend, self.timeout_s, device=device)
+
+    def _meet(self, use: int, broken: bool) -> None:
         reset_seed()
         self._members = None  # so that the ranks are those that this process was started with
         self.set_world_ranks()
@@ -232,20 +243,18 @@ class WorkerProcesses(DDPStrategy):
             keys=self.keys,
             number=int(self.cluster_environment.global_rank()),
             workers=self.workers,
-            make_group=make_default_group(
-                self._process_group_backend,
-                self.collective_timeout_s,
-                device=None if self.root_device.type == "cpu" else self.root_device,
-            ),
+            make_group=self._make_group,
             timeout_s=self.timeout_s,
+            collective_timeout_s=self.collective_timeout_s,
             interface=self.interface,
         )
         members.changed[:] = [self.members_changed]
+        members.hello(use, broken=broken)
         self.members_changed()
 
     @property
     def collective_timeout_s(self) -> float:
-        """Seconds that one collective may take when all have met, where deaths are survived."""
+        """Seconds that one of the algorithm's own collectives may take when all have met, where deaths are survived."""
         return self.timeout_s
 
     @override

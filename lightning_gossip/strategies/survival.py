@@ -78,9 +78,10 @@ def begin(
     workers: int,
     make_group: Callable[[Store, int, int], None],
     timeout_s: float,
+    collective_timeout_s: float,
     interface: str | None = None,
 ) -> Membership:
-    """Meet the other workers of the job and make the default group, or prepare to be taken in if they have begun.
+    """Prepare to meet the other workers of the job, which :meth:`Membership.hello` does, or to be taken in if they have begun.
 
     Args:
         survival: the options.
@@ -89,18 +90,20 @@ def begin(
         workers: how many were started together.
         make_group: makes the default process group.
         timeout_s: how long to wait for them.
+        collective_timeout_s: how long one of the algorithm's own collectives may take.
         interface: on which a store that this process serves listens.
 
     Raises:
         ConfigurationError: if there may not be so many, or this one comes later and is of another version.
 
     Returns:
-        The membership; ``alone`` if this worker has to be taken in by its :attr:`Membership.entrance`.
+        The membership; after the first of its rounds it is ``alone`` if this worker has to be taken in by its
+        :attr:`Membership.entrance`.
     """
-    kept = membership.kept()
+    prefix = f"{keys}/members"
+    kept = membership.kept(prefix)
     if kept is not None:
         membership.set_current(kept)
-        kept.watch.start()
         return kept
     if number >= survival.most(workers):
         raise ConfigurationError(
@@ -114,7 +117,6 @@ def begin(
         lost_s=_LOST * survival.peer_timeout_s,
         interface=interface,
     )
-    prefix = f"{keys}/members"
     me = Worker(number, store.add(f"{prefix}/life/{number}", 1))
     late = number >= workers or me.life > 1 or Door(store, prefix).has_begun
     theirs = store.compare_set(f"{prefix}/version", "", version.mine()).decode()
@@ -130,16 +132,14 @@ def begin(
         make_group=make_group,
         min_workers=survival.min_workers,
         timeout_s=timeout_s,
+        collective_timeout_s=collective_timeout_s,
+        late=late,
     )
     membership.set_current(made)
     watch.look_at(members, outside=late)
     watch.look_out(range(survival.most(workers)))
-    watch.start()
     if late:
         log.warning("Rank %d comes later than the others: it will be taken in at the beginning of an epoch.", number)
-        made.stay_alone()
-    else:
-        made.hello()
     return made
 
 
