@@ -1,4 +1,4 @@
-"""Failures that are no deaths: what fails is tried once more at most, ends one use of a Trainer, and is told to all as it is."""
+"""Failures that are no deaths: tried once more at most, told to all as they are, and of one use of a Trainer."""
 
 from __future__ import annotations
 
@@ -131,9 +131,8 @@ def test_groups_that_can_never_be_made_are_tried_twice(where: str, party: Callab
     results = made.run(script)
     assert len(made.made) == 2 * 3
     assert results[1] == "no group"
-    others = (
-        "no group" if where == "all" else "Rank 1 has failed and all end: RuntimeError: no group. Its own log has the rest."
-    )
+    told = "Rank 1 has failed and all end: RuntimeError: no group. Its own log has the rest."
+    others = "no group" if where == "all" else told
     assert (results[0], results[2]) == (others, others)
     assert time.monotonic() - began_s < SOON_S
 
