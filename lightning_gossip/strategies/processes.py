@@ -34,7 +34,7 @@ from lightning_gossip.strategies import survival
 from lightning_gossip.strategies.files import WholeFiles
 from lightning_gossip.strategies.launchers import CheckedMultiProcessingLauncher, CheckedSubprocessLauncher
 from lightning_gossip.strategies.model import start_equal
-from lightning_gossip.strategies.options import StartMethod, check_choice, refuse_unknown
+from lightning_gossip.strategies.options import StartMethod, check_choice, refuse_unknown, seconds_of
 from lightning_gossip.strategies.preflight import check_model, check_plugins, check_trainer
 from lightning_gossip.strategies.survival import Survival
 from lightning_gossip.transport import interface
@@ -47,7 +47,8 @@ class WorkerProcesses(DDPStrategy):
 
     Args:
         start_method: how Lightning starts the workers: ``"popen"``, ``"spawn"``, ``"fork"`` or ``"forkserver"``.
-        process_group_backend, timeout: of the default process group, as for DDP. ``timeout`` bounds the wait at a rendezvous.
+        process_group_backend, timeout: of the default process group, as for DDP. ``timeout``, in seconds or as a timedelta,
+            bounds the wait at a rendezvous.
         interface: network interface, as ``"eth0"``, on which this job's sockets listen, and no other; None leaves that to torch
             (docs/security.md).
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as for every Lightning strategy.
@@ -63,7 +64,7 @@ class WorkerProcesses(DDPStrategy):
         *,
         start_method: StartMethod = "popen",
         process_group_backend: str | None = None,
-        timeout: timedelta | None = timedelta(minutes=30),
+        timeout: float | timedelta | None = timedelta(minutes=30),
         interface: str | None = None,
         accelerator: Accelerator | None = None,
         parallel_devices: list[torch.device] | None = None,
@@ -87,7 +88,7 @@ class WorkerProcesses(DDPStrategy):
             checkpoint_io=checkpoint_io,
             precision_plugin=precision_plugin,
             process_group_backend=process_group_backend,
-            timeout=timeout,
+            timeout=None if timeout is None else timedelta(seconds=seconds_of("timeout", timeout)),
             start_method=start_method,
         )
         self.interface = interface

@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torchmetrics import Metric
 
 from lightning_gossip import version
+from lightning_gossip.algorithm.checks import check_integer
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime import membership
 from lightning_gossip.runtime.board import Worker
@@ -19,7 +20,7 @@ from lightning_gossip.runtime.connection import another, connect, parse_address
 from lightning_gossip.runtime.door import Door
 from lightning_gossip.runtime.membership import Membership
 from lightning_gossip.runtime.watch import Watch
-from lightning_gossip.strategies.options import check_choice, check_number
+from lightning_gossip.strategies.options import check_choice, seconds_of
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +52,10 @@ class Survival:
     def __post_init__(self) -> None:
         check_choice("on_peer_failure", self.on_peer_failure, get_args(OnPeerFailure))
         check_choice("joiner_optimizer", self.joiner_optimizer, get_args(JoinerOptimizer))
-        check_number("peer_timeout_s", self.peer_timeout_s, above=0.0)
-        check_number("min_workers", self.min_workers, at_least=1)
+        object.__setattr__(self, "peer_timeout_s", seconds_of("peer_timeout_s", self.peer_timeout_s))
+        check_integer("min_workers", self.min_workers, example=2)
         if self.max_workers is not None:
-            check_number("max_workers", self.max_workers, at_least=self.min_workers)
+            check_integer("max_workers", self.max_workers, at_least=self.min_workers, example=max(8, self.min_workers))
         if self.store is not None:
             parse_address(self.store)
             if not self.survives:
