@@ -18,6 +18,7 @@ from lightning_gossip.runtime.connection import look_up
 
 _PART_BYTES = 4 << 20  # a TCPStore drops a client that sends more than 8 MB in one value
 _ABSENT = b"-"
+FULL = "full"  # why those who wait for a round are woken, if all is well
 
 
 class Worker(NamedTuple):
@@ -71,7 +72,7 @@ class Board:
         """Wake those who wait for the round if every member has said its part or is absent."""
         full = self._store.check([self._key(number, worker) for worker in members])
         if full:
-            self.wake(number, "full")
+            self.wake(number, FULL)
         return full
 
     def wake(self, number: int, reason: str) -> None:

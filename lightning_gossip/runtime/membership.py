@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from lightning_gossip.algorithm.liveness import Verdict
-from lightning_gossip.errors import GossipError, PeerError, another_failed, reason_of
+from lightning_gossip.errors import ConfigurationError, GossipError, PeerError, another_failed, reason_of
 from lightning_gossip.runtime import uses
 from lightning_gossip.runtime.board import Worker
 from lightning_gossip.runtime.clock import now_s
@@ -25,6 +25,7 @@ from lightning_gossip.runtime.entrance import Entrance
 from lightning_gossip.runtime.faults import may_pass
 from lightning_gossip.runtime.rounds import Rounds
 from lightning_gossip.runtime.watch import Watch
+from lightning_gossip.transport.endpoint import Endpoint, unreachable
 from lightning_gossip.transport.gloo import set_timeout
 
 log = logging.getLogger(__name__)
@@ -53,11 +54,13 @@ class _Arrival(NamedTuple):
         intact: whether its default group is as it was made, and nothing has ended the use before.
         generation: of its members.
         members: as it knows them.
+        endpoint: where its sockets listen, or what is wrong with that; None if it does not say.
     """
 
     intact: bool
     generation: int
     members: tuple[Worker, ...]
+    endpoint: Endpoint | ConfigurationError | None
 
 
 class Membership:
@@ -247,7 +250,7 @@ class Membership:
         if self._collective_timeout_s is not None and dist.is_initialized():
             set_timeout(self._collective_timeout_s if self._hurries else self.timeout_s)
 
-    def hello(self, use: int = 0, *, broken: bool = False) -> None:
+    def hello(self, use: int = 0, *, broken: bool = False, endpoint: Endpoint | ConfigurationError | None = None) -> None:
         """A use of a Trainer begins: whoever has come by then is a member. Makes the default group, if it is not as it was.
 
         An exception may have ended the use before on this worker, on others, or on all; they may have left it at different
@@ -256,6 +259,11 @@ class Membership:
         Args:
             use: its number, the same on all workers.
             broken: whether an exception has ended the use before on this worker.
+            endpoint: where this worker's sockets listen, or what is wrong with that.
+
+        Raises:
+            ConfigurationError: if the workers cannot reach each other there.
+            PeerError: as :meth:`gather`.
         """
         ended = broken or self.watch.has_failed
         self.watch.begin_use(use)
@@ -270,9 +278,11 @@ class Membership:
         intact = not ended and dist.is_initialized() and (not self._met or self._group() is dist.group.WORLD)
         if not intact and dist.is_initialized():
             dist.destroy_process_group()  # somebody may wait in a collective for this worker, which has left it
-        said = self._hear(_Arrival(intact, self.generation if self._met else self.generation - 1, self.members))
+        generation = self.generation if self._met else self.generation - 1
+        said = self._hear(_Arrival(intact, generation, self.members, endpoint))
         if said is None:
             return
+        self._check_endpoints({worker: theirs.endpoint for worker, theirs in said.items()}, endpoint)
         # who has seen more deaths knows better: nobody that one of those present has lost is a member
         members = tuple(worker for worker in self.members if all(worker in theirs.members for theirs in said.values()))
         members = tuple(worker for worker in members if worker in said)
@@ -289,6 +299,18 @@ class Membership:
         self._met = True
         self._group = weakref.ref(dist.group.WORLD) if dist.is_initialized() else lambda: None
         self._door.begin()
+
+    def _check_endpoints(
+        self, said: dict[Worker, Endpoint | ConfigurationError | None], mine: Endpoint | ConfigurationError | None
+    ) -> None:
+        if isinstance(mine, ConfigurationError):
+            raise mine
+        for worker, theirs in said.items():
+            if isinstance(theirs, ConfigurationError):
+                raise another_failed(worker.number, reason_of(theirs), "setup")
+        endpoints = {worker.number: theirs for worker, theirs in said.items() if isinstance(theirs, Endpoint)}
+        if wrong := unreachable(endpoints):
+            raise ConfigurationError(wrong)
 
     def rest(self) -> None:
         """Watch and be watched no more, for now: the Trainer's work has ended. Waits a little for the others.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from lightning_gossip.runtime.board import Board, Worker
+from lightning_gossip.runtime.board import FULL, Board, Worker
 from lightning_gossip.runtime.connection import store_lost
 from lightning_gossip.runtime.watch import Watch
 
@@ -74,7 +74,10 @@ class Rounds:
                     if self._board.is_absent(number + 1, me):  # all have read this round, and deleted it, and gone on
                         return None
                     self._watch.raise_failure()
-                    raise self._watch.woken(reason)
+                    if reason != FULL:
+                        raise self._watch.woken(reason)
+                    for worker in members:  # to those for whom it is full the others are no members any more
+                        self._board.mark_absent(number, worker)
             self._watch.look_at(members)
             said = self._board.read(number, members)
             if said is None:

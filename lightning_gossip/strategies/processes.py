@@ -6,7 +6,8 @@ Lightning treats its DDPStrategy specially (samplers, launchers, compiled models
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, get_args
 
@@ -24,6 +25,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from lightning_gossip import version
+from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime import membership, uses
 from lightning_gossip.runtime.connection import connect
 from lightning_gossip.runtime.default_group import make_default_group, renew
@@ -38,6 +40,7 @@ from lightning_gossip.strategies.options import StartMethod, check_choice, refus
 from lightning_gossip.strategies.preflight import check_model, check_plugins, check_trainer
 from lightning_gossip.strategies.survival import Survival
 from lightning_gossip.transport import interface
+from lightning_gossip.transport.endpoint import Endpoint, advice, endpoint
 
 _DEFAULT_TIMEOUT_S = 1800.0  # of torch's process groups
 
@@ -205,7 +208,7 @@ class WorkerProcesses(DDPStrategy):
         elif self.workers > 1:
             membership.set_current(None)  # of a Trainer before this one
             served = self._serve_store()
-            with answering("setup"):
+            with self._naming_the_address(endpoint()), answering("setup"):
                 if dist.is_initialized():
                     self._process_group_backend = self._get_process_group_backend()
                     renew(f"{self.keys}/use/{use}", self._make_group, broken=broken)
@@ -216,6 +219,18 @@ class WorkerProcesses(DDPStrategy):
             self.set_world_ranks()
         if self.workers > 1:
             version.check(gather(version.mine()))
+
+    @contextmanager
+    def _naming_the_address(self, mine: Endpoint) -> Iterator[None]:
+        """Where the workers cannot be connected: say so if this one listens where no other host looks."""
+        try:
+            yield
+        except PeerError as error:
+            if self.num_nodes == 1 or not mine.is_loopback:
+                raise
+            raise PeerError(
+                f"{error} {advice(self.global_rank, mine)}", phase=error.phase, seconds=error.seconds, timed_out=error.timed_out
+            ) from error
 
     def _serve_store(self) -> Store | None:
         """Begin to serve the store on one interface: torch, which would on all, takes one that this process serves already."""
@@ -250,7 +265,7 @@ class WorkerProcesses(DDPStrategy):
             interface=self.interface,
         )
         members.changed[:] = [self.members_changed]
-        members.hello(use, broken=broken)
+        members.hello(use, broken=broken, endpoint=_endpoint_or_error())
         self.members_changed()
 
     @property
@@ -282,3 +297,10 @@ class WorkerProcesses(DDPStrategy):
     def configure_ddp(self) -> None:
         assert isinstance(self.model, pl.LightningModule)
         start_equal(self.model)
+
+
+def _endpoint_or_error() -> Endpoint | ConfigurationError:
+    try:
+        return endpoint()
+    except ConfigurationError as error:  # raised when the others have been told, who would wait for this worker
+        return error

@@ -14,13 +14,14 @@ import torch
 import torch.distributed as dist
 
 from lightning_gossip.algorithm.liveness import Verdict
-from lightning_gossip.errors import PeerError
+from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime.board import Worker
 from lightning_gossip.runtime.connection import another
 from lightning_gossip.runtime.default_group import make_default_group
 from lightning_gossip.runtime.membership import Membership
 from lightning_gossip.runtime.peers import answering
 from lightning_gossip.runtime.watch import Watch
+from lightning_gossip.transport.endpoint import Endpoint
 from tests.runtime.party import DEAD_S, PATIENCE_S, Party
 from tests.workers import run_processes
 
@@ -351,3 +352,32 @@ def test_only_what_torchs_backend_raises_is_taken_for_another_workers_end(error:
     assert (caught.value is error) is (becomes is RuntimeError)
     if becomes is PeerError:
         assert caught.value.__cause__ is error
+
+
+def test_workers_that_cannot_reach_each_other_are_told_before_any_connection_is_tried(party: Callable[..., Party]) -> None:
+    made = party(2)
+
+    def script(member: Membership) -> Any:
+        host = f"host{member.rank}"
+        address = ("10.0.0.1", "127.0.1.1")[member.rank]
+        with pytest.raises(ConfigurationError) as caught:
+            member.hello(endpoint=Endpoint(host, host, address, "its host name resolves to that", ("eth0 10.0.0.2",)))
+        return str(caught.value)
+
+    first, second = made.run(script)
+    assert first == second
+    assert first.startswith("Rank 1 on host 'host1' listens at 127.0.1.1")
+    assert made.made == []
+
+
+def test_a_wrong_interface_of_one_is_told_to_all(party: Callable[..., Party]) -> None:
+    wrong = ConfigurationError("no interface 'nosuch0'")
+
+    def script(member: Membership) -> Any:
+        with pytest.raises((ConfigurationError, PeerError)) as caught:
+            member.hello(endpoint=wrong if member.rank == 1 else None)
+        return caught.value
+
+    other, mine = party(2).run(script)
+    assert mine is wrong
+    assert (other.rank, other.reason) == (1, "ConfigurationError: no interface 'nosuch0'")
