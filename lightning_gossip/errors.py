@@ -22,6 +22,7 @@ class PeerError(GossipError, RuntimeError):
         seconds: how long it was waited for.
         timed_out: the peer may be there and merely slow: the time was over, and no connection closed.
         closed: a connection with the peer was seen to close, and this side has not closed it: the peer may have died.
+        reason: the exception that ended the peer, as it told the others; None if it did not.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class PeerError(GossipError, RuntimeError):
         seconds: float | None = None,
         timed_out: bool = False,
         closed: bool = False,
+        reason: str | None = None,
     ) -> None:
         super().__init__(message)
         self.rank = rank
@@ -40,10 +42,11 @@ class PeerError(GossipError, RuntimeError):
         self.seconds = seconds
         self.timed_out = timed_out
         self.closed = closed
+        self.reason = reason
 
     def __reduce__(self) -> tuple[object, ...]:
-        what = (self.rank, self.phase, self.seconds, self.timed_out, self.closed)
-        return _rebuild_peer_error, (type(self), str(self), *what)
+        told = (self.rank, self.phase, self.seconds, self.timed_out, self.closed, self.reason)
+        return _rebuild_peer_error, (type(self), str(self), *told)
 
 
 class ProtocolError(GossipError, RuntimeError):
@@ -54,6 +57,23 @@ class NonFiniteError(GossipError, ArithmeticError):
     """The training's: the model of this worker holds NaN or infinity, from its own steps."""
 
 
+def another_failed(rank: int, reason: str, phase: str) -> PeerError:
+    """What ends a worker when an exception has ended another one.
+
+    Args:
+        rank: the other one's.
+        reason: its exception.
+        phase: how this worker has heard of it.
+    """
+    message = f"Rank {rank} has failed and all end: {reason}. Its own log has the rest."
+    return PeerError(message, rank=rank, phase=phase, reason=reason)
+
+
+def reason_of(error: BaseException) -> str:
+    """An exception in one line or a few, as other workers are told of it."""
+    return f"{type(error).__name__}: {error}"
+
+
 def _rebuild_peer_error(
     kind: type[PeerError],
     message: str,
@@ -62,5 +82,6 @@ def _rebuild_peer_error(
     seconds: float | None,
     timed_out: bool,
     closed: bool,
+    reason: str | None,
 ) -> PeerError:
-    return kind(message, rank=rank, phase=phase, seconds=seconds, timed_out=timed_out, closed=closed)
+    return kind(message, rank=rank, phase=phase, seconds=seconds, timed_out=timed_out, closed=closed, reason=reason)

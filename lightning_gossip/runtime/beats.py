@@ -1,8 +1,9 @@
 """What each worker tells the others twice a second, in one value of the store.
 
-It carries its counter, the name of its process, whose connections it has seen close, whose end it has seen, and whether it has
-failed by an exception, or rests (between two fits nobody needs to be watched), or is outside: it waits to be taken in, and
-looks whether there is anybody who could do so.
+It carries its counter, the name of its process, whose connections it has seen close, whose end it has seen, which use of a
+Trainer it is in (runtime/uses.py), and whether it rests (between two uses nobody needs to be watched), or is outside: it waits
+to be taken in, and looks whether there is anybody who could do so. If an exception has ended a use: which one, on which rank,
+and what it was.
 """
 
 from __future__ import annotations

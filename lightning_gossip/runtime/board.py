@@ -18,6 +18,7 @@ from lightning_gossip.runtime.connection import look_up
 
 _PART_BYTES = 4 << 20  # a TCPStore drops a client that sends more than 8 MB in one value
 _ABSENT = b"-"
+FULL = "full"  # why those who wait for a round are woken, if all is well
 
 
 class Worker(NamedTuple):
@@ -83,7 +84,7 @@ class Board:
         """Wake those who wait for the round if every member has said its part or is absent."""
         full = self._store.check([self._key(number, worker) for worker in members])
         if full:
-            self.wake(number, "full")
+            self.wake(number, FULL)
         return full
 
     def wake(self, number: int, reason: str) -> None:
@@ -126,10 +127,12 @@ class Board:
         return said
 
     def forget(self, number: int, worker: Worker) -> None:
-        """Delete what a worker said in a round that everybody has read."""
+        """Delete what a worker said in a round that everybody has read or left; a mark of its absence stays."""
         key = self._key(number, worker)
-        head = self._store.get(key)
-        parts = 0 if head == _ABSENT else int(head.split(b"+", 1)[0])
+        head = look_up(self._store, key)
+        if head is None or head == _ABSENT:
+            return
+        parts = int(head.split(b"+", 1)[0])
         for name in (key, *(f"{key}/{index}" for index in range(parts))):
             self._store.delete_key(name)
 

@@ -93,6 +93,14 @@ def look_up(store: Store, key: str) -> bytes | None:
     return None if found == _NOTHING.encode() else found
 
 
+def delete_below(store: Store, prefix: str) -> None:
+    """Delete all keys that begin so; with a torch that does not tell a store's keys they stay."""
+    if hasattr(store, "list_keys"):
+        for key in store.list_keys():
+            if key.startswith(prefix):
+                store.delete_key(key)
+
+
 def another(store: Store, *, timeout_s: float | None = None, connect_s: float | None = None) -> Store:
     """A second connection, since one serves one call at a time.
 

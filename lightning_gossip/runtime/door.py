@@ -198,10 +198,10 @@ def forsaken(
     if any(worker.number == me.number and worker.life > me.life for worker in processes):
         return str(replaced(me))
     inside = [worker for worker, said in heard.items() if not said["outside"]]
-    failed = [worker for worker in inside if heard[worker]["failed"] is not None]
+    failed = [worker for worker in inside if (said := heard[worker])["failed"] and said["failed"][0] == said["use"]]
     if not processes or any(worker in alive and worker not in failed for worker in inside):
         return None
-    why = f"rank {failed[0].number} has failed: {heard[failed[0]]['failed']}" if failed else "all its members are gone"
+    why = "rank {1} has failed: {2}".format(*heard[failed[0]]["failed"]) if failed else "all its members are gone"
     return (
         f"Rank {me.number} waits to be taken in by a job that nobody is in any more: {why}. Start all of it, with a new store"
         " if it has one, from its last checkpoint."

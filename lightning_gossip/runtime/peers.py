@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import torch.distributed as dist
 
 from lightning_gossip.errors import GossipError, PeerError
 from lightning_gossip.runtime import membership
 from lightning_gossip.runtime.clock import now_s
-
-# Gloo's errors are bare RuntimeErrors that only their text tells from others
-_OF_A_BACKEND = re.compile(r"gloo|nccl|connection|timed out|timeout|closed by peer|socket", re.IGNORECASE)
+from lightning_gossip.runtime.faults import is_of_the_network
 
 
 @contextmanager
@@ -30,8 +25,7 @@ def answering(phase: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        of_a_backend = isinstance(error, dist.DistError) or _OF_A_BACKEND.search(str(error)) is not None
-        if isinstance(error, GossipError) or membership.current() is not None or not of_a_backend:
+        if isinstance(error, GossipError) or membership.current() is not None or not is_of_the_network(error):
             raise
         waited_s = now_s() - began_s
         raise PeerError(

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from lightning_gossip.errors import PeerError
-from lightning_gossip.runtime.board import Board, Worker
+from lightning_gossip.runtime.board import FULL, Board, Worker
 from lightning_gossip.runtime.connection import store_lost
 from lightning_gossip.runtime.watch import Watch
 
@@ -32,12 +31,14 @@ class Rounds:
     def __init__(self, store: Store, watch: Watch, prefix: str, timeout_s: float) -> None:
         self.number = 0
         self._first = 0
+        self._left: list[int] = []  # rounds of an earlier use of a Trainer that this worker has spoken in
         self._board = Board(store, f"{prefix}/round")
         self._watch = watch
         self._timeout_s = timeout_s
 
     def begin_at(self, number: int) -> None:
-        """This worker takes part from this round on."""
+        """This worker takes part from this round on; in those before it takes part no more."""
+        self._left += range(max(self._first, self.number - 2), self.number)  # those before it has deleted itself
         self.number = self._first = number
 
     @property
@@ -73,7 +74,10 @@ class Rounds:
                     if self._board.is_absent(number + 1, me):  # all have read this round, and deleted it, and gone on
                         return None
                     self._watch.raise_failure()
-                    raise PeerError(reason, phase="watch")
+                    if reason != FULL:
+                        raise self._watch.woken(reason)
+                    for worker in members:  # to those for whom it is full the others are no members any more
+                        self._board.mark_absent(number, worker)
             self._watch.look_at(members)
             said = self._board.read(number, members)
             if said is None:
@@ -84,12 +88,15 @@ class Rounds:
         return said
 
     def _forget(self, number: int, me: Worker, tidies: bool) -> None:
-        """Everybody has spoken in the round after it, so everybody has read it."""
-        if number < self._first:
-            return
+        """Everybody has spoken in the round after it, so everybody has read it, and has left those of earlier uses."""
         try:
-            self._board.forget(number, me)
-            if tidies:
+            for old in self._left:
+                self._board.forget(old, me)
+                self._board.forget_round(old)  # each may have woken the others in one that was never full
+            self._left.clear()
+            if number >= self._first:
+                self._board.forget(number, me)
+            if number >= self._first and tidies:
                 self._board.forget_round(number)
         except dist.DistError as error:  # the round is complete; whoever holds the store may have ended after it
             log.debug("%s: the keys of a synchronisation point were left in the store: %s", me.spoken, error)

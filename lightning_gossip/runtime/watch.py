@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from lightning_gossip.algorithm.liveness import Liveness, Verdict
-from lightning_gossip.errors import PeerError, ProtocolError
+from lightning_gossip.errors import PeerError, ProtocolError, another_failed
 from lightning_gossip.runtime.beats import Beats
 from lightning_gossip.runtime.board import Board, Worker
 from lightning_gossip.runtime.clock import now_s
@@ -52,11 +52,12 @@ class Watch:
         self._liveness = Liveness[Worker](silent_s=min(_SILENT_BEATS * beat_s, dead_s), dead_s=dead_s)
         self._members: tuple[Worker, ...] = ()
         self._round: int | None = None
-        self._failure: str | None = None
+        self._use = 0  # of the Trainer, which failures are told of
+        self._failure: tuple[int, str] | None = None  # of another worker in this use: its rank, and what it said
         self._lost: BaseException | None = None  # the store, if it is
         self._ended_by: BaseException | None = None  # what has ended the thread, if anything else has
         self._said: dict[str, Any] = {"beat": 0, "process": identity(), "broken": [], "ended": []}
-        self._said |= {"failed": None, "rests": False, "outside": False}
+        self._said |= {"use": 0, "failed": None, "rests": False, "outside": False}
         self._numbers: tuple[int, ...] = ()
         self._knocking: dict[Worker, str] = {}
         self._forsaken: str | None = None  # why nobody will take this worker in
@@ -79,11 +80,20 @@ class Watch:
             self._thread = threading.Thread(target=self._run, name="gossip-watch", daemon=True)
             self._thread.start()
 
+    def begin_use(self, use: int) -> None:
+        """Another use of a Trainer begins (runtime/uses.py): what has failed in those before counts no more.
+
+        What this worker has said about its own failure stays, for those who are still in the use that it belongs to.
+        """
+        with self._wake:
+            self._use = self._said["use"] = use
+            self._failure = None
+
     def rest(self, timeout_s: float = 10.0) -> None:
         """Nobody watches this worker, and it watches nobody, until :meth:`start`; its thread ends. May be called twice."""
         with self._wake:
             self._stopped = True
-            self._said["rests"] = self._said["failed"] is None
+            self._said["rests"] = True
             self._wake.notify_all()
         if self._thread is not None:
             self._thread.join(timeout_s)
@@ -141,15 +151,24 @@ class Watch:
             self._wake.notify_all()
 
     def failed(self, reason: str) -> None:
-        """This worker has failed by an exception: tell the others, who end too."""
+        """An exception has ended the present use of a Trainer on this worker: tell the others, who end it too.
+
+        A worker that ends because of another one passes that one's reason on, since it is the one to be known.
+        """
         with self._wake:
-            self._said["failed"] = self._said["failed"] or reason
+            if not self._has_said_so:
+                self._said["failed"] = [self._use, *(self._failure or (self.me.number, reason))]
             self._wake.notify_all()
 
     @property
     def has_failed(self) -> bool:
-        """Whether this worker, another one or the store has failed."""
-        return any(why is not None for why in (self._said["failed"], self._failure, self._ended_by, self._lost))
+        """Whether this worker or another one has failed in this use of a Trainer, or the store is lost."""
+        return self._has_said_so or any(why is not None for why in (self._failure, self._ended_by, self._lost))
+
+    @property
+    def _has_said_so(self) -> bool:
+        said = self._said["failed"]
+        return said is not None and said[0] == self._use
 
     def verdict(self, worker: Worker) -> Verdict:
         """About one worker, now."""
@@ -166,9 +185,22 @@ class Watch:
         if self._ended_by is not None:
             raise ProtocolError(f"An error that should be reported has ended all: {self._bug}") from self._ended_by
         if self._failure is not None:
-            raise PeerError(self._failure, phase="watch")
+            raise another_failed(*self._failure, phase="watch")
         if self._lost is not None:
             raise store_lost() from self._lost
+
+    def woken(self, word: str) -> PeerError:
+        """What ends a round that is not full, since somebody has woken those who wait for it.
+
+        Args:
+            word: what with: the failure of a worker, which this one has not heard of itself yet, or any other reason.
+        """
+        if not word.startswith("["):
+            return PeerError(word, phase="watch")
+        rank, reason = json.loads(word)
+        with self._wake:
+            self._failure = self._failure or (rank, reason)
+        return another_failed(rank, reason, phase="watch")
 
     def somebody_is_inside(self) -> bool:
         """Whether a member of the job beats, as seen by a worker that waits outside of it.
@@ -221,12 +253,12 @@ class Watch:
         """Nobody beats for this worker any more: it ends, and so do all, as after any other exception of a worker."""
         with self._wake:
             self._ended_by = error
-            self._said["failed"] = self._said["failed"] or self._bug
             number = self._round
+        self.failed(self._bug)
         try:
             self._tell()
             if number is not None:
-                self._board.wake(number, self._bug)
+                self._board.wake(number, json.dumps(self._said["failed"][1:]))
         except dist.DistError as gone:
             log.warning(
                 "%s: the failure detector has failed, and the store cannot be reached to tell the others: %s",
@@ -251,7 +283,7 @@ class Watch:
                 if worker != self.me and self.verdict(worker) is Verdict.DEAD:
                     self._board.mark_absent(number, worker)
             if self._failure is not None:
-                self._board.wake(number, self._failure)
+                self._board.wake(number, json.dumps(self._failure))
             elif not self._board.fill(number, members) and self._board.is_absent(number + 1, self.me):
                 self._board.wake(number, "this worker was left out of the next one")
         with self._wake:
@@ -304,8 +336,8 @@ class Watch:
                 if life > worker.life or worker in ended_here:
                     self._liveness.ended(worker)
                 # one that waits to be taken in ends nobody but itself
-                if value["failed"] is not None and self._failure is None and worker in members:
-                    self._failure = f"Rank {worker.number} has failed and all end: {value['failed']}. Its own log has the rest."
+                if self._failure is None and worker in members and (said := value["failed"]) and said[0] == self._use:
+                    self._failure = (said[1], said[2])
             dead = frozenset(worker for worker in workers if self._liveness.verdict(worker) is Verdict.DEAD)
             self.version += dead != self._dead
             self._dead = dead

@@ -17,7 +17,14 @@ from lightning_gossip.runtime.health import OnNonFinite
 from lightning_gossip.strategies.algorithm import Algorithm
 from lightning_gossip.strategies.decentralized import DecentralizedStrategy
 from lightning_gossip.strategies.gossiping import GossipAlgorithm
-from lightning_gossip.strategies.options import TopologySpec, check_choice, check_nonfinite, check_number, topology_of
+from lightning_gossip.strategies.options import (
+    TopologySpec,
+    check_choice,
+    check_nonfinite,
+    check_number,
+    seconds_of,
+    topology_of,
+)
 from lightning_gossip.strategies.survival import JoinerOptimizer, OnPeerFailure, Survival
 
 _SEED_STRIDE = 1_000_003
@@ -89,7 +96,6 @@ class ADPSGDStrategy(DecentralizedStrategy):
         check_choice("roles", roles, get_args(Roles))
         check_number("exchanges_per_step", exchanges_per_step)
         check_number("seed", seed)
-        check_number("exchange_timeout_s", exchange_timeout_s, above=0.0)
         self.refuse_nonfinite, self.on_nonfinite = check_nonfinite(refuse_nonfinite, on_nonfinite)
         check_choice("wire", wire, get_args(Wire))
         self.wire = wire
@@ -98,7 +104,7 @@ class ADPSGDStrategy(DecentralizedStrategy):
         self.topology = topology_of(topology)
         self.roles = roles
         self.exchanges_per_step = exchanges_per_step
-        self._exchange_timeout_s = exchange_timeout_s
+        self._exchange_timeout_s = seconds_of("exchange_timeout_s", exchange_timeout_s)
         self._seed = seed
 
     @property

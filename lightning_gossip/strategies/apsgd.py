@@ -14,7 +14,7 @@ from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.health import OnNonFinite
 from lightning_gossip.strategies.algorithm import Algorithm
 from lightning_gossip.strategies.decentralized import DecentralizedStrategy
-from lightning_gossip.strategies.options import check_nonfinite, check_number
+from lightning_gossip.strategies.options import check_nonfinite, seconds_of
 from lightning_gossip.strategies.serving import ServerWorker
 
 
@@ -62,7 +62,6 @@ class APSGDStrategy(DecentralizedStrategy):
         super().__init__(**options)
         self.refuse_nonfinite, self.on_nonfinite = check_nonfinite(refuse_nonfinite, on_nonfinite)
         self.fit_options = replace(self.fit_options, at_rendezvous="adopt")  # a worker's own model is the server's, of late
-        check_number("exchange_timeout_s", exchange_timeout_s, above=0.0)
         if not isinstance(server_rank, int) or isinstance(server_rank, bool) or server_rank < 0:
             raise ConfigurationError(f"server_rank={server_rank!r} is not a rank (0, 1, …).")
         self.server_options = ServerOptions(
@@ -70,7 +69,7 @@ class APSGDStrategy(DecentralizedStrategy):
         )
         self.server_rank = server_rank
         self.event_trigger = _trigger(event_trigger)
-        self._exchange_timeout_s = exchange_timeout_s
+        self._exchange_timeout_s = seconds_of("exchange_timeout_s", exchange_timeout_s)
 
     @override
     def check(self, workers: int) -> None:

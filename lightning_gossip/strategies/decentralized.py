@@ -24,7 +24,8 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.errors import ConfigurationError, reason_of
+from lightning_gossip.runtime import uses
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.peers import answering
 from lightning_gossip.runtime.rendezvous import gather, together
@@ -191,8 +192,10 @@ class DecentralizedStrategy(WorkerProcesses):
     @override
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
+        if not isinstance(exception, SIGTERMException):
+            uses.fail()
         if self.members is not None and not isinstance(exception, SIGTERMException):
-            self.members.watch.failed(f"{type(exception).__name__}: {exception}")
+            self.members.watch.failed(reason_of(exception))
             self.members.watch.rest()  # it has said so when this returns
         if self._fit is not None and not isinstance(exception, SIGTERMException):
             self._fit.fail()
@@ -227,6 +230,7 @@ class DecentralizedStrategy(WorkerProcesses):
             return tensor
         if group is not None or not isinstance(tensor, Tensor):
             return super().reduce(tensor, group, reduce_op)
+        self._wait_for_all()
         return together(lambda: super(DecentralizedStrategy, self).reduce(tensor.clone(), group, reduce_op))
 
     @override
@@ -246,10 +250,15 @@ class DecentralizedStrategy(WorkerProcesses):
         if group is not None:
             return super().all_gather(tensor, group, sync_grads)
         if _distributed_is_initialized():
-            tensor = equally_long(tensor)
+            tensor = equally_long(tensor)  # a round, in which a worker that comes late is waited for
         if sync_grads:
             return super().all_gather(tensor, None, sync_grads)
         return together(lambda: super(DecentralizedStrategy, self).all_gather(tensor, None, sync_grads))
+
+    def _wait_for_all(self) -> None:
+        """Before a collective of the user's, to which a worker may come late: what follows is not waited for as long."""
+        if self.members is not None:
+            gather(None, kind="a collective")
 
     def _all_are_here(self, what: str, *, warns: bool = True) -> bool:
         if self._fit is not None:

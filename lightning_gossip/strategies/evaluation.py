@@ -170,9 +170,7 @@ def equally_long(tensor: Tensor) -> Tensor:
     Raises:
         ConfigurationError: on all workers, if some of them have none.
     """
-    if not tensor.dim():
-        return tensor
-    lengths = gather(tensor.shape[0])
+    lengths = gather(tensor.shape[0] if tensor.dim() else None, kind="all_gather")
     if len(set(lengths)) == 1:
         return tensor
     if not min(lengths):

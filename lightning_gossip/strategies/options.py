@@ -6,6 +6,7 @@ import difflib
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Literal, get_args
 
 from lightning_gossip.algorithm.checks import is_finite
@@ -75,6 +76,21 @@ def check_number(name: str, value: object, *, at_least: float = 0.0, above: floa
     bound = f"above {above:g}" if above is not None else f"of at least {at_least:g}"
     if not is_finite(value) or not (value > above if above is not None else value >= at_least):  # type: ignore[operator]
         raise ConfigurationError(f"{name}={value!r} is not a number {bound}.")
+
+
+def seconds_of(name: str, value: object) -> float:
+    """A time as an option: seconds, or a timedelta.
+
+    Raises:
+        ConfigurationError: naming the value, if it is neither, or not positive.
+
+    >>> seconds_of("timeout", 60), seconds_of("timeout", timedelta(minutes=1))
+    (60.0, 60.0)
+    """
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if not is_finite(seconds) or not 0 < seconds <= timedelta.max.total_seconds():  # type: ignore[operator]
+        raise ConfigurationError(f"{name}={value!r} is not a time: write seconds above 0, as {name}=60, or a timedelta.")
+    return float(seconds)  # type: ignore[arg-type]
 
 
 def check_nonfinite(refuses: bool, reaction: OnNonFinite) -> tuple[bool, OnNonFinite]:

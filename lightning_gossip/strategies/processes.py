@@ -6,6 +6,8 @@ Lightning treats its DDPStrategy specially (samplers, launchers, compiled models
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, get_args
 
@@ -23,9 +25,10 @@ from torch.nn import Module
 from typing_extensions import override
 
 from lightning_gossip import version
-from lightning_gossip.runtime import membership
+from lightning_gossip.errors import ConfigurationError, PeerError
+from lightning_gossip.runtime import membership, uses
 from lightning_gossip.runtime.connection import connect
-from lightning_gossip.runtime.default_group import make_default_group
+from lightning_gossip.runtime.default_group import make_default_group, renew
 from lightning_gossip.runtime.membership import Membership
 from lightning_gossip.runtime.peers import answering
 from lightning_gossip.runtime.process_end import end_groups_at_exit
@@ -34,10 +37,11 @@ from lightning_gossip.strategies import survival
 from lightning_gossip.strategies.files import WholeFiles
 from lightning_gossip.strategies.launchers import CheckedMultiProcessingLauncher, CheckedSubprocessLauncher
 from lightning_gossip.strategies.model import start_equal
-from lightning_gossip.strategies.options import StartMethod, check_choice, refuse_unknown
+from lightning_gossip.strategies.options import StartMethod, check_choice, refuse_unknown, seconds_of
 from lightning_gossip.strategies.preflight import check_model, check_plugins, check_trainer
 from lightning_gossip.strategies.survival import Survival
 from lightning_gossip.transport import interface
+from lightning_gossip.transport.endpoint import Endpoint, advice, endpoint
 
 _DEFAULT_TIMEOUT_S = 1800.0  # of torch's process groups
 
@@ -47,7 +51,8 @@ class WorkerProcesses(DDPStrategy):
 
     Args:
         start_method: how Lightning starts the workers: ``"popen"``, ``"spawn"``, ``"fork"`` or ``"forkserver"``.
-        process_group_backend, timeout: of the default process group, as for DDP. ``timeout`` bounds the wait at a rendezvous.
+        process_group_backend, timeout: of the default process group, as for DDP. ``timeout``, in seconds or as a timedelta,
+            bounds the wait at a rendezvous.
         interface: network interface, as ``"eth0"``, on which this job's sockets listen, and no other; None leaves that to torch
             (docs/security.md).
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as for every Lightning strategy.
@@ -63,7 +68,7 @@ class WorkerProcesses(DDPStrategy):
         *,
         start_method: StartMethod = "popen",
         process_group_backend: str | None = None,
-        timeout: timedelta | None = timedelta(minutes=30),
+        timeout: float | timedelta | None = timedelta(minutes=30),
         interface: str | None = None,
         accelerator: Accelerator | None = None,
         parallel_devices: list[torch.device] | None = None,
@@ -87,7 +92,7 @@ class WorkerProcesses(DDPStrategy):
             checkpoint_io=checkpoint_io,
             precision_plugin=precision_plugin,
             process_group_backend=process_group_backend,
-            timeout=timeout,
+            timeout=None if timeout is None else timedelta(seconds=seconds_of("timeout", timeout)),
             start_method=start_method,
         )
         self.interface = interface
@@ -198,12 +203,16 @@ class WorkerProcesses(DDPStrategy):
     def setup_distributed(self) -> None:
         if self.interface is not None and self.workers > 1:
             self._environment = self._environment or interface.bind(self.interface)
+        use, broken = uses.begin() if self.workers > 1 else (0, False)
         if self.workers > 1 and self.survival.survives:
-            self._meet()
+            self._meet(use, broken)
         elif self.workers > 1:
             membership.set_current(None)  # of a Trainer before this one
             served = self._serve_store()
-            with answering("setup"):
+            with self._naming_the_address(endpoint()), answering("setup"):
+                if dist.is_initialized():
+                    self._process_group_backend = self._get_process_group_backend()
+                    renew(f"{self.keys}/use/{use}", self._make_group, broken=broken)
                 super().setup_distributed()
             del served  # now torch's own connection keeps the server
         else:  # plain training: no group
@@ -213,6 +222,18 @@ class WorkerProcesses(DDPStrategy):
             end_groups_at_exit()
             version.check(gather(version.mine(), kind="the versions"))
 
+    @contextmanager
+    def _naming_the_address(self, mine: Endpoint) -> Iterator[None]:
+        """Where the workers cannot be connected: say so if this one listens where no other host looks."""
+        try:
+            yield
+        except PeerError as error:
+            if self.num_nodes == 1 or not mine.is_loopback:
+                raise
+            raise PeerError(
+                f"{error} {advice(self.global_rank, mine)}", phase=error.phase, seconds=error.seconds, timed_out=error.timed_out
+            ) from error
+
     def _serve_store(self) -> Store | None:
         """Begin to serve the store on one interface: torch, which would on all, takes one that this process serves already."""
         environment = self.cluster_environment
@@ -221,7 +242,13 @@ class WorkerProcesses(DDPStrategy):
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
         return connect(None, rank=0, timeout_s=self.timeout_s, interface=self.interface)  # torchrun's agent has its own
 
-    def _meet(self) -> None:
+    @property
+    def _make_group(self) -> Callable[[Store, int, int], None]:
+        assert self._process_group_backend is not None
+        device = None if self.root_device.type == "cpu" else self.root_device
+        return make_default_group(self._process_group_backend, self.timeout_s, device=device)
+
+    def _meet(self, use: int, broken: bool) -> None:
         reset_seed()
         self._members = None  # so that the ranks are those that this process was started with
         self.set_world_ranks()
@@ -234,20 +261,18 @@ class WorkerProcesses(DDPStrategy):
             keys=self.keys,
             number=int(self.cluster_environment.global_rank()),
             workers=self.workers,
-            make_group=make_default_group(
-                self._process_group_backend,
-                self.collective_timeout_s,
-                device=None if self.root_device.type == "cpu" else self.root_device,
-            ),
+            make_group=self._make_group,
             timeout_s=self.timeout_s,
+            collective_timeout_s=self.collective_timeout_s,
             interface=self.interface,
         )
         members.changed[:] = [self.members_changed]
+        members.hello(use, broken=broken, endpoint=_endpoint_or_error())
         self.members_changed()
 
     @property
     def collective_timeout_s(self) -> float:
-        """Seconds that one collective may take when all have met, where deaths are survived."""
+        """Seconds that one of the algorithm's own collectives may take when all have met, where deaths are survived."""
         return self.timeout_s
 
     @override
@@ -274,3 +299,10 @@ class WorkerProcesses(DDPStrategy):
     def configure_ddp(self) -> None:
         assert isinstance(self.model, pl.LightningModule)
         start_equal(self.model)
+
+
+def _endpoint_or_error() -> Endpoint | ConfigurationError:
+    try:
+        return endpoint()
+    except ConfigurationError as error:  # raised when the others have been told, who would wait for this worker
+        return error

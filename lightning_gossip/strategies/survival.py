@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from torch._C._distributed_c10d import Store
 
 from lightning_gossip import version
+from lightning_gossip.algorithm.checks import check_integer
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime import membership
 from lightning_gossip.runtime.board import Worker
@@ -19,7 +20,7 @@ from lightning_gossip.runtime.door import Door
 from lightning_gossip.runtime.membership import Membership
 from lightning_gossip.runtime.process_end import call_at_exit
 from lightning_gossip.runtime.watch import Watch
-from lightning_gossip.strategies.options import check_choice, check_number
+from lightning_gossip.strategies.options import check_choice, seconds_of
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +52,10 @@ class Survival:
     def __post_init__(self) -> None:
         check_choice("on_peer_failure", self.on_peer_failure, get_args(OnPeerFailure))
         check_choice("joiner_optimizer", self.joiner_optimizer, get_args(JoinerOptimizer))
-        check_number("peer_timeout_s", self.peer_timeout_s, above=0.0)
-        check_number("min_workers", self.min_workers, at_least=1)
+        object.__setattr__(self, "peer_timeout_s", seconds_of("peer_timeout_s", self.peer_timeout_s))
+        check_integer("min_workers", self.min_workers, example=2)
         if self.max_workers is not None:
-            check_number("max_workers", self.max_workers, at_least=self.min_workers)
+            check_integer("max_workers", self.max_workers, at_least=self.min_workers, example=max(8, self.min_workers))
         if self.store is not None:
             parse_address(self.store)
             if not self.survives:
@@ -78,9 +79,10 @@ def begin(
     workers: int,
     make_group: Callable[[Store, int, int], None],
     timeout_s: float,
+    collective_timeout_s: float,
     interface: str | None = None,
 ) -> Membership:
-    """Meet the other workers of the job and make the default group, or prepare to be taken in if they have begun.
+    """Prepare to meet the other workers of the job, which :meth:`Membership.hello` does, or to be taken in if they have begun.
 
     Args:
         survival: the options.
@@ -89,18 +91,20 @@ def begin(
         workers: how many were started together.
         make_group: makes the default process group.
         timeout_s: how long to wait for them.
+        collective_timeout_s: how long one of the algorithm's own collectives may take.
         interface: on which a store that this process serves listens.
 
     Raises:
         ConfigurationError: if there may not be so many, or this one comes later and is of another version.
 
     Returns:
-        The membership; ``alone`` if this worker has to be taken in by its :attr:`Membership.entrance`.
+        The membership; after the first of its rounds it is ``alone`` if this worker has to be taken in by its
+        :attr:`Membership.entrance`.
     """
-    kept = membership.kept()
+    prefix = f"{keys}/members"
+    kept = membership.kept(prefix)
     if kept is not None:
         membership.set_current(kept)
-        kept.watch.start()
         return kept
     if number >= survival.most(workers):
         raise ConfigurationError(
@@ -114,7 +118,6 @@ def begin(
         lost_s=_LOST * survival.peer_timeout_s,
         interface=interface,
     )
-    prefix = f"{keys}/members"
     me = Worker(number, store.add(f"{prefix}/life/{number}", 1))
     late = number >= workers or me.life > 1 or Door(store, prefix).has_begun
     theirs = store.compare_set(f"{prefix}/version", "", version.mine()).decode()
@@ -130,17 +133,15 @@ def begin(
         make_group=make_group,
         min_workers=survival.min_workers,
         timeout_s=timeout_s,
+        collective_timeout_s=collective_timeout_s,
+        late=late,
     )
     membership.set_current(made)
     watch.look_at(members, outside=late)
     watch.look_out(range(survival.most(workers)))
-    watch.start()
     call_at_exit(watch.rest)
     if late:
         log.warning("Rank %d comes later than the others: it will be taken in at the beginning of an epoch.", number)
-        made.stay_alone()
-    else:
-        made.hello()
     return made
 
 

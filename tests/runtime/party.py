@@ -17,7 +17,7 @@ BEAT_S, PATIENCE_S = 0.02, 20.0
 DEAD_S = 60.0  # a busy host stops a thread for a while: here the end of a worker is told, and silence means nothing
 
 
-class Died(Exception):
+class Died(BaseException):
     """What ends a worker's script as SIGKILL would."""
 
 

@@ -67,7 +67,17 @@ REFUSED: list[tuple[str, Callable[[], Any], str]] = [
     ("unknown roles", lambda: ADPSGDStrategy(roles="both"), "roles='both'"),
     ("negative rate", lambda: ADPSGDStrategy(exchanges_per_step=-1), "exchanges_per_step=-1 .* at least 0"),
     ("rate that is no number", lambda: ADPSGDStrategy(exchanges_per_step=float("nan")), "exchanges_per_step=nan"),
-    ("time that is not positive", lambda: ADPSGDStrategy(exchange_timeout_s=0), "exchange_timeout_s=0 .* above 0"),
+    ("time that is not positive", lambda: ADPSGDStrategy(exchange_timeout_s=0), "exchange_timeout_s=0 is not a time.* above 0"),
+    ("a timeout that is not positive", lambda: DPSGDStrategy(timeout=-60), "timeout=-60 is not a time"),
+    (
+        "a timeout that is no number",
+        lambda: APSGDStrategy(timeout="60"),
+        "timeout=.60. is not a time.*timeout=60, or",
+    ),
+    ("a timeout without an end", lambda: ADPSGDStrategy(timeout=float("inf")), "timeout=inf"),
+    ("a timeout longer than a timedelta", lambda: ADPSGDStrategy(timeout=1e300), "timeout=1e.300"),
+    ("a silence that is no number", lambda: ADPSGDStrategy(peer_timeout_s="long"), "peer_timeout_s='long' is not a time"),
+    ("half a worker", lambda: ADPSGDStrategy(min_workers=1.5), "min_workers=1.5; it must be an integer"),
     ("odd exponential", lambda: fit(strategy=ADPSGDStrategy(topology="exponential")), "even"),
     ("topology of another size", lambda: fit(strategy=ADPSGDStrategy(topology=ring(4))), "4.*3|3.*4"),
     ("graph in two parts", lambda: fit(devices=4, strategy=ADPSGDStrategy(topology=[(0, 1), (2, 3)])), "falls into 2 parts"),
@@ -116,6 +126,12 @@ REFUSED: list[tuple[str, Callable[[], Any], str]] = [
 def test_what_cannot_work_is_refused_before_any_process_is_started(action: Callable[[], Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         action()
+
+
+@pytest.mark.parametrize("kind", [ADPSGDStrategy, APSGDStrategy, DPSGDStrategy, PeriodicAveragingStrategy, QSGDStrategy])
+def test_a_timeout_is_given_in_seconds_or_as_a_timedelta(kind: Any) -> None:
+    assert kind(timeout=60).timeout_s == kind(timeout=timedelta(minutes=1)).timeout_s == 60.0
+    assert kind(timeout=None).timeout_s == 1800.0
 
 
 def test_objects_of_pytorch_lightning_are_refused_by_name(no_process: None) -> None:
