@@ -67,6 +67,16 @@ class Claims:
             self.queue.ledger.claim(position)
             self._ahead = position
 
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Claim no more; what a claim under way brings is nobody's. May be called twice.
+
+        Args:
+            timeout_s: how long to wait for that claim: the store may be out of reach.
+        """
+        claim, self._under_way = self._under_way, None
+        if claim is not None:
+            claim.join(timeout_s)
+
     def _claim(self) -> int | None:
         began_s = self._clock()
         position = self.queue.claim(self._step_s())
@@ -85,6 +95,10 @@ class _Claim:
             target=self._run, args=(queue, step_s, queue.ledger.held, clock), name="gossip-claim", daemon=True
         )
         self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for its end for a while."""
+        self._thread.join(timeout_s)
 
     def result(self) -> int | None:
         """Wait for it.

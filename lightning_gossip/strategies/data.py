@@ -231,6 +231,11 @@ class SharedBatches(EpochBatches):
         """Of the current hand-out; None before the first."""
         return None if self._claims is None else self._claims.queue
 
+    def close(self) -> None:
+        """Claim no more. May be called twice."""
+        if self._claims is not None:
+            self._claims.close()
+
     @override
     def _hand_out(self) -> Iterator[Batch]:
         batches = self._begin()

@@ -315,6 +315,7 @@ class Fit:
     def close(self, *, together: bool | None = None) -> None:
         """End threads; may be called twice. Without ``together``: together if all workers have agreed to stop."""
         self._own_model.forget()
+        self.work.close()
         if self._algorithm is not None:
             self._algorithm.close(together=self._stopped_together if together is None else together)
             self._algorithm = None

@@ -183,6 +183,11 @@ class FitWork:
         if self._count is not None:
             self._count.end_epoch()
 
+    def close(self) -> None:
+        """Take no batch any more. May be called twice."""
+        if self.shared is not None:
+            self.shared.close()
+
     @property
     def left_early(self) -> bool:
         """Whether this worker left the last batches of the epoch to faster ones."""

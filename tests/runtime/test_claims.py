@@ -122,3 +122,29 @@ def test_each_batch_is_taken_once_whoever_is_asked_when(takes_s: float, seed: in
             handed.append(position)
             worker.queue.ledger.step()
     assert sorted(handed) == list(range(40))
+
+
+def test_closing_waits_for_the_claim_under_way_but_not_for_ever() -> None:
+    store, clock = dist.HashStore(), Clock()
+    answers, asked = threading.Event(), threading.Event()
+    answers.set()
+
+    def before(_: str) -> None:
+        asked.set()
+        assert answers.wait(10.0)
+
+    claims = claims_of(SlowStore(store, clock, STEP_S, before), clock)
+    for _ in range(4):
+        next(claims)
+    claims.settle()
+    answers.clear()
+    asked.clear()
+    next(claims)
+    assert asked.wait(10.0)
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "gossip-claim"]
+    claims.close(timeout_s=0.01)
+    assert thread.is_alive()  # the store has not answered
+    answers.set()
+    thread.join(10.0)
+    claims.close()
+    assert taken(store) == 5  # the batch is handed out again with what else this worker has not trained on

@@ -208,7 +208,7 @@ def test_a_name_that_was_lost_is_not_taken_in_again(party: Callable[..., Party])
             return until(lambda: made.all[0].lost)
         assert gathered.wait(PATIENCE_S)
         until(lambda: member.watch.verdict(Worker(1, 1)) is Verdict.ALIVE)
-        member._lose([Worker(1, 1)])  # by the word of a third one, who is gone too
+        member._leave_out([Worker(1, 1)])  # by the word of a third one, who is gone too
         until(lambda: knocking(member))
         return member.entrance.waiting(range(2))
 

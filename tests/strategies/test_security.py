@@ -99,7 +99,7 @@ def _of_version(strategy: Any) -> str:
 def test_workers_of_different_versions_are_told_so_at_setup(make: Any) -> None:
     said = launch(_of_version, make(), workers=2, timeout_s=30)
     assert said[0] == said[1]
-    assert f"rank 0 has {version.__version__}, message format 2; rank 1 has 9.9.9, message format 2" in said[0]
+    assert f"rank 0 has {version.__version__}, message format 3; rank 1 has 9.9.9, message format 3" in said[0]
 
 
 def _with_a_stranger(strategy: Any) -> Any:
