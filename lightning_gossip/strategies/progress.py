@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
 from lightning.pytorch.trainer.states import RunningStage
@@ -42,3 +44,8 @@ def align_epoch(trainer: pl.Trainer, done: int) -> None:
     shift = max(0, done) - current.ready
     for name in ("ready", "started", "processed", "completed"):
         setattr(current, name, max(0, getattr(current, name) + shift))
+
+
+def mean_steps(optimizer_steps: Sequence[int]) -> int:
+    """The optimizer steps that all workers go on from after a rendezvous, of those that each has made."""
+    return round(sum(optimizer_steps) / len(optimizer_steps))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from lightning_gossip.algorithm.flat import FlatModel
@@ -15,9 +16,12 @@ from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.strategies.algorithm import Algorithm, Step
 from lightning_gossip.strategies.decentralized import DecentralizedStrategy
 from lightning_gossip.strategies.lockstep import LockstepAlgorithm
+from lightning_gossip.strategies.model import Place, SharedModel
 from lightning_gossip.strategies.options import check_number
 
-_ARRIVED, _CALLING = 1, 2  # bits of the byte after the gradient: the sender makes no more steps; it asks for a rendezvous
+# Bits of the byte after the gradient: the sender makes no more steps; it asks for a rendezvous; it has a gradient for a
+# parameter that was frozen when the session began; some of its parameters have none.
+_ARRIVED, _CALLING, _THAWED, _PARTIAL = 1, 2, 4, 8
 
 
 class QSGDStrategy(DecentralizedStrategy):
@@ -58,6 +62,53 @@ class QSGDStrategy(DecentralizedStrategy):
         return QuantizedAllReduce(self, timeline)
 
 
+class _Gradients:
+    """The gradients of some parameters, the same on all workers, as one vector.
+
+    Args:
+        places: of the parameters.
+        device: of the vector.
+    """
+
+    def __init__(self, places: Sequence[Place], device: torch.device) -> None:
+        self.places = list(places)
+        self._device = device
+        self._present: list[Tensor] = []
+        self._vector = FlatModel([place.real for place in self.places], device=device)
+
+    @property
+    def flat(self) -> Tensor:
+        """The vector."""
+        return self._vector.flat
+
+    def read(self) -> Tensor:
+        """The vector ← the gradients, 0 where there is none.
+
+        Returns:
+            Which there are, uint8, shape (parameters,).
+        """
+        parameters = [place.tensor for place in self.places]
+        if any(parameter.grad is not None and parameter.grad.is_sparse for parameter in parameters):
+            raise ConfigurationError(
+                "QSGD quantizes dense gradients, and a layer of the model makes sparse ones. Use Embedding(sparse=False)."
+            )
+        self._present = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
+        self._vector.read(_real(self._present))
+        return torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8, device=self._device)
+
+    def write(self, anywhere: Sequence[bool]) -> None:
+        """The gradients ← the vector, for the parameters that have one anywhere."""
+        self._vector.write(_real(self._present))
+        for place, gradient, is_present in zip(self.places, self._present, anywhere, strict=True):
+            if is_present and place.tensor.grad is None:  # used by other workers only
+                place.tensor.grad = gradient
+
+    def clear(self) -> Tensor:
+        """The vector ← 0, of a worker that makes no more steps; returns as :meth:`read`."""
+        self.flat.zero_()
+        return torch.zeros(len(self.places), dtype=torch.uint8, device=self._device)
+
+
 class QuantizedAllReduce(LockstepAlgorithm):
     """One worker's gradients, quantized and averaged with everybody's, during one fit.
 
@@ -70,29 +121,18 @@ class QuantizedAllReduce(LockstepAlgorithm):
         super().__init__(strategy.root_device, strategy.timeout_s, timeline)
         self._quantizer = strategy.quantizer
         self._generator = torch.Generator(self._device).manual_seed(strategy.seed + 1_000_003 * strategy.global_rank)
-        self._parameters: list[nn.Parameter] = []
-        self._gradient = FlatModel([])
+        self._groups: list[_Gradients] = []  # of the shared parameters, and of those thawed in this session
+        self._frozen: dict[str, Place] = {}  # of which a gradient may come all the same
 
     @override
-    def open(self, model: nn.Module) -> None:
+    def open(self, model: SharedModel) -> None:
         super().open(model)
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._gradient = FlatModel(_real(self._parameters), device=self._device)
+        self._groups = [_Gradients(model.shared_parameters, self._device)]
+        self._frozen = {place.name: place for place in model.rest() if not place.is_buffer and place.has_mean}
 
     @override
     def reduce_gradients(self) -> None:
-        present = [
-            parameter.grad if parameter.grad is not None else torch.zeros_like(parameter) for parameter in self._parameters
-        ]
-        if any(gradient.is_sparse for gradient in present):
-            raise ConfigurationError(
-                "QSGD quantizes dense gradients, and a layer of the model makes sparse ones. Use Embedding(sparse=False)."
-            )
-        self._average(self._gradient.read(_real(present)), arrived=False)
-        self._gradient.write(_real(present))
-        for parameter, gradient in zip(self._parameters, present, strict=True):
-            if parameter.grad is None and gradient.any():  # used by other workers only
-                parameter.grad = gradient
+        self._reduce(arrived=False)
 
     @override
     def step(self, step: Step) -> None:
@@ -100,9 +140,8 @@ class QuantizedAllReduce(LockstepAlgorithm):
 
     @override
     def arrive(self) -> None:
-        self._gradient.flat.zero_()
-        while self._average(self._gradient.flat, arrived=True):  # the others may have gradients to average
-            self._gradient.flat.zero_()
+        while self._reduce(arrived=True):  # the others may have gradients to average
+            pass
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -112,22 +151,42 @@ class QuantizedAllReduce(LockstepAlgorithm):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._generator.set_state(state["generator"])
 
-    def _average(self, gradient: Tensor, *, arrived: bool) -> bool:
-        """Replace a gradient by the mean of the quantized ones of those that make steps; returns whether there are any."""
-        status = (_ARRIVED if arrived else 0) | (_CALLING if self._asks_for_meeting else 0)
+    def _reduce(self, *, arrived: bool) -> bool:
+        """Average the gradients of all groups; returns whether there were any."""
+        thawed = [] if arrived else [name for name, place in self._frozen.items() if place.tensor.grad is not None]
+        statuses = self._average(self._groups[0], arrived=arrived, status=_THAWED if thawed else 0)
+        if any(status & _THAWED for status in statuses):
+            everyones = {name for names in self.collectives.gather(thawed) for name in names}
+            self._model.learn([], with_gradient=sorted(everyones))
+            joining = [self._frozen.pop(name) for name in list(self._frozen) if name in everyones]
+            self._groups.append(_Gradients(joining, self._device))
+        for group in self._groups[1:]:
+            self._average(group, arrived=arrived, status=0)
+        return not all(status & _ARRIVED for status in statuses)
+
+    def _average(self, group: _Gradients, *, arrived: bool, status: int) -> list[int]:
+        """Replace gradients by the mean of the quantized ones of those that make steps; returns what all say of themselves."""
+        present = group.clear() if arrived else group.read()
+        gradient = group.flat
+        status |= (_ARRIVED if arrived else 0) | (_CALLING if self._asks_for_meeting else 0)
+        status |= 0 if arrived or bool(present.all()) else _PARTIAL
         payload = self._quantizer.encode(gradient, self._generator)
         payload = torch.cat([payload, payload.new_tensor([status])])
         gradient.zero_()
-        contributors = 0
+        statuses = []
         for theirs in self.collectives.gather_bytes(payload):
-            status = int(theirs[-1])
-            self._meeting_called = self._meeting_called or bool(status & _CALLING)
-            if not status & _ARRIVED:
+            statuses.append(int(theirs[-1]))
+            if not statuses[-1] & _ARRIVED:
                 self._quantizer.decode_add(theirs[:-1], gradient)
-                contributors += 1
+        self._meeting_called = self._meeting_called or any(theirs & _CALLING for theirs in statuses)
+        contributors = sum(not theirs & _ARRIVED for theirs in statuses)
         gradient.div_(max(1, contributors))
-        return contributors > 0
+        if any(theirs & _PARTIAL for theirs in statuses):
+            present = torch.stack(self.collectives.gather_bytes(present)).amax(0)
+        if not arrived:
+            group.write(present.tolist())
+        return statuses
 
 
-def _real(tensors: list[Any]) -> list[Tensor]:
+def _real(tensors: list[Tensor]) -> list[Tensor]:
     return [torch.view_as_real(t.detach()) if t.is_complex() else t.detach() for t in tensors]
