@@ -5,6 +5,7 @@
 | a parameter that is trained | shared: gossiped, averaged | the mean |
 | any other parameter | its worker's own | compared; where it differs, the mean, and shared from then on |
 | a running mean or variance, and what ``averaged_buffers`` names | shared | the mean |
+| a running mean or variance with ``momentum=None`` (of all batches so far) | its worker's own | the mean |
 | any other buffer | its worker's own | that of the lowest rank |
 
 A parameter is trained if it requires a gradient now, did so when an earlier session of the fit was opened, or was found to
@@ -41,12 +42,16 @@ class Place:
         key: in the owner.
         is_buffer: whether it is a buffer.
         is_average: whether it is a buffer of which there is a mean.
+        is_cumulative: whether it is the average of all batches so far, in which a merge has no fixed weight.
     """
 
-    def __init__(self, name: str, owner: Any, key: str, *, is_buffer: bool, is_average: bool) -> None:
+    def __init__(
+        self, name: str, owner: Any, key: str, *, is_buffer: bool, is_average: bool = False, is_cumulative: bool = False
+    ) -> None:
         self.name = name
         self.is_buffer = is_buffer
         self.is_average = is_average
+        self.is_cumulative = is_cumulative
         self._owner = owner
         self._key = key
         self._last: Tensor = owner[key]
@@ -85,7 +90,7 @@ def _parameter_places(model: nn.Module) -> Iterator[Place]:
         for key, tensor in module._parameters.items():
             if tensor is not None and id(tensor) not in known:
                 known.add(id(tensor))
-                yield Place(_name(prefix, key), module._parameters, key, is_buffer=False, is_average=False)
+                yield Place(_name(prefix, key), module._parameters, key, is_buffer=False)
 
 
 def _buffer_places(model: nn.Module, averaged_buffers: Sequence[str]) -> Iterator[Place]:
@@ -102,7 +107,14 @@ def _buffer_places(model: nn.Module, averaged_buffers: Sequence[str]) -> Iterato
                 name = _name(prefix, key)
                 is_statistic = isinstance(module, _NormBase) and key in _STATISTICS
                 is_average = is_statistic or any(fnmatchcase(name, pattern) for pattern in averaged_buffers)
-                yield Place(name, module._buffers, key, is_buffer=True, is_average=is_average)
+                yield Place(
+                    name,
+                    module._buffers,
+                    key,
+                    is_buffer=True,
+                    is_average=is_average,
+                    is_cumulative=is_statistic and module.momentum is None,
+                )
 
 
 def _name(prefix: str, key: str) -> str:
@@ -131,11 +143,9 @@ def retention(model: nn.Module, names: list[str]) -> list[float]:
     """Per tensor, the share of a merge that one forward pass in training mode keeps; see ``algorithm.replica``."""
     shares: dict[str, float] = {}
     for prefix, module in model.named_modules():
-        if isinstance(module, _NormBase) and module.track_running_stats:
-            # momentum=None is a cumulative average, in which a merge has no fixed weight: take it over at the rendezvous only
-            share = 0.0 if module.momentum is None else 1.0 - module.momentum
+        if isinstance(module, _NormBase) and module.momentum is not None:
             for key in _STATISTICS:
-                shares[_name(prefix, key)] = share
+                shares[_name(prefix, key)] = 1.0 - module.momentum
     return [shares.get(name, 1.0) for name in names]
 
 
@@ -169,7 +179,7 @@ class SharedModel:
         found = places(self.module, self.averaged_buffers)
         self.learn([], with_gradient=[place.name for place in found if place.tensor.requires_grad and not place.is_buffer])
         parameters = [place for place in found if not place.is_buffer and place.name in self.trained and place.has_mean]
-        self._places = parameters + [place for place in found if place.is_buffer and place.has_mean]
+        self._places = parameters + [p for p in found if p.is_buffer and p.has_mean and not p.is_cumulative]
         self.parameters = len(parameters)
         self.names = [place.name for place in self._places]
         self.layout = layout(list(zip(self.names, self.tensors, strict=True)))

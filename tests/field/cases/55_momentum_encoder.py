@@ -1,8 +1,10 @@
-"""MoCo: a key encoder that follows without gradients, its storage replaced each step, and a queue of unit vectors with its pointer."""
-import torch, lightning as L
+"""MoCo: a key encoder that follows without gradients, its storage replaced each step; a queue of unit vectors, its pointer."""
+
+import lightning as L
+import torch
+from _field import digits, main, same, trainer, weights
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from _field import digits, main, same, trainer, weights
 
 
 class MoCo(L.LightningModule):
@@ -13,7 +15,9 @@ class MoCo(L.LightningModule):
         for q, k in zip(self.query.parameters(), self.key.parameters()):
             k.data.copy_(q.data)
             k.requires_grad = False
-        self.register_buffer("queue", nn.functional.normalize(torch.randn(4, 64, generator=torch.Generator().manual_seed(0)), dim=0))
+        self.register_buffer(
+            "queue", nn.functional.normalize(torch.randn(4, 64, generator=torch.Generator().manual_seed(0)), dim=0)
+        )
         self.register_buffer("pointer", torch.zeros(1, dtype=torch.long))
         self.register_buffer("filled", torch.zeros(64, dtype=torch.bool))
         self.lengths, self.in_step = [], []

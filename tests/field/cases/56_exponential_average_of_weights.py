@@ -1,9 +1,11 @@
-"""EMAWeightAveraging: the averaged model is one on all ranks, is the one that is validated, and the one that is left at the end."""
-import torch, lightning as L
+"""EMAWeightAveraging: the averaged model is one on all ranks, the one that is validated, and what is left at the end."""
+
+import lightning as L
+import torch
+from _field import digits, main, same, trainer, weights
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from _field import digits, main, same, trainer, weights
 
 
 class Net(L.LightningModule):

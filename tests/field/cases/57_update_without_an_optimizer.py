@@ -1,8 +1,12 @@
-"""`p.data.add_(p.grad, alpha=-lr)`, as in many a first example: no optimizer, and no change that torch counts; workers must exchange all the same."""
-import torch, lightning as L
+"""`p.data.add_(p.grad, alpha=-lr)`, as in many a first example: no optimizer, no change that torch counts; workers must meet
+all the same.
+"""
+
+import lightning as L
+import torch
+from _field import digits, main, same, trainer, weights
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from _field import digits, main, same, trainer, weights
 
 
 class ByHand(L.LightningModule):
@@ -37,7 +41,9 @@ def judge(ranks, run):
         return
     steps, exchanges, averagings = zip(*ranks[0]["report"])
     assert sum(steps) == 64, f"of 64 batches the steps {steps} were counted"
-    assert sum(x or 0 for x in exchanges) > 0 or sum(x or 0 for x in averagings) > 4, f"exchanges {exchanges}, averagings {averagings}"
+    assert sum(x or 0 for x in exchanges) > 0 or sum(x or 0 for x in averagings) > 4, (
+        f"exchanges {exchanges}, averagings {averagings}"
+    )
 
 
 if __name__ == "__main__":

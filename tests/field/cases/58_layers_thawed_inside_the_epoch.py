@@ -1,8 +1,10 @@
-"""Layers are trained in turn, each thawed for a few batches and frozen again: none but the head requires a gradient where epochs meet."""
-import torch, lightning as L
+"""Layers are trained in turn, each thawed for a batch and frozen again: only the head requires a gradient where epochs meet."""
+
+import lightning as L
+import torch
+from _field import digits, main, same, trainer, unused_ok, weights
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from _field import digits, main, same, trainer, unused_ok, weights
 
 
 class LayerWise(L.LightningModule):
