@@ -41,7 +41,7 @@ from lightning_gossip.algorithm.replica import Replica
 from lightning_gossip.runtime.exchange import Exchanger
 from lightning_gossip.runtime.gossip import Gossip
 from lightning_gossip.runtime.rendezvous import Rendezvous
-from lightning_gossip.strategies.model import layout, retention, shared_tensors
+from lightning_gossip.strategies.model import SharedModel
 from lightning_gossip.transport import Kind, Message
 from lightning_gossip.transport.gloo import GlooTransport
 from recipes.commands import cleaning_up_on_sigterm
@@ -70,10 +70,9 @@ class Published:
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> Published:
-        named = shared_tensors(model)
-        tensors = [tensor for _, tensor in named]
-        replica = Replica(tensors, retention=retention(model, [name for name, _ in named]))
-        return cls(tensors, replica, layout(named))
+        shared = SharedModel(model).open()
+        tensors = list(shared.tensors)
+        return cls(tensors, Replica(tensors, retention=shared.retention), shared.layout)
 
     @property
     def nbytes(self) -> int:

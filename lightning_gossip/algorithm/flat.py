@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class LiveTensors(Sequence[Tensor]):
+    """Tensors that are looked up anew whenever they are used: a training loop may put others in their place.
+
+    Args:
+        read: the tensors as they are now, always as many, of the same shapes.
+    """
+
+    def __init__(self, read: Callable[[], list[Tensor]]) -> None:
+        self._read = read
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._read()[index]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._read())
 
 
 class FlatModel:

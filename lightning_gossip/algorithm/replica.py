@@ -99,6 +99,7 @@ class Replica:
             The staleness of this update: the number of exchanges merged between the pull of the model that the
             gradient was computed at and this push.
         """
+        tensors = list(tensors)
         if self._replaced:
             self.copy_out(tensors)
             self.merges.zero_()

@@ -27,7 +27,8 @@ class Averager:
 
     Args:
         collectives: of all workers; each calls the same methods in the same order.
-        tensors: x, the same in the same order on all workers.
+        tensors: x, the same in the same order on all workers; read anew at each use
+            (:class:`~lightning_gossip.algorithm.flat.LiveTensors`).
         model: how many of them, from the first, are the model's; None for all.
         counted: how many of them, from the first, count for the distance to the mean; None for the model's.
         retention: of these, per tensor; see :func:`~lightning_gossip.algorithm.flat.fading`.
@@ -45,7 +46,7 @@ class Averager:
         retention: Sequence[float] | None = None,
         wire: MeanWire = "float32",
     ) -> None:
-        self._tensors = list(tensors)
+        self._tensors = tensors
         device = self._tensors[0].device if self._tensors else None
         self._mean = FlatModel(self._tensors, device=device)
         self._own = torch.empty_like(self._mean.flat)

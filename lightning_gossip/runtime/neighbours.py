@@ -52,7 +52,7 @@ class NeighbourRounds:
         self._timeline = timeline
         self._open: list[int] = []  # neighbours whose edge is open
         self._pending: dict[int, Pending] = {}
-        self._tensors: list[Tensor] = []
+        self._tensors: Sequence[Tensor] = []
         self._fading: list[Fading] = []
         self._own = FlatModel([])
         self._theirs: dict[int, Tensor] = {}
@@ -61,10 +61,11 @@ class NeighbourRounds:
         """Begin a session.
 
         Args:
-            tensors: x, changed by :meth:`complete`.
+            tensors: x, changed by :meth:`complete`; read anew at each use
+                (:class:`~lightning_gossip.algorithm.flat.LiveTensors`).
             retention: per tensor; see :func:`~lightning_gossip.algorithm.flat.fading`.
         """
-        self._tensors = list(tensors)
+        self._tensors = tensors
         self._fading = fading(self._tensors, retention)
         self._own = FlatModel(self._tensors, room=_STATUS)
         self._correction = FlatModel(self._tensors, dtype=self._own.flat.dtype)

@@ -258,12 +258,41 @@ class Rendezvous:
 
     def all_equal(self, values: Sequence[int]) -> bool:
         """Whether all workers hold the same integers."""
+        low, high = self.extremes(values)
+        return low == high
 
-        def equal() -> bool:
-            mine = torch.tensor(list(values), dtype=torch.int64, device=self._device)
-            low, high = mine.clone(), mine.clone()
-            dist.all_reduce(low, op=dist.ReduceOp.MIN)
-            dist.all_reduce(high, op=dist.ReduceOp.MAX)
-            return bool((low == high).all())
+    def extremes(self, values: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The least and the largest of each of these integers over all workers.
 
-        return together(equal)
+        Args:
+            values: as many on every worker, each above -2⁶³.
+        """
+
+        def both() -> list[int]:
+            mine = torch.tensor([*values, *(-value for value in values)], dtype=torch.int64, device=self._device)
+            dist.all_reduce(mine, op=dist.ReduceOp.MAX)
+            result: list[int] = mine.tolist()
+            return result
+
+        found = together(both) if values else []
+        return [-value for value in found[len(values) :]], found[: len(values)]
+
+    def copy(self, make: Callable[[], Tensor], *, source: int) -> Tensor:
+        """The bytes of one rank, on all.
+
+        Where deaths are survived, call it in :func:`together`.
+
+        Args:
+            make: on rank ``source`` its bytes, uint8 of shape (k,) on the host; called there only.
+            source: whose.
+        """
+        mine = make() if dist.get_rank() == source else torch.empty(0, dtype=torch.uint8)
+        with answering("copying"):
+            count = torch.tensor([mine.numel()], dtype=torch.int64, device=self._device)
+            dist.broadcast(count, src=source)
+            theirs = mine if dist.get_rank() == source else torch.empty(int(count), dtype=torch.uint8)
+            for chunk in chunk_slices(theirs.numel(), 4 * _CHUNK_NUMEL):
+                buffer = theirs[chunk].to(self._device)
+                dist.broadcast(buffer, src=source)
+                theirs[chunk] = buffer.to(theirs.device)
+        return theirs

@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_gossip.runtime.rendezvous import Rendezvous
+from lightning_gossip.strategies.model import SharedModel
 from lightning_gossip.strategies.reports import WorkerReport
 
 
@@ -62,11 +63,18 @@ class Algorithm(ABC):
         """Begin the fit: make groups, start threads."""
 
     @abstractmethod
-    def open(self, model: nn.Module) -> None:
-        """This worker begins to train after a rendezvous (or the start)."""
+    def open(self, model: SharedModel) -> None:
+        """This worker begins to train after a rendezvous (or the start).
+
+        Args:
+            model: just opened too; the same object in each session.
+        """
 
     def begin_step(self) -> None:
-        """The first batch of the next step has been fetched; its forward pass comes next."""
+        """The first batch of the next step has been fetched; its forward pass comes next.
+
+        May change the model in the first step of a session only.
+        """
         return
 
     def reduce_gradients(self) -> None:
@@ -99,7 +107,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def average(self, meeting: Rendezvous) -> float:
-        """Leave the exact mean of all models in this worker's.
+        """Leave the exact mean of all models in this worker's, of the tensors that the session shares.
 
         Returns:
             This worker's squared distance to the mean before, ‖x_i − x̄‖².
@@ -116,10 +124,6 @@ class Algorithm(ABC):
     def follow_members(self) -> None:
         """Workers have died or come; between two sessions, and all that are there do so."""
         return
-
-    @abstractmethod
-    def shared(self) -> list[Tensor]:
-        """The tensors that the open session averages."""
 
     @abstractmethod
     def call_meeting(self) -> None:

@@ -8,12 +8,13 @@ from dataclasses import asdict, replace
 from typing import Any, ClassVar, get_args
 
 import lightning.pytorch as pl
-from torch import nn
+from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gossip.algorithm.adaptive_period import AdaptivePeriod
 from lightning_gossip.algorithm.compressed_mean import MeanWire
+from lightning_gossip.algorithm.flat import LiveTensors
 from lightning_gossip.algorithm.period import ConstantPeriod, Observation, PeriodController, PeriodState
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.averaging import Averager
@@ -22,6 +23,7 @@ from lightning_gossip.runtime.rendezvous import Rendezvous
 from lightning_gossip.strategies.algorithm import Algorithm, Step
 from lightning_gossip.strategies.decentralized import DecentralizedStrategy
 from lightning_gossip.strategies.lockstep import LockstepAlgorithm
+from lightning_gossip.strategies.model import SharedModel
 from lightning_gossip.strategies.optimizer_state import OptimizerStateRule, OptimizerStates, Slot
 from lightning_gossip.strategies.options import check_choice
 from lightning_gossip.strategies.reports import WorkerReport
@@ -126,7 +128,7 @@ class PeriodicAveraging(LockstepAlgorithm):
         self._due = math.inf  # the step after which the averaging under way is applied
 
     @override
-    def open(self, model: nn.Module) -> None:
+    def open(self, model: SharedModel) -> None:
         super().open(model)
         self._averager, self._state_has_grown = None, False
         # a worker that had fewer batches has missed decisions: all go on from the state of one that has missed none
@@ -183,7 +185,7 @@ class PeriodicAveraging(LockstepAlgorithm):
             self._control = replace(self._control, since=0)  # the next stretch begins here
         else:
             averager.replace(model_only=True)
-        return self._distance + self._model.average_unfrozen(meeting)
+        return self._distance
 
     @override
     def complete(self, report: WorkerReport) -> None:
@@ -212,22 +214,23 @@ class PeriodicAveraging(LockstepAlgorithm):
 
     def _averager_of_session(self) -> Averager:
         if self._averager is None:
-            tensors = list(self._model.tensors)
             if self._rule == "average":
-                states = OptimizerStates(self._optimizers())
-                everyones = self.collectives.gather(states.slots())
+                everyones = self.collectives.gather(OptimizerStates(self._optimizers()).slots())
                 self._slots = {slot for slots in everyones for slot in slots}
-                tensors += states.tensors(sorted(self._slots))
             # S_k is of the parameters: running statistics do not come together as the learning rate falls
             self._averager = Averager(
                 self.collectives,
-                tensors,
+                LiveTensors(self._averaged_tensors),
                 model=len(self._model.tensors),
                 counted=self._model.parameters,
                 retention=self._model.retention,
                 wire=self._wire,
             )
         return self._averager
+
+    def _averaged_tensors(self) -> list[Tensor]:
+        """The model's, then those of the optimizers' states, as they are now: either may put others in their place."""
+        return [*self._model.tensors, *OptimizerStates(self._optimizers()).tensors(sorted(self._slots))]
 
     def _finish(self) -> None:
         """Apply the averaging under way, if there is one."""

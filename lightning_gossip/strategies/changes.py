@@ -13,7 +13,7 @@ from lightning_gossip.strategies import joining, loggers
 from lightning_gossip.strategies.account import Account
 from lightning_gossip.strategies.algorithm import Algorithm
 from lightning_gossip.strategies.inheritance import Inheritance
-from lightning_gossip.strategies.model import fingerprint, start_equal
+from lightning_gossip.strategies.model import SharedModel, fingerprint, start_equal
 from lightning_gossip.strategies.survival import Survival
 from lightning_gossip.strategies.work import FitWork
 
@@ -25,9 +25,11 @@ class Changes:
         trainer: whose fit.
         work: its batches.
         account: its steps.
+        model: its model.
     """
 
-    def __init__(self, trainer: pl.Trainer, work: FitWork, account: Account) -> None:
+    def __init__(self, trainer: pl.Trainer, work: FitWork, account: Account, model: SharedModel) -> None:
+        self._model = model
         self._trainer = trainer
         self._work = work
         self._account = account
@@ -148,6 +150,7 @@ class Changes:
     def _share_state(self, *, receives: bool) -> None:
         """The mean model, and by option an optimizer state, of rank 0, which those who come never are; all take part."""
         start_equal(self._trainer.lightning_module)
+        self._model.agree()
         if receives and self._members is not None:
             self._members.entrance.check_hosts()
         if self._survival.joiner_optimizer == "copy":

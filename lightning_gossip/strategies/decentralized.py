@@ -7,7 +7,7 @@ strategies differ in is in their :class:`~lightning_gossip.strategies.algorithm.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -18,6 +18,7 @@ from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.strategies.strategy import TBroadcast
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.distributed import ReduceOp
 from torch.nn import Module
@@ -35,6 +36,7 @@ from lightning_gossip.strategies.evaluation import equally_long, share_evaluatio
 from lightning_gossip.strategies.fit import Fit
 from lightning_gossip.strategies.hooks import StrategyHooks
 from lightning_gossip.strategies.loops import defer_epoch_schedulers, free_epoch_loop, synchronize_results
+from lightning_gossip.strategies.model import check_averaged_buffers
 from lightning_gossip.strategies.options import (
     AtRendezvous,
     CheckpointKind,
@@ -57,6 +59,9 @@ class DecentralizedStrategy(WorkerProcesses):
             then puts each worker's own model back (for comparisons of algorithms).
         checkpoint: ``"mean"`` writes an ordinary Lightning checkpoint: the mean model and the mean of the optimizers' states;
             ``"replicas"`` also writes each worker's own state beside it, and resumes from it.
+        averaged_buffers: patterns (``fnmatch``) of the names of buffers that are averages over batches, as
+            ``("*.running_covariance",)``: they are averaged as parameters are. BatchNorm's statistics are so anyway. Of every
+            other buffer all workers take the lowest rank's when they meet (docs/assumptions.md).
         processes: see :class:`~lightning_gossip.strategies.processes.WorkerProcesses`.
 
     Raises:
@@ -72,10 +77,11 @@ class DecentralizedStrategy(WorkerProcesses):
         work_sharing: WorkSharing = "auto",
         at_rendezvous: AtRendezvous = "adopt",
         checkpoint: CheckpointKind = "mean",
+        averaged_buffers: Sequence[str] = (),
         **processes: Any,
     ) -> None:
         super().__init__(**processes)
-        options = FitOptions(work_sharing, at_rendezvous, checkpoint)
+        options = FitOptions(work_sharing, at_rendezvous, checkpoint, averaged_buffers)
         if not self.shares_work and work_sharing is True:
             raise ConfigurationError(
                 f"work_sharing=True is not possible with {type(self).__name__}: its workers make the same number of steps."
@@ -102,6 +108,12 @@ class DecentralizedStrategy(WorkerProcesses):
     def collectives_made(self) -> int:
         """Collectives that the algorithm has made in this fit; Lightning's own are not among them."""
         return 0 if self._fit is None else self._fit.collectives_made
+
+    @override
+    def preflight(self, trainer: pl.Trainer, model: pl.LightningModule) -> None:
+        super().preflight(trainer, model)
+        if not is_overridden("configure_model", model):  # else its layers come later
+            check_averaged_buffers(model, self.fit_options.averaged_buffers)
 
     # -- setup and teardown ------------------------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, get_args
 
-from torch import nn
 from typing_extensions import override
 
 from lightning_gossip.algorithm.graphs import make_topology
@@ -14,6 +13,7 @@ from lightning_gossip.runtime.neighbours import NeighbourRounds
 from lightning_gossip.strategies.algorithm import Algorithm, Step
 from lightning_gossip.strategies.decentralized import DecentralizedStrategy
 from lightning_gossip.strategies.lockstep import LockstepAlgorithm
+from lightning_gossip.strategies.model import SharedModel
 from lightning_gossip.strategies.options import TopologySpec, check_choice, topology_of
 from lightning_gossip.strategies.reports import WorkerReport
 from lightning_gossip.transport.gloo import GlooTransport
@@ -91,7 +91,7 @@ class NeighbourAveraging(LockstepAlgorithm):
         self._rounds = NeighbourRounds(self._transport, self._weights, timeout_s=self._timeout_s, timeline=self._timeline)
 
     @override
-    def open(self, model: nn.Module) -> None:
+    def open(self, model: SharedModel) -> None:
         super().open(model)
         self._running.open(self._model.tensors, retention=self._model.retention)
 

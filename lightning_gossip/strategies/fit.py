@@ -12,6 +12,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.fabric.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from lightning_gossip.errors import ConfigurationError
@@ -21,13 +22,17 @@ from lightning_gossip.strategies import checkpoints, resume
 from lightning_gossip.strategies.account import Account
 from lightning_gossip.strategies.algorithm import Algorithm
 from lightning_gossip.strategies.asking import Ask
+from lightning_gossip.strategies.averaged_weights import AveragedWeights
 from lightning_gossip.strategies.changes import Changes
 from lightning_gossip.strategies.loggers import local_log_dir
 from lightning_gossip.strategies.logging import LocalMetrics
+from lightning_gossip.strategies.model import SharedModel, check_averaged_buffers
 from lightning_gossip.strategies.nonfinite import warn_of_mean
+from lightning_gossip.strategies.one_model import compare_rest, unite
 from lightning_gossip.strategies.options import FitOptions
 from lightning_gossip.strategies.own_model import OwnModel
 from lightning_gossip.strategies.progress import epochs_processed, mean_step, set_global_step
+from lightning_gossip.strategies.steps import StepWatch
 from lightning_gossip.strategies.work import FitWork
 
 log = logging.getLogger(__name__)
@@ -88,20 +93,27 @@ class Fit:
         self._asks: list[Ask] = []  # in the training step that is under way
         self._batches_in_epoch = 0
         self._own_model = OwnModel()
+        self._model = SharedModel(trainer.lightning_module, options.averaged_buffers)
+        self._averages = AveragedWeights(trainer, options.averaged_buffers)
+        self._steps = StepWatch(lambda: self._model.optimized)
+        self._watches_steps = False
+        self._has_opened = False  # a session, since the last batch: its first step is seen from there
         key, seed = strategy.broadcast((uuid.uuid4().hex[:12], int(os.environ.get("PL_GLOBAL_SEED", 0))))
         self.work = FitWork(trainer, options.work_sharing, key=key, seed=seed, batch_s=lambda: self.account.batch_s)
-        self.changes = Changes(trainer, self.work, self.account)
+        self.changes = Changes(trainer, self.work, self.account, self._model)
 
     # -- in the order of the training loop ---------------------------------------------------------------------------
 
     def begin(self) -> None:
         """All workers have loaded what there was to load and start to train; again if a tuner trains first."""
+        check_averaged_buffers(self.trainer.lightning_module, self._options.averaged_buffers)
         self.trainer.strategy.barrier("fit begins")  # a worker that has ended is noticed here, and not in making the groups
         if self._make_algorithm is not None:
             self._algorithm = self._make_algorithm()
         self.work.begin_fit()
         if self._restored is not None:
             resume.apply(self._restored, self._restored_from, self.trainer, self.work, self._algorithm)
+            self._model.learn(self._restored.get("trained", ()))
         steps = self.trainer.global_step if self._restored is None else self._restored["steps"]
         self.account.begin(steps, self.work.planned_steps())
         self.work.reloaded = False
@@ -131,6 +143,7 @@ class Fit:
         self._batches_in_epoch += 1
         if self._algorithm is not None and self.account.forward_passes == 0:
             self._algorithm.begin_step()
+        self._watch_steps()
 
     def after_backward(self) -> None:
         """A backward pass has ended."""
@@ -139,7 +152,7 @@ class Fit:
             self._algorithm.reduce_gradients()
 
     def optimizer_stepped(self, lr: float) -> None:
-        """An optimizer has stepped on the current batch, with this learning rate."""
+        """Lightning has called an optimizer on the current batch, with this learning rate."""
         self._optimizer_stepped = True
         self._lr = lr
 
@@ -153,10 +166,12 @@ class Fit:
         self.changes.raise_failure()
         self.work.end_batch()
         self.account.end_batch(self._algorithm)
-        if self._optimizer_stepped:
+        if self._optimizer_stepped or self._has_stepped_unheard():
             step = self.account.count_step(lr=self._lr, epoch=self.trainer.current_epoch)
             if self._algorithm is not None:
                 self._algorithm.step(step)
+            if self._watches_steps:
+                self._steps.mark(heard=self._optimizer_stepped)
             self._optimizer_stepped = False
         asks, self._asks = self._asks, []
         if self.stop_requested:
@@ -338,19 +353,39 @@ class Fit:
             global_step=self.trainer.global_step if self._agreed_step is None else self._agreed_step,
             replicas=replicas,
         )
+        checkpoint[checkpoints.KEY]["trained"] = sorted(self._model.trained)
         resume.mark_as_unfinished(checkpoint)
         if replicas:
-            with self._own_model.in_place([] if self._algorithm is None else self._algorithm.shared()):
+            with self._own_model.in_place():
                 checkpoints.save_replica(path, self.trainer.global_rank, checkpoints.own_state(self.trainer))
 
     # -- details -----------------------------------------------------------------------------------------------------
 
     def _open_session(self) -> None:
+        self._own_model.put_back()
+        self._model.open()
         if self._algorithm is not None:
-            self._own_model.put_back(self._algorithm.shared())
-            self._algorithm.open(self.trainer.lightning_module)
+            self._algorithm.open(self._model)
         self.account.open_session()
-        self.in_session = True
+        self.in_session = self._has_opened = True
+
+    def _watch_steps(self) -> None:
+        """A batch is about to be trained on: look for steps of which Lightning does not hear, where there can be any."""
+        module = self.trainer.lightning_module
+        opens, self._has_opened = self._has_opened, False
+        if opens:
+            self._watches_steps = not module.automatic_optimization or is_overridden("optimizer_step", module)
+        if self._watches_steps and opens:
+            self._steps.begin()
+        elif self._watches_steps and module.automatic_optimization:
+            self._steps.mark()  # what a hook has changed between two batches (clipped weights) is no step
+
+    def _has_stepped_unheard(self) -> bool:
+        if not self._watches_steps or not self._steps.has_stepped():
+            return False
+        groups = [group for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
+        self._lr = max((float(group["lr"]) for group in groups if "lr" in group), default=self._lr)
+        return True
 
     def _ask(self, asks: Sequence[Ask]) -> None:
         """Call all workers, and do this with them, if this is rank 0; else come if they are in step, and do what it asks."""
@@ -398,11 +433,16 @@ class Fit:
         agreement = self._meeting.agree(coming)
         self.account.waited(arrived_s, algorithm)
         algorithm.settle()
+        rest = compare_rest(self._model, self._meeting, flag=self._averages.are_there)
         if self._options.at_rendezvous == "evaluate":
-            self._own_model.set_aside(algorithm.shared())
+            self._own_model.set_aside(self._model.tensors, rest.tensors)
         self.account.own.distance = algorithm.average(self._meeting)
         if not math.isfinite(self.account.own.distance):
-            warn_of_mean(algorithm.shared())
+            warn_of_mean(self._model.tensors)
+        self.account.own.distance += unite(rest, self._meeting)
+        self._own_model.is_replaced()
+        if rest.flag:
+            self._averages.unite(self._meeting, steps=mean_step(agreement.optimizer_steps))
         self.account.report.consensus_distance = self._meeting.mean(self.account.own.distance)
         return agreement
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
@@ -86,6 +86,7 @@ class GossipAlgorithm(Algorithm):
         self._failed = 0
         self._replica: Replica | None = None
         self._model = SharedModel(nn.Module())
+        self._layout = 0  # of the replica
         self._session = 0
         self._restored_picker: dict[str, Any] | None = None
 
@@ -157,15 +158,16 @@ class GossipAlgorithm(Algorithm):
         self.start()
 
     @override
-    def open(self, model: nn.Module) -> None:
-        before, self._model = self._model.layout, SharedModel(model)
-        if self._replica is None or self._model.layout != before:
-            self._replica = replica_of(self._model.tensors, retention=self._model.retention)
+    def open(self, model: SharedModel) -> None:
+        before, self._layout = self._layout, model.layout
+        self._model = model
+        if self._replica is None or self._layout != before:
+            self._replica = replica_of(list(self._model.tensors), retention=self._model.retention)
         else:
             self._replica.push_pull(self._model.tensors)
         self._session += 1
         self._running.exchanges_per_step = self._strategy.exchanges_per_step
-        self._running.open(self._replica, session=self._session, layout=_with_wire(self._model.layout, self._strategy.wire))
+        self._running.open(self._replica, session=self._session, layout=_with_wire(self._layout, self._strategy.wire))
 
     @override
     def step(self, step: Step) -> None:
@@ -212,16 +214,12 @@ class GossipAlgorithm(Algorithm):
                 self._counters.adopted += 1
                 OptimizerStates(self._strategy.optimizers).reset()
         replica.copy_out(self._model.tensors)
-        return distance + self._model.average_unfrozen(meeting)
+        return distance
 
     @override
     def close(self, *, together: bool) -> None:
         if self._gossip is not None:
             self._gossip.close(together=together)
-
-    @override
-    def shared(self) -> list[Tensor]:
-        return self._model.tensors
 
     @override
     def call_meeting(self) -> None:

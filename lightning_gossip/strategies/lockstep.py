@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from lightning_gossip.runtime.clock import Timeline
@@ -61,8 +61,8 @@ class LockstepAlgorithm(Algorithm):
         self._group = Collectives(self._device, self._timeout_s, self._timeline)
 
     @override
-    def open(self, model: nn.Module) -> None:
-        self._model = SharedModel(model)
+    def open(self, model: SharedModel) -> None:
+        self._model = model
         self._model.check_equal(self.collectives.gather(self._model.layout))
         self._asks_for_meeting = self._meeting_called = False
 
@@ -78,10 +78,6 @@ class LockstepAlgorithm(Algorithm):
     def close(self, *, together: bool) -> None:
         if self._group is not None:
             self._group.close()
-
-    @override
-    def shared(self) -> list[Tensor]:
-        return self._model.tensors
 
     @override
     def call_meeting(self) -> None:

@@ -1,64 +1,223 @@
-"""The tensors of a model that workers share: which, in what order, and how their statistics mix."""
+"""The tensors of a model that workers share: which, in what order, and how their statistics mix.
+
+| tensor | while workers train | when all meet |
+|---|---|---|
+| a parameter that is trained | shared: gossiped, averaged | the mean |
+| any other parameter | its worker's own | compared; where it differs, the mean, and shared from then on |
+| a running mean or variance, and what ``averaged_buffers`` names | shared | the mean |
+| a running mean or variance with ``momentum=None`` (of all batches so far) | its worker's own | the mean |
+| any other buffer | its worker's own | that of the lowest rank |
+
+A parameter is trained if it requires a gradient now, did so when an earlier session of the fit was opened, or was found to
+differ between workers when they met: networks that are frozen in turn, teachers that follow a student without gradients.
+docs/decisions/013 says why. What happens when all meet is in :mod:`lightning_gossip.strategies.one_model`.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torchmetrics import Metric
 
-from lightning_gossip.algorithm.flat import FlatModel
+from lightning_gossip.algorithm.flat import FlatModel, LiveTensors
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.rendezvous import Rendezvous, gather, together
 
+_STATISTICS = ("running_mean", "running_var")  # of _NormBase: exponential or cumulative averages over batches
 
-def shared_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """What is averaged: parameters that require a gradient, and floating-point buffers. Tied weights appear once.
 
-    Frozen parameters do not change, integer buffers are counts, and buffers with infinities are constants (attention masks): of
-    none of them there is a mean. A complex tensor is given as a real view.
+class Place:
+    """Where a module keeps a tensor. The tensor is looked up at each use: a training loop may put another one there.
+
+    Args:
+        name: in the model.
+        owner: the module's parameters or buffers.
+        key: in the owner.
+        is_buffer: whether it is a buffer.
+        is_average: whether it is a buffer of which there is a mean.
+        is_cumulative: whether it is the average of all batches so far, in which a merge has no fixed weight.
     """
-    statistics = {id(buffer) for module in model.modules() if isinstance(module, _NormBase) for buffer in module.buffers()}
-    named: list[tuple[str, Tensor]] = [
-        (name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
-    ]
-    named += [(name, buffer) for name, buffer in model.named_buffers() if _is_averaged(buffer, id(buffer) in statistics)]
-    return [(name, torch.view_as_real(t.detach()) if t.is_complex() else t) for name, t in named]
+
+    def __init__(
+        self, name: str, owner: Any, key: str, *, is_buffer: bool, is_average: bool = False, is_cumulative: bool = False
+    ) -> None:
+        self.name = name
+        self.is_buffer = is_buffer
+        self.is_average = is_average
+        self.is_cumulative = is_cumulative
+        self._owner = owner
+        self._key = key
+        self._last: Tensor = owner[key]
+
+    @property
+    def tensor(self) -> Tensor:
+        """What is there now; the last one seen, if there is none any more."""
+        if self._key in self._owner and self._owner[self._key] is not None:
+            self._last = self._owner[self._key]
+        return self._last
+
+    @property
+    def real(self) -> Tensor:
+        """The same, a complex one as a real view."""
+        tensor = self.tensor
+        return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor
+
+    @property
+    def has_mean(self) -> bool:
+        """Whether averaging leaves a valid value: a floating-point parameter, or a buffer that is an average."""
+        return (self.is_average or not self.is_buffer) and (self.tensor.is_floating_point() or self.tensor.is_complex())
+
+
+def places(model: nn.Module, averaged_buffers: Sequence[str] = ()) -> list[Place]:
+    """Where a model keeps its tensors: parameters, then buffers, each once. Without the buffers of metrics.
+
+    Args:
+        averaged_buffers: patterns of names; see :class:`~lightning_gossip.strategies.DecentralizedStrategy`.
+    """
+    return [*_parameter_places(model), *_buffer_places(model, averaged_buffers)]
+
+
+def _parameter_places(model: nn.Module) -> Iterator[Place]:
+    known: set[int] = set()
+    for prefix, module in model.named_modules():
+        for key, tensor in module._parameters.items():
+            if tensor is not None and id(tensor) not in known:
+                known.add(id(tensor))
+                yield Place(_name(prefix, key), module._parameters, key, is_buffer=False)
+
+
+def _buffer_places(model: nn.Module, averaged_buffers: Sequence[str]) -> Iterator[Place]:
+    known: set[int] = set()
+    metrics: set[int] = set()  # synchronise themselves
+    for prefix, module in model.named_modules():
+        if isinstance(module, Metric):
+            metrics.update(id(part) for part in module.modules())
+        if id(module) in metrics:
+            continue
+        for key, tensor in module._buffers.items():
+            if tensor is not None and id(tensor) not in known:
+                known.add(id(tensor))
+                name = _name(prefix, key)
+                is_statistic = isinstance(module, _NormBase) and key in _STATISTICS
+                is_average = is_statistic or any(fnmatchcase(name, pattern) for pattern in averaged_buffers)
+                yield Place(
+                    name,
+                    module._buffers,
+                    key,
+                    is_buffer=True,
+                    is_average=is_average,
+                    is_cumulative=is_statistic and module.momentum is None,
+                )
+
+
+def _name(prefix: str, key: str) -> str:
+    return f"{prefix}.{key}" if prefix else key
+
+
+def check_averaged_buffers(model: nn.Module, averaged_buffers: Sequence[str]) -> None:
+    """Refuse patterns that name nothing of which there is a mean.
+
+    Raises:
+        ConfigurationError: naming the buffers that there are.
+    """
+    buffers = list(_buffer_places(model, averaged_buffers))
+    floating = [place for place in buffers if place.tensor.is_floating_point() or place.tensor.is_complex()]
+    for pattern in averaged_buffers:
+        if not any(fnmatchcase(place.name, pattern) for place in floating):
+            whole = next((place for place in buffers if fnmatchcase(place.name, pattern)), None)
+            why = (
+                "no buffer of the model" if whole is None else f"{whole.name} only, whose type {whole.tensor.dtype} has no mean"
+            )
+            names = ", ".join(place.name for place in floating) or "none"
+            raise ConfigurationError(f"averaged_buffers={pattern!r} matches {why}. Its floating-point buffers: {names}.")
 
 
 def retention(model: nn.Module, names: list[str]) -> list[float]:
     """Per tensor, the share of a merge that one forward pass in training mode keeps; see ``algorithm.replica``."""
     shares: dict[str, float] = {}
     for prefix, module in model.named_modules():
-        if isinstance(module, _NormBase) and module.track_running_stats:
-            # momentum=None is a cumulative average, in which a merge has no fixed weight: take it over at the rendezvous only
-            share = 0.0 if module.momentum is None else 1.0 - module.momentum
-            for name in ("running_mean", "running_var"):
-                shares[f"{prefix}.{name}" if prefix else name] = share
+        if isinstance(module, _NormBase) and module.momentum is not None:
+            for key in _STATISTICS:
+                shares[_name(prefix, key)] = 1.0 - module.momentum
     return [shares.get(name, 1.0) for name in names]
 
 
 class SharedModel:
-    """The tensors of a model that an open session averages.
+    """The model of one fit, and which of its tensors the open session averages.
 
     Args:
-        model: the module that trains.
+        module: the module that trains.
+        averaged_buffers: patterns of the names of buffers that are averages.
+
+    Attributes:
+        names, layout, retention: of the tensors of the session; a fingerprint of their shapes, and see :func:`retention`.
+        parameters: how many of the tensors, the first ones, are parameters.
+        trained: names of the parameters that are known to be trained; all workers know the same.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        named = shared_tensors(model)
-        self.module = model
-        self.names = [name for name, _ in named]
-        self.tensors: list[Tensor] = [tensor for _, tensor in named]
-        self.parameters = sum(parameter.requires_grad for parameter in model.parameters())  # how many, the first ones
-        self.layout = layout(named)
-        self.retention = retention(model, self.names)
+    def __init__(self, module: nn.Module, averaged_buffers: Sequence[str] = ()) -> None:
+        self.module = module
+        self.averaged_buffers = tuple(averaged_buffers)
+        self.trained: set[str] = set()
+        self._with_gradient: set[str] = set()
+        self._places: list[Place] = []
+        self.names: list[str] = []
+        self.layout = 0
+        self.retention: list[float] = []
+        self.parameters = 0
+        self.tensors = LiveTensors(lambda: [place.real for place in self._places])
+
+    def open(self) -> SharedModel:
+        """A session begins: look at what there is now. Returns itself."""
+        found = places(self.module, self.averaged_buffers)
+        self.learn([], with_gradient=[place.name for place in found if place.tensor.requires_grad and not place.is_buffer])
+        parameters = [place for place in found if not place.is_buffer and place.name in self.trained and place.has_mean]
+        self._places = parameters + [p for p in found if p.is_buffer and p.has_mean and not p.is_cumulative]
+        self.parameters = len(parameters)
+        self.names = [place.name for place in self._places]
+        self.layout = layout(list(zip(self.names, self.tensors, strict=True)))
+        self.retention = retention(self.module, self.names)
+        return self
+
+    def learn(self, names: Sequence[str], *, with_gradient: Sequence[str] = ()) -> None:
+        """These parameters are trained, and shared from the next session on.
+
+        Args:
+            names: of parameters.
+            with_gradient: names of those that require a gradient, or did.
+        """
+        self._with_gradient.update(with_gradient)
+        self.trained.update(names, with_gradient)
+
+    def agree(self) -> None:
+        """Know what any worker knows: some of them have just come. Collective."""
+        for names, with_gradient in gather((sorted(self.trained), sorted(self._with_gradient))):
+            self.learn(names, with_gradient=with_gradient)
+
+    def rest(self) -> list[Place]:
+        """Where the tensors are that the session does not share."""
+        known = set(self.names)
+        return [place for place in places(self.module, self.averaged_buffers) if place.name not in known]
+
+    @property
+    def shared_parameters(self) -> list[Place]:
+        """Where the parameters of the session are."""
+        return self._places[: self.parameters]
+
+    @property
+    def optimized(self) -> list[Tensor]:
+        """Those that require a gradient, or have done so: what an optimizer steps on."""
+        return [place.tensor for place in self._places[: self.parameters] if place.name in self._with_gradient]
 
     def average(self, meeting: Rendezvous) -> float:
-        """Replace the tensors by their means over all workers. Collective.
+        """Replace the session's tensors by their means over all workers. Collective.
 
         Returns:
             This worker's squared distance to the mean before.
@@ -66,29 +225,6 @@ class SharedModel:
         flat = FlatModel(self.tensors)
         distance = meeting.average(flat.read(self.tensors))
         flat.write(self.tensors)
-        return distance + self.average_unfrozen(meeting)
-
-    def average_unfrozen(self, meeting: Rendezvous) -> float:
-        """Average what has begun to require a gradient since the session was opened. Collective.
-
-        Returns:
-            This worker's squared distance to the mean of these tensors before.
-
-        Raises:
-            ConfigurationError: if they differ between ranks.
-        """
-        known = set(self.names)
-        unfrozen = [tensor for name, tensor in shared_tensors(self.module) if name not in known]
-        if not meeting.all_equal([len(unfrozen), sum(tensor.numel() for tensor in unfrozen)]):
-            raise ConfigurationError(
-                "Parameters were unfrozen in the middle of an epoch on some ranks only. Change requires_grad at the same point"
-                " on all of them, best in on_train_epoch_start."
-            )
-        if not unfrozen:
-            return 0.0
-        flat = FlatModel(unfrozen)
-        distance = together(lambda: meeting.average(flat.read(unfrozen)))
-        flat.write(unfrozen)
         return distance
 
     def check_equal(self, layouts: list[int]) -> None:
@@ -108,15 +244,19 @@ class SharedModel:
                 )
 
 
-def layout(named: list[tuple[str, Tensor]]) -> int:
+def layout(named: Sequence[tuple[str, Tensor]]) -> int:
     """A fingerprint of names, shapes, strides and types, 63 bits."""
-    text = repr([(name, tuple(t.shape), t.stride(), str(t.dtype)) for name, t in named])
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    return digest([(name, tuple(t.shape), t.stride(), str(t.dtype)) for name, t in named])
+
+
+def digest(value: object) -> int:
+    """A fingerprint of plain values, 63 bits."""
+    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "big") >> 1
 
 
 def fingerprint(model: nn.Module) -> int:
     """Of the names, shapes, strides and types of all parameters and buffers."""
-    return layout([(name, tensor) for name, tensor in _parameters_and_buffers(model)])
+    return layout(list(_parameters_and_buffers(model)))
 
 
 def start_equal(model: nn.Module) -> None:
@@ -146,11 +286,6 @@ def start_equal(model: nn.Module) -> None:
                 tensor.copy_(contiguous)
 
     together(copy)
-
-
-def _is_averaged(buffer: Tensor, is_statistic: bool) -> bool:
-    # a running statistic that is not finite is the mark of a broken model, and must be seen
-    return (buffer.is_floating_point() or buffer.is_complex()) and (is_statistic or not bool(torch.isinf(buffer).any()))
 
 
 def _parameters_and_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, get_args
@@ -28,11 +28,20 @@ class FitOptions:
     work_sharing: WorkSharing = "auto"
     at_rendezvous: AtRendezvous = "adopt"
     checkpoint: CheckpointKind = "mean"
+    averaged_buffers: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_choice("work_sharing", self.work_sharing, (True, False, "auto"))
         check_choice("at_rendezvous", self.at_rendezvous, get_args(AtRendezvous))
         check_choice("checkpoint", self.checkpoint, get_args(CheckpointKind))
+        object.__setattr__(self, "averaged_buffers", _patterns(self.averaged_buffers))
+
+
+def _patterns(value: object) -> tuple[str, ...]:
+    patterns = (value,) if isinstance(value, str) else value
+    if not isinstance(patterns, Sequence) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ConfigurationError(f"averaged_buffers={value!r} is not a list of patterns of names, as ['*.running_covariance'].")
+    return tuple(patterns)
 
 
 TopologySpec = str | Topology | Iterable[tuple[int, int]]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from lightning_gossip.algorithm.flat import FlatModel
@@ -16,11 +17,13 @@ from lightning_gossip.strategies.algorithm import Algorithm, Step
 from lightning_gossip.strategies.decentralized import DecentralizedStrategy
 from lightning_gossip.strategies.in_step import Gatherer, GatherWithGradients, Turn, announce, next_turn
 from lightning_gossip.strategies.lockstep import LockstepAlgorithm
+from lightning_gossip.strategies.model import Place, SharedModel
 from lightning_gossip.strategies.options import check_number
 
-# bits of the byte after the gradient: the sender makes no more steps; it asks for a rendezvous; it has no gradient yet, and
-# from here on everything is announced
-_ARRIVED, _CALLING, _ANNOUNCES = 1, 2, 4
+# Bits of the byte after the gradient: the sender makes no more steps; it asks for a synchronisation; it has a gradient for a
+# parameter that was frozen when the session began; some of its parameters have none; it has no gradient yet, and from here on
+# everything is announced.
+_ARRIVED, _CALLING, _THAWED, _PARTIAL, _ANNOUNCES = 1, 2, 4, 8, 16
 
 
 class QSGDStrategy(DecentralizedStrategy):
@@ -61,6 +64,53 @@ class QSGDStrategy(DecentralizedStrategy):
         return QuantizedAllReduce(self, timeline)
 
 
+class _Gradients:
+    """The gradients of some parameters, the same on all workers, as one vector.
+
+    Args:
+        places: of the parameters.
+        device: of the vector.
+    """
+
+    def __init__(self, places: Sequence[Place], device: torch.device) -> None:
+        self.places = list(places)
+        self._device = device
+        self._present: list[Tensor] = []
+        self._vector = FlatModel([place.real for place in self.places], device=device)
+
+    @property
+    def flat(self) -> Tensor:
+        """The vector."""
+        return self._vector.flat
+
+    def read(self) -> Tensor:
+        """The vector ← the gradients, 0 where there is none.
+
+        Returns:
+            Which there are, uint8, shape (parameters,).
+        """
+        parameters = [place.tensor for place in self.places]
+        if any(parameter.grad is not None and parameter.grad.is_sparse for parameter in parameters):
+            raise ConfigurationError(
+                "QSGD quantizes dense gradients, and a layer of the model makes sparse ones. Use Embedding(sparse=False)."
+            )
+        self._present = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
+        self._vector.read(_real(self._present))
+        return torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8, device=self._device)
+
+    def write(self, anywhere: Sequence[bool]) -> None:
+        """The gradients ← the vector, for the parameters that have one anywhere."""
+        self._vector.write(_real(self._present))
+        for place, gradient, is_present in zip(self.places, self._present, anywhere, strict=True):
+            if is_present and place.tensor.grad is None:  # used by other workers only
+                place.tensor.grad = gradient
+
+    def clear(self) -> Tensor:
+        """The vector ← 0, of a worker that makes no more steps; returns as :meth:`read`."""
+        self.flat.zero_()
+        return torch.zeros(len(self.places), dtype=torch.uint8, device=self._device)
+
+
 class QuantizedAllReduce(LockstepAlgorithm, Gatherer):
     """One worker's gradients, quantized and averaged with everybody's, during one fit.
 
@@ -73,32 +123,21 @@ class QuantizedAllReduce(LockstepAlgorithm, Gatherer):
         super().__init__(strategy.root_device, strategy.timeout_s, timeline)
         self._quantizer = strategy.quantizer
         self._generator = torch.Generator(self._device).manual_seed(strategy.seed + 1_000_003 * strategy.global_rank)
-        self._parameters: list[nn.Parameter] = []
-        self._gradient = FlatModel([])
+        self._groups: list[_Gradients] = []  # of the shared parameters, and of those thawed in this session
+        self._frozen: dict[str, Place] = {}  # of which a gradient may come all the same
         self._announces = False
 
     @override
-    def open(self, model: nn.Module) -> None:
+    def open(self, model: SharedModel) -> None:
         super().open(model)
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._gradient = FlatModel(_real(self._parameters), device=self._device)
+        self._groups = [_Gradients(model.shared_parameters, self._device)]
+        self._frozen = {place.name: place for place in model.rest() if not place.is_buffer and place.has_mean}
 
     @override
     def reduce_gradients(self) -> None:
-        present = [
-            parameter.grad if parameter.grad is not None else torch.zeros_like(parameter) for parameter in self._parameters
-        ]
-        if any(gradient.is_sparse for gradient in present):
-            raise ConfigurationError(
-                "QSGD quantizes dense gradients, and a layer of the model makes sparse ones. Use Embedding(sparse=False)."
-            )
         if self._announces:
             self._next_turn(Turn(makes_steps=True))
-        self._average(self._gradient.read(_real(present)), arrived=False)
-        self._gradient.write(_real(present))
-        for parameter, gradient in zip(self._parameters, present, strict=True):
-            if parameter.grad is None and gradient.any():  # used by other workers only
-                parameter.grad = gradient
+        self._reduce(arrived=False)
 
     @override
     def step(self, step: Step) -> None:
@@ -107,13 +146,12 @@ class QuantizedAllReduce(LockstepAlgorithm, Gatherer):
     @override
     def arrive(self) -> None:
         while True:  # the others may have gradients to average
-            self._gradient.flat.zero_()
             turn = self._next_turn(Turn(makes_steps=False)) if self._announces else Turn(makes_steps=True)
             if turn is None:
                 return
             if turn.gathers:
                 self.collectives.gather_bytes(torch.zeros(turn.gathers, dtype=torch.uint8, device=self._device))
-            elif not self._average(self._gradient.flat, arrived=True):
+            elif not self._reduce(arrived=True):
                 return
 
     @override
@@ -144,36 +182,61 @@ class QuantizedAllReduce(LockstepAlgorithm, Gatherer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._generator.set_state(state["generator"])
 
-    def _next_turn(self, mine: Turn) -> Turn | None:
-        return next_turn(announce(self.collectives, mine, self._device))
+    def _reduce(self, *, arrived: bool) -> bool:
+        """Average the gradients of all groups; returns whether anybody makes steps."""
+        thawed = [] if arrived else [name for name, place in self._frozen.items() if place.tensor.grad is not None]
+        statuses = self._average(self._groups[0], arrived=arrived, status=_THAWED if thawed else 0)
+        if any(status & _ANNOUNCES for status in statuses):
+            return True  # the gradients come later
+        if any(status & _THAWED for status in statuses):
+            everyones = {name for names in self.collectives.gather(thawed) for name in names}
+            self._model.learn([], with_gradient=sorted(everyones))
+            joining = [self._frozen.pop(name) for name in list(self._frozen) if name in everyones]
+            self._groups.append(_Gradients(joining, self._device))
+        for group in self._groups[1:]:
+            self._average(group, arrived=arrived, status=0)
+        return not all(status & _ARRIVED for status in statuses)
+
+    def _average(self, group: _Gradients, *, arrived: bool, status: int) -> list[int]:
+        """Replace gradients by the mean of the quantized ones of those that make steps; returns what all say of themselves."""
+        present = group.clear() if arrived else group.read()
+        status |= _ARRIVED if arrived else 0 if bool(present.all()) else _PARTIAL
+        statuses = self._replace_by_mean(group.flat, status)
+        if any(theirs & _PARTIAL for theirs in statuses):
+            present = torch.stack(self.collectives.gather_bytes(present)).amax(0)
+        if not arrived:
+            group.write(present.tolist())
+        return statuses
 
     def _begin_to_announce(self) -> None:
         """The first gather of all steps comes where the others expect a gradient: tell those that have arrived."""
-        self._average(self._gradient.flat.zero_(), arrived=False, announces=True)
+        self._replace_by_mean(self._groups[0].flat.zero_(), _ANNOUNCES)
 
-    def _average(self, gradient: Tensor, *, arrived: bool, announces: bool = False) -> bool:
-        """Replace a gradient by the mean of the quantized ones of those that make steps; returns whether there are any."""
-        status = (_ARRIVED if arrived else 0) | (_CALLING if self._asks_for_meeting else 0) | (_ANNOUNCES if announces else 0)
+    def _next_turn(self, mine: Turn) -> Turn | None:
+        return next_turn(announce(self.collectives, mine, self._device))
+
+    def _replace_by_mean(self, gradient: Tensor, status: int) -> list[int]:
+        """Replace a vector by the mean of the quantized ones of those that make steps; returns what all say of themselves."""
+        status |= _CALLING if self._asks_for_meeting else 0
         payload = self._quantizer.encode(gradient, self._generator)
         payload = torch.cat([payload, payload.new_tensor([status])])
         gradient.zero_()
-        contributors = 0
-        everyones = self.collectives.gather_bytes(payload)
-        begin = {bool(int(theirs[-1]) & _ANNOUNCES) for theirs in everyones if not int(theirs[-1]) & _ARRIVED}
+        statuses = []
+        for theirs in self.collectives.gather_bytes(payload):
+            statuses.append(int(theirs[-1]))
+            if not statuses[-1] & _ARRIVED:
+                self._quantizer.decode_add(theirs[:-1], gradient)
+        self._meeting_called = self._meeting_called or any(theirs & _CALLING for theirs in statuses)
+        in_step = [theirs for theirs in statuses if not theirs & _ARRIVED]
+        gradient.div_(max(1, len(in_step)))
+        begin = {bool(theirs & _ANNOUNCES) for theirs in in_step}
         if len(begin) > 1:
             raise ConfigurationError(
                 "Some workers call all_gather in this training step and some do not. Every rank has to gather equally often."
             )
         self._announces = self._announces or begin == {True}
-        for theirs in everyones:
-            status = int(theirs[-1])
-            self._meeting_called = self._meeting_called or bool(status & _CALLING)
-            if not status & _ARRIVED:
-                self._quantizer.decode_add(theirs[:-1], gradient)
-                contributors += 1
-        gradient.div_(max(1, contributors))
-        return contributors > 0
+        return statuses
 
 
-def _real(tensors: list[Any]) -> list[Tensor]:
+def _real(tensors: list[Tensor]) -> list[Tensor]:
     return [torch.view_as_real(t.detach()) if t.is_complex() else t.detach() for t in tensors]

@@ -80,6 +80,7 @@ class ServerWorker(Algorithm):
         self._server: Server | None = None
         self._link: ServerLink | None = None
         self._model = SharedModel(nn.Module())
+        self._layout = 0  # of the flat vectors
         self._pulled = FlatModel([])
         self._update = FlatModel([])
         self._fading: list[Fading] = []
@@ -109,9 +110,10 @@ class ServerWorker(Algorithm):
             self._link = RemoteServer(self._transport, self._rank, timeout_s=self._timeout_s, turn_timeout_s=self._turn_s)
 
     @override
-    def open(self, model: nn.Module) -> None:
-        before, self._model = self._model.layout, SharedModel(model)
-        if self._model.layout != before:
+    def open(self, model: SharedModel) -> None:
+        before, self._layout = self._layout, model.layout
+        self._model = model
+        if self._layout != before:
             self._pulled, self._update = FlatModel(self._model.tensors), FlatModel(self._model.tensors)
         self._parameters = sum(tensor.numel() for tensor in self._model.tensors[: self._model.parameters])
         self._fading = fading(self._model.tensors, self._model.retention)
@@ -153,7 +155,7 @@ class ServerWorker(Algorithm):
         flat = self._update.read(self._model.tensors)
         distance = meeting.adopt(flat, server.model if server is not None else None, source=self._rank)
         self._update.write(self._model.tensors)
-        return distance + self._model.average_unfrozen(meeting)
+        return distance
 
     @override
     def close(self, *, together: bool) -> None:
@@ -168,10 +170,6 @@ class ServerWorker(Algorithm):
             self._server.close(together=together)
         if together or self._server is None:
             transport.close()
-
-    @override
-    def shared(self) -> list[Tensor]:
-        return self._model.tensors
 
     @override
     def call_meeting(self) -> None:

@@ -127,7 +127,7 @@ def test_an_attention_mask_of_infinities_is_no_trouble() -> None:
 def test_a_running_statistic_that_is_infinite_stays_in_sight() -> None:
     layer = nn.BatchNorm1d(3)
     layer.running_var.fill_(float("inf"))
-    assert SharedModel(layer).names == ["weight", "bias", "running_mean", "running_var"]
+    assert SharedModel(layer).open().names == ["weight", "bias", "running_mean", "running_var"]
 
 
 @pytest.mark.parametrize("strategy", [ADPSGDStrategy, APSGDStrategy])

@@ -256,7 +256,7 @@ def _mean() -> Any:
     class Capture(Callback):
         def on_train_epoch_end(self, trainer: Any, model: Any) -> None:
             captured["mean"] = flat(model)
-            captured["own"] = [t.clone() for t in trainer.strategy._fit._own_model._aside]
+            captured["own"] = [t.clone() for t in trainer.strategy._fit._own_model._aside.copies]
 
     strategy = ADPSGDStrategy(at_rendezvous="evaluate", exchanges_per_step=0)
     t, model = fit(callbacks=[Capture()], max_epochs=1, strategy=strategy)
