@@ -37,6 +37,8 @@ Where this goes beyond the recursion above, or departs from it (all in ``tests/a
 - At least one averaging is sampled before p moves, and C₂ is frozen for good once p may move, even if a resumed run is longer,
   so that its share of K_s lies ahead again (``test_a_frozen_target_stays_frozen_in_a_longer_run``).
 - γ_k = 0 (the learning rate warms up) and an S_k that is not finite say nothing: no sample, no move.
+- A rendezvous at which all take the mean cuts a stretch short, after s < p steps. Its S counts as that of p steps, S · p/s
+  (the drift by noise), so that p may exceed an epoch (``test_a_period_longer_than_an_epoch_is_found_at_the_rendezvous``).
 - S_k = 0 while C₂ is sampled means equal models (one worker; steps skipped by a gradient scaler): there is no noise to measure.
   It is no sample, so C₂ is never 0, which would drive p to 1 forever; p stays at p_init until a sample comes. Later on
   S_k = 0 is below the band, as any small S_k.
@@ -129,6 +131,12 @@ class AdaptivePeriod(PeriodController):
             )
         return average_now, counted
 
+    def restart(self, state: PeriodState, deviation: float, lr: float) -> PeriodState:
+        """See :meth:`PeriodController.restart`; S · p/s is as good an S_k as any, but no sample."""
+        if state.since and not state.sampling and lr > 0.0:
+            state = self._moved(state, deviation * state.period / state.since / lr)
+        return super().restart(state, deviation, lr)
+
     def _take_in(self, state: PeriodState, observation: Observation) -> PeriodState:
         """C₂ and p after the S_k that has come, if one has."""
         done = self._sampling_is_over(state, observation.progress)  # asked at every step: a run without length fails at once
@@ -140,16 +148,21 @@ class AdaptivePeriod(PeriodController):
         if not observation.lr > 0.0:
             return state
         ratio = observation.deviation / observation.lr
+        if not state.sampling:
+            return self._moved(state, ratio)
+        if 0.0 < ratio < math.inf and stretch == self.initial:
+            samples = state.samples + 1
+            state = replace(state, samples=samples, target=state.target + (ratio - state.target) / samples)
+        return state
+
+    def _moved(self, state: PeriodState, ratio: float) -> PeriodState:
+        """p after S/γ = ``ratio`` of a stretch of p steps."""
         if not math.isfinite(ratio):
             return state
-        if state.sampling:
-            if ratio > 0.0 and stretch == self.initial:
-                samples = state.samples + 1
-                state = replace(state, samples=samples, target=state.target + (ratio - state.target) / samples)
-        elif ratio < self.low * state.target:
-            state = replace(state, period=state.period + 1)
-        elif ratio > self.high * state.target:
-            state = replace(state, period=max(1, state.period - 1))
+        if ratio < self.low * state.target:
+            return replace(state, period=state.period + 1)
+        if ratio > self.high * state.target:
+            return replace(state, period=max(1, state.period - 1))
         return state
 
     def _sampling_is_over(self, state: PeriodState, progress: float | None) -> bool:

@@ -108,6 +108,16 @@ class PeriodController(ABC):
             Whether to average now, and the next state.
         """
 
+    def restart(self, state: PeriodState, deviation: float, lr: float) -> PeriodState:
+        """All have taken the mean at a rendezvous, whenever it came: the next stretch begins. Called after the last update.
+
+        Args:
+            state: after that; ``since`` steps of the stretch under way were made.
+            deviation: S of the models that met.
+            lr: γ of the last step.
+        """
+        return replace(state, since=0)
+
 
 @dataclass(frozen=True)
 class ConstantPeriod(PeriodController):

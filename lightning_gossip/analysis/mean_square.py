@@ -23,6 +23,7 @@ high.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from scipy import optimize
@@ -31,10 +32,8 @@ from scipy.sparse.linalg import LinearOperator, eigs
 from lightning_gossip.algorithm.checks import check_integer, check_positive
 from lightning_gossip.algorithm.laws import Constant, Erlang, Exponential, FloatArray, Law
 from lightning_gossip.analysis import second_moments
-from lightning_gossip.analysis.combined import Repeated, Sum
-from lightning_gossip.analysis.delays import Atoms, constant
+from lightning_gossip.analysis.delays import Atoms, ComplexArray
 from lightning_gossip.analysis.discrete import check_momentum, constant_staleness_limit, own_limit
-from lightning_gossip.analysis.stability import of_staleness, stability_limit
 from lightning_gossip.errors import ConfigurationError
 
 _LARGEST = 60_000  # moments: about a second
@@ -113,15 +112,22 @@ def random_staleness_limit(staleness: Atoms, *, momentum: float = 0.0, nesterov:
     check_momentum(momentum)
     if staleness.constant is not None and not momentum:
         return constant_staleness_limit(round(staleness.constant))
-    delay, apart = of_staleness(staleness), 1.0 + staleness.mean
-    if momentum:
-        delay = Sum(delay, Repeated(constant(apart), momentum, nesterov))
-    top = min(own_limit(momentum, nesterov=nesterov), 1.02 * (1.0 - momentum) * stability_limit(delay))
+    apart = 1.0 + staleness.mean
+
+    def again_at(frequencies: FloatArray) -> ComplexArray:
+        repeated = 1.0 / (1.0 - momentum * np.exp(-1j * apart * frequencies))
+        again: ComplexArray = 1.0 + momentum * repeated if nesterov else repeated
+        return again
+
+    def on_circle(frequencies: FloatArray) -> ComplexArray:
+        """The g at which e^{iω} is a root of the mean: real and positive at a crossing."""
+        turned = np.exp(1j * frequencies)
+        steps: ComplexArray = (1.0 - turned) / (staleness.transform(1j * frequencies) * again_at(frequencies))
+        return steps
+
+    top = min(own_limit(momentum, nesterov=nesterov), _first_crossing(on_circle))
     frequencies = (np.arange(_FREQUENCIES) + 0.5) * math.pi / _FREQUENCIES
-    turned, along = np.exp(1j * frequencies), staleness.transform(1j * frequencies)
-    again = 1.0 / (1.0 - momentum * np.exp(-1j * apart * frequencies))
-    if nesterov:
-        again = 1.0 + momentum * again
+    turned, along, again = np.exp(1j * frequencies), staleness.transform(1j * frequencies), again_at(frequencies)
     spread = (1.0 - np.abs(along) ** 2) * np.abs(again) ** 2
 
     def gain(step: float) -> float:
@@ -132,6 +138,21 @@ def random_staleness_limit(staleness: Atoms, *, momentum: float = 0.0, nesterov:
     if beyond is None:
         return top
     return float(optimize.brentq(lambda step: gain(step) - 1.0, steps[max(0, beyond - 1)], steps[beyond]))
+
+
+def _first_crossing(on_circle: Callable[[FloatArray], ComplexArray]) -> float:
+    """The smallest g at which a root of the mean is on the unit circle."""
+    frequencies = np.linspace(0.0, math.pi, _FREQUENCIES + 1)[1:]
+    found = on_circle(frequencies)
+    crossing = np.nonzero((found.imag[:-1] * found.imag[1:] < 0.0) & (found.real[:-1] > 0.0) & (found.real[1:] > 0.0))[0]
+    limits = [float(found.real[-1])] if found.real[-1] > 0.0 else []  # ω = π, where every g is real
+    if len(crossing):
+        first = crossing[np.argmin(found.real[crossing])]
+        frequency = optimize.brentq(
+            lambda at: float(on_circle(np.array([at])).imag[0]), frequencies[first], frequencies[first + 1], xtol=1e-15
+        )
+        limits.append(float(on_circle(np.array([frequency])).real[0]))
+    return min(limits)
 
 
 def stationary_variance(step: float, workers: int) -> float:

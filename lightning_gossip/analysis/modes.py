@@ -21,6 +21,7 @@ from lightning_gossip.analysis.stability import dominant_root, staleness_of
 
 _ENOUGH = 0.9  # of the error at the beginning, in the rightmost modes
 _FOLLOWED = 20_000  # steps at most
+_CLOSE = 1e-4  # two real roots, relatively: at one double root there is no residue of this kind
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,9 @@ def rightmost_modes(a: float, delay: Delay | Law) -> tuple[Mode, ...]:
     """
     delay = delay_of(delay)
     roots: Sequence[complex] = [complex(root) for root in real_roots(a, delay)] or [dominant_root(a, delay)]
-    if len(roots) == 2 and abs(roots[0] - roots[1]) < 1e-6 * abs(roots[0]):
-        roots = [complex(root) for root in real_roots(a * (1.0 - 1e-9), delay)]  # a double root has no residue of this kind
+    if len(roots) == 2 and abs(roots[0] - roots[1]) < _CLOSE * abs(roots[0]):
+        a *= 1.0 - 1e-9  # two roots nearby, whose sum is the double root's
+        roots = [complex(root) for root in real_roots(a, delay)]
     if any(root.real <= delay.left for root in roots):
         return (Mode(roots[0], 1.0 + 0.0j),)  # the law's own tail
     return tuple(Mode(root, complex(-a / (root * (1.0 + a * delay.slope(root))))) for root in roots)

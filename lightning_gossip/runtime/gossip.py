@@ -131,7 +131,7 @@ class Gossip:
 
         Args:
             tensors: the training thread's x, changed in place.
-            step_s: how long this worker's step takes, in seconds; None if not known yet.
+            step_s: how long this step took, in seconds; None if not known.
             forward_passes: since the last step (gradient accumulation).
 
         Raises:

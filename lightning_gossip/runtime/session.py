@@ -82,11 +82,10 @@ class Session:
             return True
 
     def note_own_step(self, step_s: float) -> None:
-        """This worker's step time."""
+        """This worker has made a step, which took so long."""
         with self._condition:
-            if step_s != self._pace.own_step_s:
-                self._pace.own_step_s = step_s
-                self._condition.notify_all()
+            self._pace.step(step_s)
+            self._condition.notify_all()
 
     def raise_failure(self) -> None:
         """Raise what ended a gossip thread, if anything did."""
@@ -170,5 +169,5 @@ class Session:
 
     @property
     def own_step_s(self) -> float:
-        """This worker's step time, 0 if unknown."""
+        """This worker's mean step time, 0 if unknown."""
         return self._pace.own_step_s

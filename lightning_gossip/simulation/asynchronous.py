@@ -29,11 +29,12 @@ class StepTimes:
         self._last_s = at_s
 
     def tick(self, at_s: float) -> float:
-        """A step has ended; returns the median, in seconds."""
-        self._steps_s.append(max(at_s - self._last_s, _SHORTEST_S))
+        """A step has ended; returns its length, in seconds."""
+        step_s = max(at_s - self._last_s, _SHORTEST_S)
+        self._steps_s.append(step_s)
         self._last_s = at_s
         self.median_s = statistics.median(self._steps_s)
-        return self.median_s
+        return step_s
 
 
 class Rendezvous:

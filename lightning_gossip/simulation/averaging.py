@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
@@ -128,16 +128,17 @@ class AveragingRounds(Rounds):
         run = self._run
         self._finish()
         distance = run.distance(run.models.x)
-        deviation = self._deviation  # the rendezvous' own tells the controller nothing
+        earlier = self._deviation
         compresses = self._means.compresses
         self._begin(run.lr)
         if compresses:  # an exact one follows, with what rounding has kept back
             self._send(run.nbytes)
         self._finish(adopts=self._adopts, settles=True)
         self._means.begin(run.models.x)
-        self._deviation = deviation
+        assert self._deviation is not None
         if self._adopts:
-            self._control = replace(self._control, since=0)
+            self._control = self._controller.restart(self._control, *self._deviation)
+        self._deviation = earlier
         yield run.environment.timeout(max(0.0, float(self._clocks_s.max()) - run.environment.now))
         self._wait_until(np.full(run.workers, run.environment.now))
         run.end_session(distance)

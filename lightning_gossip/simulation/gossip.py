@@ -132,9 +132,8 @@ class Worker:
             yield self._gossip.meeting.arrive(rank)
 
     def _note_step(self, step_s: float) -> None:
-        if step_s != self._pace.own_step_s:
-            self._pace.own_step_s = step_s
-            self._notify()
+        self._pace.step(step_s)
+        self._notify()
 
     # -- starting exchanges ------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ Who may push and pull when, and how stale an update is, is the package's own
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -97,6 +97,18 @@ class APSGD(Strategy):
         Server(self, run).start()
 
 
+@dataclass(eq=False)
+class _Request:
+    """Of a worker at the server: what of it has not been done yet."""
+
+    rank: int
+    turn: Event  # all of it has been done
+    update: Tensor | None
+    pulls: bool
+    queued: bool = False  # for the model
+    model: Tensor | None = None  # that was pulled
+
+
 class Server:
     """The server of a run, and its workers."""
 
@@ -107,8 +119,7 @@ class Server:
         self.session: Session
         self.rules: ParameterServer
         self._options = asdict(strategy.server_options)
-        self._pushing: dict[int, Event] = {}  # ranks whose update must wait, first come first
-        self._pulling: dict[int, Event] = {}
+        self._waiting: dict[int, _Request] = {}  # by rank, first come first
         self._workers = [_Worker(self, rank) for rank in range(run.workers)]
         self.meeting = Rendezvous(
             run, settle=self._settle, average=self._average, open_session=self._open, cost_s=self._average_s
@@ -123,43 +134,57 @@ class Server:
         for rank, at_s in sorted(self.run.cluster.failures.items()):
             then(self.run.environment.timeout(at_s), self._workers[rank].fail)
 
-    def push(self, rank: int, update: Tensor) -> Process:
-        """Apply a worker's update when it is its turn."""
-        while not self.rules.may_push(rank):
-            turn = self._pushing[rank] = self.run.environment.event()
-            yield turn
+    def serve(self, rank: int, update: Tensor | None, *, pull: bool) -> Generator[Event, Any, Tensor]:
+        """Apply a worker's update when it is its turn, if there is one; then count it in flight, if it pulls.
+
+        Each is done at the moment at which it may be, not when a process goes on: with step times that are all equal the
+        others' updates, which end at the same moment, would all come before.
+
+        Returns:
+            The model then.
+        """
+        request = self._waiting[rank] = _Request(rank, self.run.environment.event(), update, pull)
+        self.changed()
+        if not request.turn.triggered:
+            yield request.turn
+        return self.rules.model if request.model is None else request.model
+
+    def leave(self, rank: int) -> None:
+        """A worker is neither in flight nor in the queue any more."""
+        self.rules.leave(rank)
+        self._waiting.pop(rank, None)
+        self.changed()
+
+    def changed(self) -> None:
+        """Serve those whose turn it is, first come first."""
+        while any(self._advance(request) for request in list(self._waiting.values())):
+            pass
+
+    def _advance(self, request: _Request) -> bool:
+        """Do what may be done of a request; False if nothing may."""
+        rank, done = request.rank, False
+        if request.update is not None and self.rules.may_push(rank):
+            self._apply(rank, request.update)
+            request.update, done = None, True
+        if request.update is None and request.pulls and not request.queued:
+            self.rules.queue(rank)
+            request.queued = True
+        if request.queued and self.rules.may_pull(rank):
+            self.rules.pull(rank)
+            self.run.record.event(self.run.environment.now, "pull", rank)
+            request.model, request.pulls, request.queued, done = self.rules.model.clone(), False, False, True
+        if request.update is None and not request.pulls:
+            del self._waiting[rank]
+            request.turn.succeed()
+        return done
+
+    def _apply(self, rank: int, update: Tensor) -> None:
         staleness = self.rules.push(rank, update)
         self.run.record.event(self.run.environment.now, "push", rank)
         if staleness is None:
             self.run.record.accounts[rank].dropped += 1
         else:
             self.run.record.stale(rank, staleness)
-        self.changed()
-
-    def pull(self, rank: int) -> Process:
-        """Count a worker in flight when it is its turn."""
-        self.rules.queue(rank)
-        while not self.rules.may_pull(rank):
-            turn = self._pulling[rank] = self.run.environment.event()
-            yield turn
-        self.rules.pull(rank)
-        self.run.record.event(self.run.environment.now, "pull", rank)
-        self.changed()
-
-    def leave(self, rank: int) -> None:
-        """A worker is neither in flight nor in the queue any more."""
-        self.rules.leave(rank)
-        self._pushing.pop(rank, None)
-        self._pulling.pop(rank, None)
-        self.changed()
-
-    def changed(self) -> None:
-        """Wake those whose turn it may be: any whose update waits, and the first in the queue for a model."""
-        for rank in [rank for rank in self._pushing if self.rules.may_push(rank)]:
-            self._pushing.pop(rank).succeed()
-        first = next(iter(self._pulling), None)
-        if first is not None and self.rules.may_pull(first):
-            self._pulling.pop(first).succeed()
 
     def _open(self, session: Session) -> None:
         self.session = session
@@ -270,11 +295,10 @@ class _Worker:
             account.exchanges += 1
             account.bytes_sent += run.nbytes if remote else 0
             self._held_back = False
-            yield from server.push(rank, update)
+        model = yield from server.serve(rank, update, pull=pull)
         if pull:
-            yield from server.pull(rank)
             if self._x.numel():
-                self._pulled.copy_(server.rules.model)
+                self._pulled.copy_(model)
             self._in_flight = True
         if remote:
             yield run.network.transfer(server.rank, rank, run.nbytes) if pull else run.network.message(server.rank, rank)

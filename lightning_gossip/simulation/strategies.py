@@ -33,6 +33,7 @@ _ONLY_REAL = frozenset(
     {
         "exchange_timeout_s",
         "checkpoint",
+        "averaged_buffers",
         "start_method",
         "timeout",
         "interface",

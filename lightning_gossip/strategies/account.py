@@ -43,6 +43,7 @@ class Account:
         self.steps = 0  # of this worker; agreed upon at each rendezvous
         self._timeline = timeline
         self._timer = StepTimer()
+        self._step_s: float | None = 0.0  # since the last step; None if not all of it was seen
         self._share = _Share(0, None)
         self._waited_s = 0.0  # of the algorithm's waits, those already accounted for
 
@@ -66,7 +67,7 @@ class Account:
 
     def open_session(self) -> None:
         """Training begins after a rendezvous."""
-        self.forward_passes = 0
+        self.forward_passes, self._step_s = 0, 0.0
         self._timer.tick(now_s())
 
     def close_session(self) -> None:
@@ -79,7 +80,10 @@ class Account:
         ended_s = now_s()
         batch_s = self._timer.tick(ended_s)
         if batch_s is None:
+            self._step_s = None
             return
+        if self._step_s is not None:
+            self._step_s += batch_s
         waited_s = 0.0 if algorithm is None else algorithm.waited_s - self._waited_s
         self._waited_s += waited_s
         self.own.wait_s += waited_s
@@ -91,10 +95,11 @@ class Account:
         self.own.steps += 1
         self.steps += 1
         passes, self.forward_passes = self.forward_passes, 0
+        seconds, self._step_s = self._step_s, 0.0
         return Step(
             number=self.steps,
             forward_passes=passes,
-            seconds=None if self.batch_s is None else self.batch_s * passes,
+            seconds=seconds,
             lr=lr,
             epoch=epoch,
             progress=None if (share := self._share.at(self.steps)) is None else float(share),

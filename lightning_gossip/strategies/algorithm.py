@@ -20,7 +20,7 @@ class Step:
     Args:
         number: of the step since the fit began, from 1.
         forward_passes: that led to it (gradient accumulation).
-        seconds: this worker's time a step, if known.
+        seconds: how long it took this worker, if all of it was seen.
         lr: the learning rate that it was made with.
         epoch: in which, from 0.
         progress: share of the run's steps done, in [0, 1]; None if the run's length is unknown.

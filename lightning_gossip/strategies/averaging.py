@@ -123,7 +123,9 @@ class PeriodicAveraging(LockstepAlgorithm):
         self._distance = 0.0  # ‖w_i − w̄‖² of the averaging completed last
         self._steps = 0
         self._averagings = 0
-        self._lr = 0.0
+        self._lr = 0.0  # at the beginning of the averaging under way
+        self._step_lr = 0.0
+        self._met = (0.0, 0.0)  # S and γ at the last rendezvous
         self._passes = 0  # forward passes since the averaging under way began
         self._due = math.inf  # the step after which the averaging under way is applied
 
@@ -141,6 +143,7 @@ class PeriodicAveraging(LockstepAlgorithm):
     @override
     def step(self, step: Step) -> None:
         self._steps += 1
+        self._step_lr = step.lr
         self._passes += step.forward_passes
         if step.number >= self._due:
             self._finish()
@@ -164,6 +167,7 @@ class PeriodicAveraging(LockstepAlgorithm):
     @override
     def arrive(self) -> None:
         self._finish()
+        self._lr = self._step_lr
         averager = self._averager_of_session()
         while True:  # the others may have steps to make and average; this worker's model takes part
             averager.begin()
@@ -182,7 +186,7 @@ class PeriodicAveraging(LockstepAlgorithm):
         if self._adopts:
             self._apply(averager)
             self._averagings += 1
-            self._control = replace(self._control, since=0)  # the next stretch begins here
+            self._control = self._controller.restart(self._control, *self._met)
         else:
             averager.replace(model_only=True)
         return self._distance
@@ -257,10 +261,12 @@ class PeriodicAveraging(LockstepAlgorithm):
         distance, lr, waiting, calling, growing = self.collectives.sum_of(
             self._distance, self._lr, arrived, self._asks_for_meeting, unknown
         )
+        deviation = (distance / n, lr / n)
         if waiting == n:
+            self._met = deviation
             return True
         self._state_has_grown = growing > 0
-        self._deviation = (distance / n, lr / n)
+        self._deviation = deviation
         self._last_deviation = distance / n
         self._meeting_called = self._meeting_called or calling > 0
         return False

@@ -187,7 +187,7 @@ class EdgeTransport(Transport):
             try:
                 self._inbox.push(self._answering, self.rank, letter)
             except dist.DistError as error:  # the store is gone: the listener has it too
-                log.info("rank %d: the inbox cannot be reached: %s", self.rank, error)
+                log.info("rank %d: the store of requests cannot be reached: %s", self.rank, error)
 
     @override
     def request(self, peer: int, message: Message, timeout_s: float) -> Message:

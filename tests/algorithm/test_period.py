@@ -75,6 +75,11 @@ class Run:
             self._since = 0
         return average_now
 
+    def meet(self, lr: float) -> None:
+        """A rendezvous, at which all take the mean."""
+        self.state = self.controller.restart(self.state, self.drift(self._since, lr), lr)
+        self._since = 0
+
     def until(self, done: Callable[[PeriodState], bool], lr: float = 0.1) -> None:
         while not done(self.state):
             self.step(lr)
@@ -591,3 +596,47 @@ def test_a_share_of_a_run_of_unknown_length_is_refused_at_the_first_step() -> No
 def test_the_defaults_are_those_of_the_paper_as_recalled() -> None:
     assert AdaptivePeriod() == AdaptivePeriod(initial=4, sample=0.25, low=0.7, high=1.3, warmup_epochs=1, maximum=None)
     assert ConstantPeriod() == ConstantPeriod(period=8)
+
+
+# -- a rendezvous in the middle of a stretch -------------------------------------------------------------------------------
+
+
+def meet_every(run: Run, steps: int, lr: float, *, times: int) -> None:
+    """Epochs of so many steps, at whose end all take the mean."""
+    for _ in range(times):
+        for _ in range(steps):
+            run.step(lr)
+        run.meet(lr)
+
+
+def test_a_period_longer_than_an_epoch_is_found_at_the_rendezvous() -> None:
+    run = frozen_at(4, 0.1, noise_dominated)
+    meet_every(run, 8, 0.01, times=200)
+    assert run.state.period == math.ceil(0.7 * 40)
+    meet_every(run, 8, 0.02, times=200)  # where the learning rate rises again, it comes down
+    assert run.state.period == math.floor(1.3 * 20)
+
+
+def test_a_rendezvous_just_after_an_averaging_tells_nothing() -> None:
+    run = frozen_at(4, 0.1, noise_dominated)
+    before = replace(run.state, since=0)
+    assert run.controller.restart(before, 0.0, 0.1) == before
+
+
+@pytest.mark.parametrize(("deviation", "lr"), [(math.nan, 0.1), (math.inf, 0.1), (1.0, 0.0)])
+def test_a_rendezvous_whose_deviation_says_nothing_moves_no_period(deviation: float, lr: float) -> None:
+    state = replace(frozen_at(4, 0.1, noise_dominated).state, since=3)
+    assert AdaptivePeriod(initial=4, sample=5).restart(state, deviation, lr) == replace(state, since=0)
+
+
+def test_a_rendezvous_while_the_target_is_sampled_is_no_sample() -> None:
+    run = Run(AdaptivePeriod(initial=4, sample=5, warmup_epochs=0), noise_dominated)
+    run.step()
+    run.meet(0.1)
+    assert (run.state.samples, run.state.period, run.state.since) == (0, 4, 0)
+
+
+def test_a_constant_period_begins_anew_at_a_rendezvous() -> None:
+    run = Run(ConstantPeriod(4), noise_dominated)
+    meet_every(run, 3, 0.1, times=5)
+    assert run.averaged == []

@@ -224,3 +224,20 @@ def mean_square_growth(step: float, law: Atoms) -> float:
         factor = float(np.abs(c).max())
         c /= factor
     return factor
+
+
+@pytest.mark.parametrize(
+    ("number", "momentum", "nesterov", "limit"),
+    [
+        (4, 0.9, False, 0.0647874),
+        (8, 0.9, False, 0.0279479),
+        (8, 0.5, False, 0.1259615),
+        (4, 0.9, True, 0.2202947),
+    ],
+)
+def test_the_limit_of_round_robin_workers_with_momentum_is_exact(
+    number: int, momentum: float, nesterov: bool, limit: float
+) -> None:
+    """Of the eigenvalues of all workers' steps in one round, computed apart from this package."""
+    found = random_staleness_limit(histogram({number - 1: 1}), momentum=momentum, nesterov=nesterov)
+    assert found == pytest.approx(limit, abs=1e-7)

@@ -125,3 +125,10 @@ def test_an_event_trigger_saves_messages_and_loses_no_step() -> None:
 def test_what_cannot_be_is_refused_by_name(make, key: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigurationError, match=key):
         make()
+
+
+@pytest.mark.parametrize("law", [Constant(0.03), Uniform(0.03, 0.001)], ids=["all at once", "nearly"])
+def test_a_place_that_is_free_is_taken_before_the_next_update_comes(law: Law) -> None:
+    """K - 1, also where all of them end at the same moment."""
+    result = simulate(APSGD(active_workers=12), Cluster(N, law), work=Epochs(number=1, batches=3200))
+    assert result.staleness.mean == pytest.approx(11.0, rel=0.01)
