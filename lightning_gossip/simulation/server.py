@@ -99,13 +99,12 @@ class APSGD(Strategy):
 
 @dataclass(eq=False)
 class _Request:
-    """Of a worker at the server: what of it has not been done yet."""
+    """Of a worker at the server."""
 
     rank: int
-    turn: Event  # all of it has been done
-    update: Tensor | None
+    update: Tensor | None  # to apply first
     pulls: bool
-    queued: bool = False  # for the model
+    turn: Event  # all of it has been done
     model: Tensor | None = None  # that was pulled
 
 
@@ -119,7 +118,8 @@ class Server:
         self.session: Session
         self.rules: ParameterServer
         self._options = asdict(strategy.server_options)
-        self._waiting: dict[int, _Request] = {}  # by rank, first come first
+        self._pushing: dict[int, _Request] = {}  # by rank, first come first: the update waits
+        self._pulling: dict[int, _Request] = {}  # the model is waited for
         self._workers = [_Worker(self, rank) for rank in range(run.workers)]
         self.meeting = Rendezvous(
             run, settle=self._settle, average=self._average, open_session=self._open, cost_s=self._average_s
@@ -134,57 +134,69 @@ class Server:
         for rank, at_s in sorted(self.run.cluster.failures.items()):
             then(self.run.environment.timeout(at_s), self._workers[rank].fail)
 
-    def serve(self, rank: int, update: Tensor | None, *, pull: bool) -> Generator[Event, Any, Tensor]:
+    def serve(self, rank: int, update: Tensor | None, *, pull: bool) -> Generator[Event, Any, Tensor | None]:
         """Apply a worker's update when it is its turn, if there is one; then count it in flight, if it pulls.
 
         Each is done at the moment at which it may be, not when a process goes on: with step times that are all equal the
         others' updates, which end at the same moment, would all come before.
 
         Returns:
-            The model then.
+            The model then; None without a pull.
         """
-        request = self._waiting[rank] = _Request(rank, self.run.environment.event(), update, pull)
+        request = _Request(rank, update, pull, turn=self.run.environment.event())
+        if update is None:
+            self._queue(request)
+        else:
+            self._pushing[rank] = request
         self.changed()
         if not request.turn.triggered:
             yield request.turn
-        return self.rules.model if request.model is None else request.model
+        return request.model
 
     def leave(self, rank: int) -> None:
         """A worker is neither in flight nor in the queue any more."""
         self.rules.leave(rank)
-        self._waiting.pop(rank, None)
+        self._pushing.pop(rank, None)
+        self._pulling.pop(rank, None)
         self.changed()
 
     def changed(self) -> None:
-        """Serve those whose turn it is, first come first."""
-        while any(self._advance(request) for request in list(self._waiting.values())):
-            pass
+        """Serve those whose turn it is: the first in the queue for a model, and any whose update waits, first come first."""
+        while True:
+            first = next(iter(self._pulling.values()), None)
+            if first is not None and self.rules.may_pull(first.rank):
+                self._pull(first)
+                continue
+            ready = next((request for request in self._pushing.values() if self.rules.may_push(request.rank)), None)
+            if ready is None:
+                return
+            self._push(ready)
 
-    def _advance(self, request: _Request) -> bool:
-        """Do what may be done of a request; False if nothing may."""
-        rank, done = request.rank, False
-        if request.update is not None and self.rules.may_push(rank):
-            self._apply(rank, request.update)
-            request.update, done = None, True
-        if request.update is None and request.pulls and not request.queued:
-            self.rules.queue(rank)
-            request.queued = True
-        if request.queued and self.rules.may_pull(rank):
-            self.rules.pull(rank)
-            self.run.record.event(self.run.environment.now, "pull", rank)
-            request.model, request.pulls, request.queued, done = self.rules.model.clone(), False, False, True
-        if request.update is None and not request.pulls:
-            del self._waiting[rank]
-            request.turn.succeed()
-        return done
-
-    def _apply(self, rank: int, update: Tensor) -> None:
-        staleness = self.rules.push(rank, update)
+    def _push(self, request: _Request) -> None:
+        rank = request.rank
+        del self._pushing[rank]
+        assert request.update is not None
+        staleness = self.rules.push(rank, request.update)
         self.run.record.event(self.run.environment.now, "push", rank)
         if staleness is None:
             self.run.record.accounts[rank].dropped += 1
         else:
             self.run.record.stale(rank, staleness)
+        if request.pulls:
+            self._queue(request)
+        else:
+            request.turn.succeed()
+
+    def _queue(self, request: _Request) -> None:
+        self.rules.queue(request.rank)
+        self._pulling[request.rank] = request
+
+    def _pull(self, request: _Request) -> None:
+        del self._pulling[request.rank]
+        self.rules.pull(request.rank)
+        self.run.record.event(self.run.environment.now, "pull", request.rank)
+        request.model = self.rules.model.clone()
+        request.turn.succeed()
 
     def _open(self, session: Session) -> None:
         self.session = session
@@ -296,9 +308,8 @@ class _Worker:
             account.bytes_sent += run.nbytes if remote else 0
             self._held_back = False
         model = yield from server.serve(rank, update, pull=pull)
-        if pull:
-            if self._x.numel():
-                self._pulled.copy_(model)
+        if model is not None:
+            self._pulled.copy_(model)
             self._in_flight = True
         if remote:
             yield run.network.transfer(server.rank, rank, run.nbytes) if pull else run.network.message(server.rank, rank)
