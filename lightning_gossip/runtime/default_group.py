@@ -44,6 +44,14 @@ def make_default_group(
     return make
 
 
+def default_store() -> Store:
+    """Of the default group, without its prefixes."""
+    store = dist.distributed_c10d._get_default_store()
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store
+
+
 def renew(prefix: str, make: Callable[[Store, int, int], None], *, broken: bool) -> None:
     """Make the default group anew if an exception has ended the last use of a Trainer on some worker; collective.
 
@@ -58,8 +66,6 @@ def renew(prefix: str, make: Callable[[Store, int, int], None], *, broken: bool)
         with suppress(RuntimeError):  # a worker for which it is broken does not come, and destroys its group
             dist.barrier()
             return
-    store, rank, world_size = dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
+    store, rank, world_size = default_store(), dist.get_rank(), dist.get_world_size()
     dist.destroy_process_group()
     make(PrefixStore(prefix, store), rank, world_size)

@@ -26,6 +26,11 @@ def begin() -> tuple[int, bool]:
     return _Process.number, failed
 
 
+def number() -> int:
+    """Of the present use, or the last one; 0 before the first."""
+    return _Process.number
+
+
 def fail() -> None:
     """The present use is ended by an exception."""
     _Process.failed = True

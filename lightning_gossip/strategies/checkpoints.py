@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gossip.runtime.rendezvous import gather, together
-from lightning_gossip.strategies.files import save, write_whole
+from lightning_gossip.strategies.files import write_checkpoint
 from lightning_gossip.strategies.optimizer_state import is_averaged
 
 KEY = "lightning_gossip"  # of our part of the checkpoint
@@ -93,7 +93,7 @@ def replica_path(checkpoint: str | os.PathLike[str], rank: int) -> Path:
 
 def save_replica(checkpoint: str | os.PathLike[str], rank: int, state: dict[str, Any]) -> None:
     """Write one worker's own state; whole or not at all."""
-    write_whole(replica_path(checkpoint, rank), lambda file: save(state, file))
+    write_checkpoint(state, replica_path(checkpoint, rank))
 
 
 def load_replica(checkpoint: str | os.PathLike[str], rank: int) -> dict[str, Any] | None:

@@ -206,6 +206,7 @@ class DecentralizedStrategy(WorkerProcesses):
         super().on_exception(exception)
         if not isinstance(exception, SIGTERMException):
             uses.fail()
+            self.tell_once(exception)  # before the others hear of it, and fail by it
         if self.members is not None and not isinstance(exception, SIGTERMException):
             self.members.watch.failed(reason_of(exception))
             self.members.watch.rest()  # it has said so when this returns

@@ -7,7 +7,9 @@ for the disk, so that a crash of the machine may leave an empty file under the n
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,6 +19,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
+from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 
@@ -29,15 +32,28 @@ class WholeFiles(TorchCheckpointIO):
         if storage_options is not None or not isinstance(files, LocalFileSystem):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        write_whole(Path(local), lambda file: save(checkpoint, file))
+        write_checkpoint(checkpoint, Path(local))
 
 
-def save(checkpoint: dict[str, Any], file: BinaryIO) -> None:
-    """``torch.save``; trouble with the file is an OSError, and not torch's "unexpected pos".
+def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
+    """Write it as a whole or not at all.
 
     Raises:
-        OSError: if the disk is full, say.
+        OSError: if the disk is full, with the bytes that are needed and those that are free.
     """
+    try:
+        write_whole(path, lambda file: _save(checkpoint, file))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        needed = sum(leaf.nbytes for leaf in tree_leaves(checkpoint) if isinstance(leaf, torch.Tensor))
+        free = shutil.disk_usage(path.parent).free
+        room = f"the checkpoint has {needed / 1e6:,.1f} MB of tensors, and {free / 1e6:,.1f} MB are free"
+        raise OSError(error.errno, f"{os.strerror(error.errno)}: {room}", str(path)) from error
+
+
+def _save(checkpoint: dict[str, Any], file: BinaryIO) -> None:
+    """``torch.save``; trouble with the file is an OSError, and not torch's "unexpected pos"."""
     try:
         torch.save(checkpoint, file)
     except RuntimeError as error:

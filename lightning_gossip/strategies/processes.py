@@ -26,9 +26,9 @@ from typing_extensions import override
 
 from lightning_gossip import version
 from lightning_gossip.errors import ConfigurationError, PeerError
-from lightning_gossip.runtime import membership, uses
+from lightning_gossip.runtime import causes, membership, uses
 from lightning_gossip.runtime.connection import connect
-from lightning_gossip.runtime.default_group import make_default_group, renew
+from lightning_gossip.runtime.default_group import default_store, make_default_group, renew
 from lightning_gossip.runtime.membership import Membership
 from lightning_gossip.runtime.peers import answering
 from lightning_gossip.runtime.process_end import end_groups_at_exit
@@ -152,6 +152,12 @@ class WorkerProcesses(DDPStrategy):
         """Pass a signal on to the worker processes that this one has started."""
         if self.launcher is not None:
             self.launcher.kill(signum)
+
+    def tell_once(self, error: BaseException) -> None:
+        """Of what ends this worker, if nobody catches it, one traceback is printed on a terminal."""
+        if self.members is not None or dist.is_initialized():
+            store = default_store() if self.members is None else self.members.store
+            causes.tell_once(error, store, f"{self.keys}/use/{uses.number()}", self.global_rank)
 
     # -- ranks that change ---------------------------------------------------------------------------------------------
 
