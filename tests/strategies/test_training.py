@@ -256,11 +256,12 @@ def _mean() -> Any:
     class Capture(Callback):
         def on_train_epoch_end(self, trainer: Any, model: Any) -> None:
             captured["mean"] = flat(model)
-            captured["own"] = [t.clone() for t in trainer.strategy._fit._own_model._aside.copies]
+            with trainer.strategy._fit._own_model.in_place():
+                captured["own"] = flat(model)
 
     strategy = ADPSGDStrategy(at_rendezvous="evaluate", exchanges_per_step=0)
     t, model = fit(callbacks=[Capture()], max_epochs=1, strategy=strategy)
-    own = torch.cat([value.reshape(-1) for value in captured["own"]])
+    own = captured["own"]
     everyones = [torch.empty_like(own) for _ in range(3)]
     dist.all_gather(everyones, own)
     distance = sum(((x - captured["mean"]) ** 2).sum().item() for x in everyones) / 3
