@@ -169,6 +169,147 @@ REPORTS: list[tuple[str, str, list[str]]] = [
         "division by zero with one process",
         ["strategies/test_training.py::test_one_worker_trains_plainly_without_group_or_thread"],
     ),
+    (
+        "pix2pix #651, MoCo, DINO",
+        "what is frozen when workers meet, or follows without gradients, is another model on each rank",
+        [
+            "field/test_cases.py::test_what_works_under_ddp_works",
+            "strategies/test_model.py::test_what_was_trained_stays_shared_when_it_is_frozen",
+            "strategies/test_one_model.py::test_all_workers_learn_which_parameters_are_trained",
+        ],
+    ),
+    (
+        "PL #16143",
+        "steps that go around Lightning's optimizers are not seen, and nobody exchanges",
+        [
+            "field/test_cases.py::test_what_works_under_ddp_works",
+            "strategies/test_model.py::test_each_way_to_change_a_parameter_is_a_step_and_nothing_else_is",
+        ],
+    ),
+    (
+        "PL #2534, #5473",
+        "checkpoints of one worker's moment, inside an epoch or a step, hang or fail",
+        [
+            "field/test_cases.py::test_what_works_under_ddp_works",
+            "strategies/test_asking.py::test_a_checkpoint_inside_an_epoch_is_saved_at_rank_0s_steps",
+            "strategies/test_asking.py::test_checkpoints_by_steps_and_by_time_are_those_of_rank_0_and_the_work_is_shared",
+        ],
+    ),
+    (
+        "SLURM users",
+        "max_time ends workers at moments of their own",
+        ["strategies/test_asking.py::test_when_the_time_of_one_worker_is_up_all_stop_and_a_resume_goes_on_there"],
+    ),
+    (
+        "PL #17124, superpoint_transformer #165",
+        "metrics of a fit do not pickle, and copies see one rank's samples",
+        [
+            "field/test_cases.py::test_what_works_under_ddp_works",
+            "strategies/test_metrics.py::test_a_pickle_of_a_fit_holds_nothing_of_ours",
+            "strategies/test_metrics.py::test_a_trackers_copies_see_all_workers",
+        ],
+    ),
+    (
+        "lightning-bolts' BYOL",
+        "schedules by the loader's length: no length, NaN progress, no last batch",
+        [
+            "field/test_cases.py::test_what_works_under_ddp_works",
+            "strategies/test_loaders.py::test_the_training_loader_reads_as_the_users_under_ddp",
+            "strategies/test_loaders.py::test_progress_by_the_number_of_batches_rises_to_one_and_the_last_batch_comes_once_an_epoch",
+        ],
+    ),
+    (
+        "optuna #3783, #6043",
+        "a trial that is pruned by an exception ends every later fit of the process",
+        [
+            "field/test_cases.py::test_what_works_under_ddp_works",
+            "runtime/test_faults.py::test_an_exception_on_all_ends_one_use_only",
+            "strategies/test_uses.py::test_a_script_that_catches_an_exception_trains_on",
+        ],
+    ),
+    (
+        "miles-credit #394, PT #13350",
+        "averaged unit vectors, queues and codebooks lose what they are",
+        [
+            "field/test_cases.py::test_what_works_under_ddp_works",
+            "strategies/test_model.py::test_what_requires_a_gradient_and_running_statistics_are_shared",
+            "strategies/test_one_model.py::test_what_differs_is_averaged_if_it_is_an_average_and_otherwise_that_of_rank_0",
+        ],
+    ),
+    (
+        "PL #21773",
+        "a data set that grows: schedules go by the first loader",
+        [
+            "field/test_cases.py::test_what_works_under_ddp_works",
+            "strategies/test_loaders.py::test_schedules_follow_a_data_set_that_grows",
+        ],
+    ),
+    (
+        "PL #12040",
+        "rank 0 works alone for minutes while the others wait for it",
+        [
+            "field/test_cases.py::test_what_takes_minutes_works",
+            "strategies/test_uses.py::test_an_exchanges_deadline_does_not_bound_a_users_collectives",
+        ],
+    ),
+    (
+        "lightning-bolts #179",
+        "all_gather with gradients in a step",
+        [
+            "field/test_cases.py::test_what_works_under_ddp_works",
+            "strategies/test_in_step.py::test_a_gather_is_of_those_that_make_the_step_and_gradients_go_back_to_all",
+        ],
+    ),
+    (
+        "torchmetrics users",
+        "metrics of a set that the workers do not divide are of repeated samples",
+        [
+            "field/test_cases.py::test_what_works_under_ddp_works",
+            "strategies/test_evaluation.py::test_metrics_are_those_of_one_process_and_each_sample_is_evaluated_once",
+            "strategies/test_evaluation.py::test_each_sample_is_predicted_once_under_its_own_number",
+        ],
+    ),
+    (
+        "PL's WeightAveraging",
+        "averages of the weights differ over ranks",
+        [
+            "field/test_cases.py::test_what_works_under_ddp_works",
+            "strategies/test_one_model.py::test_averaged_weights_become_one_and_the_next_step_is_averaged_by_all_or_none",
+        ],
+    ),
+    (
+        "measured: GLOO_SOCKET_IFNAME",
+        "a failure that is no death is tried again for ever",
+        [
+            "runtime/test_faults.py::test_what_fails_on_all_is_raised_by_all_after_one_repeat_at_most",
+            "runtime/test_faults.py::test_groups_that_can_never_be_made_are_tried_twice",
+            "strategies/test_uses.py::test_a_collective_that_torch_refuses_is_refused_as_under_ddp",
+        ],
+    ),
+    (
+        "measured: terminate called without an active exception",
+        "a process that trained well aborts when it ends, on a busy machine",
+        [
+            "runtime/test_process_end.py::test_threads_end_before_the_groups_they_may_use",
+            "strategies/test_launchers.py::test_the_same_script_runs_under_torchrun",
+        ],
+    ),
+    (
+        "measured: one traceback a rank",
+        "the reason of a failure is lost among those it has caused",
+        [
+            "runtime/test_causes.py::test_the_first_of_several_with_the_same_mistake_tells_of_it",
+            "strategies/test_launchers.py::test_one_rank_that_raises_ends_the_job_with_its_traceback_and_no_orphan",
+        ],
+    ),
+    (
+        "measured: prefetching loaders",
+        "one worker trains most of a short first epoch",
+        [
+            "runtime/test_work_queue.py::test_the_first_epoch_of_equal_workers_is_as_short_as_can_be",
+            "simulation/test_sessions.py::test_the_first_epoch_of_equal_workers_is_as_short_as_can_be",
+        ],
+    ),
 ]
 
 
