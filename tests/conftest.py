@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, settings
 
-from tests.turns import Turns
+from tests.turns import ByFileOrTest, Turns
 
 settings.register_profile(
     "gossip", deadline=None, print_blob=True, derandomize=False, suppress_health_check=[HealthCheck.too_slow]
@@ -35,6 +36,11 @@ _LIBRARY_VARIABLES = {"KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):  # in a worker of pytest-xdist
         config.pluginmanager.register(Turns(Path(__file__), Path(__file__).with_name("turns.py")))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFileOrTest:
+    return ByFileOrTest(config, log)
 
 
 @pytest.fixture(autouse=True)

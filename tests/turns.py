@@ -1,8 +1,9 @@
 """What pytest-xdist's workers run beside each other: `make test` has three, since many tests wait for processes.
 
-The tests of a file stay on one worker, so that what its fixtures make is made once. Files with tests marked ``processes`` come
-first, so that the quick ones at the end keep all workers busy. Beside a test marked ``alone`` the others do nothing: it
-measures seconds, and another test's work would be in them.
+The tests of a file stay on one worker, so that what its fixtures make is made once. Those that start processes go to whoever is
+free, where the file has no such fixture. Tests marked ``processes`` come first, so that the quick ones at the end keep all
+workers busy. Beside a test marked ``alone`` the others do nothing: it measures seconds, and another test's work would be in
+them.
 """
 
 from __future__ import annotations
@@ -10,9 +11,33 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Generator
+from functools import cache
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class ByFileOrTest(LoadFileScheduling):  # type: ignore[misc]
+    """Which tests one worker gets together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return unit_of(nodeid)
+
+
+def unit_of(nodeid: str) -> str:
+    """What stays on one worker: the file of a test, or the test alone."""
+    file = nodeid.split("::", 1)[0]
+    return nodeid if _starts_processes(file) else file
+
+
+@cache
+def _starts_processes(file: str) -> bool:
+    """Whether its tests do, and share nothing."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    return "mark.processes" in text and 'scope="module"' not in text
 
 
 class Turns:

@@ -68,7 +68,9 @@ def test_what_works_under_ddp_works(name: str, strategy: str, tmp_path: Path) ->
     case.judge(ranks, sys.modules["_field"].Run(strategy, 0, time.monotonic() - began_s, ""))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(name, marks=[] if name in ("adpsgd", "qsgd") else pytest.mark.slow) for name in STRATEGIES]
+)
 @pytest.mark.parametrize("name", sorted(AS_SCRIPTS))
 def test_what_works_under_ddp_works_as_a_script(name: str, strategy: str) -> None:
     run_script(name, strategy)

@@ -310,7 +310,13 @@ def _saves_by_itself(strategy: Any, folder: str, options: dict[str, Any]) -> Any
     t.fit(model, loader(SAMPLES, 4))
     assert copy.deepcopy(saver).best_model_path == pickle.loads(pickle.dumps(saver)).best_model_path
     steps = t.strategy.report.workers[0].steps
-    return {"best": saver.best_model_path, "last": saver.last_model_path, "seen": model.seen, "steps": steps, "shared": uneven.work_is_shared}
+    return {
+        "best": saver.best_model_path,
+        "last": saver.last_model_path,
+        "seen": model.seen,
+        "steps": steps,
+        "shared": uneven.work_is_shared,
+    }
 
 
 @pytest.mark.parametrize(
