@@ -20,11 +20,11 @@ from torch import Tensor
 
 from benchmarks.common import against, print_table, write_results
 from benchmarks.pair import limited_link, run_pair
-from lightning_gossip.algorithm.codecs import Wire, exchange_bytes, make_codec
-from lightning_gossip.algorithm.replica import Replica
-from lightning_gossip.runtime.exchange import Exchanger
-from lightning_gossip.transport.gloo import GlooTransport
-from lightning_gossip.transport.wire import Kind, Message
+from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.compression.pairwise import Wire, exchange_bytes, make_codec
+from lightning_gossip.runtime.adpsgd.exchange import Exchanger
+from lightning_gossip.transport.gloo_group import GlooTransport
+from lightning_gossip.transport.messages import Kind, Message
 
 NUMEL = 25_610_152
 CHUNK = 1 << 20  # elements, as in an exchange

@@ -34,16 +34,16 @@ from torchvision.models import resnet50
 from benchmarks.common import against, console, print_table, write_results
 from benchmarks.pair import LOOPBACK, Place, limited_link, run_pair
 from lightning_gossip import ConfigurationError
-from lightning_gossip.algorithm.flat import chunk_slices
-from lightning_gossip.algorithm.graphs import complete
-from lightning_gossip.algorithm.partner import PartnerPicker
-from lightning_gossip.algorithm.replica import Replica
-from lightning_gossip.runtime.exchange import Exchanger
-from lightning_gossip.runtime.gossip import Gossip
-from lightning_gossip.runtime.rendezvous import Rendezvous
-from lightning_gossip.strategies.model import SharedModel
+from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker
+from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.tensors.flat import chunk_slices
+from lightning_gossip.algorithm.topology.generators import complete
+from lightning_gossip.runtime.adpsgd.exchange import Exchanger
+from lightning_gossip.runtime.adpsgd.gossip import Gossip
+from lightning_gossip.runtime.sync_point import Rendezvous
+from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.transport import Kind, Message
-from lightning_gossip.transport.gloo import GlooTransport
+from lightning_gossip.transport.gloo_group import GlooTransport
 from recipes.commands import cleaning_up_on_sigterm
 
 AIM_WITHOUT_MERGES = 1.25

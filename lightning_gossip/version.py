@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.transport.wire import VERSION
+from lightning_gossip.transport.messages import VERSION
 
 __version__ = "0.1.0"
 

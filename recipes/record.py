@@ -17,7 +17,7 @@ from typing_extensions import override
 from lightning_gossip import FitReport
 from lightning_gossip.callbacks import CollectiveCounter
 from lightning_gossip.callbacks.monitor import metrics
-from lightning_gossip.runtime.rendezvous import gather
+from lightning_gossip.runtime.sync_point import gather
 
 RECORD, METRICS = "record.json", "metrics.csv"
 _MAX_INTERVALS = 10_000  # a worker; a plot cannot show more, and a long run must not fill the disk

@@ -12,8 +12,8 @@ import statistics
 from typing import Any, NamedTuple
 
 from benchmarks.reproduction.report import COLOURS, Report, axes_of, mean_and_deviation, plain_ticks, progress
-from lightning_gossip.algorithm.graphs import make_topology
-from lightning_gossip.algorithm.mixing import expected_pair_matrix, spectral_gap
+from lightning_gossip.algorithm.topology.generators import make_topology
+from lightning_gossip.algorithm.topology.mixing import expected_pair_matrix, spectral_gap
 from lightning_gossip.simulation import (
     ADPSGD,
     SGD,

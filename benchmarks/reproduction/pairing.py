@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.reproduction.report import Report
 from benchmarks.reproduction.shared_network import COMPUTE_S, GBIT, MODEL_BYTES, WORKERS, epoch, links
-from lightning_gossip.algorithm.partner import Roles
+from lightning_gossip.algorithm.adpsgd.partner_sampler import Roles
 from lightning_gossip.simulation import ADPSGD, Cluster, Links, Steps, Uniform, simulate
 
 TOPOLOGIES = ("ring", "exponential", "bipartite_complete")

@@ -31,7 +31,7 @@ from lightning_gossip.simulation import (
     Uniform,
     simulate,
 )
-from lightning_gossip.simulation.costs import ring_all_reduce_s
+from lightning_gossip.simulation.cluster.collective_costs import ring_all_reduce_s
 
 WORKERS = 16
 STEPS = 200

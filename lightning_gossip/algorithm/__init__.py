@@ -1,7 +1,12 @@
 """The papers, pure: tensors, numpy, networkx. No process, thread, clock, socket or Lightning below this package."""
 
-from lightning_gossip.algorithm.adaptive_period import AdaptivePeriod
-from lightning_gossip.algorithm.graphs import (
+from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker, ResolvedRoles, Roles, resolve_roles
+from lightning_gossip.algorithm.apsgd import EventTrigger, ParameterServer, ServerOptions
+from lightning_gossip.algorithm.compression.qsgd import Quantizer
+from lightning_gossip.algorithm.periodic_averaging.adaptive_period import AdaptivePeriod
+from lightning_gossip.algorithm.periodic_averaging.period import ConstantPeriod, PeriodController, PostLocal
+from lightning_gossip.algorithm.staleness import StalenessHistogram, VersionCounter
+from lightning_gossip.algorithm.topology.generators import (
     TOPOLOGIES,
     bipartite_complete,
     complete,
@@ -13,7 +18,7 @@ from lightning_gossip.algorithm.graphs import (
     star,
     torus,
 )
-from lightning_gossip.algorithm.mixing import (
+from lightning_gossip.algorithm.topology.mixing import (
     ExchangeLaw,
     MixingWeights,
     check_doubly_stochastic,
@@ -24,12 +29,7 @@ from lightning_gossip.algorithm.mixing import (
     pair_matrix,
     spectral_gap,
 )
-from lightning_gossip.algorithm.partner import PartnerPicker, ResolvedRoles, Roles, resolve_roles
-from lightning_gossip.algorithm.period import ConstantPeriod, PeriodController, PostLocal
-from lightning_gossip.algorithm.quantize import Quantizer
-from lightning_gossip.algorithm.server import EventTrigger, ParameterServer, ServerOptions
-from lightning_gossip.algorithm.staleness import StalenessHistogram, VersionCounter
-from lightning_gossip.algorithm.topology import Topology
+from lightning_gossip.algorithm.topology.topology import Topology
 
 __all__ = [
     "TOPOLOGIES",

@@ -5,25 +5,17 @@ paper's own text. Pure: numpy and scipy, and torch for curvature. The laws of st
 """
 
 from lightning_gossip.algorithm.laws import LAWS, Constant, Erlang, Exponential, Law, LogNormal, Samples, Uniform, make_law
-from lightning_gossip.analysis.arrivals import Arrivals, RunTime, arrival_rate, arrivals, free_arrivals, run_time
-from lightning_gossip.analysis.combined import Repeated, Sum
-from lightning_gossip.analysis.conversion import delay_of
-from lightning_gossip.analysis.delays import Atoms, Delay, Flat, Gamma, constant, histogram
-from lightning_gossip.analysis.discrete import constant_staleness_fastest, constant_staleness_limit, own_limit, spectral_radius
-from lightning_gossip.analysis.gossip import gossip_limit, gossip_rms_decay
-from lightning_gossip.analysis.hitting import LossCurve, hitting_time, loss_curve, noise_floor
-from lightning_gossip.analysis.mean_square import (
-    exact_limit,
-    mean_square_limit,
-    random_staleness_limit,
-    rms_decay_rate,
-    stationary_variance,
+from lightning_gossip.analysis.delays.combined import Repeated, Sum
+from lightning_gossip.analysis.delays.conversion import delay_of
+from lightning_gossip.analysis.delays.delays import Atoms, Delay, Flat, Gamma, constant, histogram
+from lightning_gossip.analysis.mean.discrete import (
+    constant_staleness_fastest,
+    constant_staleness_limit,
+    own_limit,
+    spectral_radius,
 )
-from lightning_gossip.analysis.memoryless import server_rms_decay
-from lightning_gossip.analysis.problem import Problem
-from lightning_gossip.analysis.schedule import Server
-from lightning_gossip.analysis.settings import Curve, Prediction, Setting
-from lightning_gossip.analysis.stability import (
+from lightning_gossip.analysis.mean.hitting import LossCurve, hitting_time, loss_curve, noise_floor
+from lightning_gossip.analysis.mean.stability import (
     Fastest,
     convergence_speed,
     damping,
@@ -33,6 +25,19 @@ from lightning_gossip.analysis.stability import (
     of_staleness,
     stability_limit,
 )
+from lightning_gossip.analysis.planning.arrivals import Arrivals, RunTime, arrival_rate, arrivals, free_arrivals, run_time
+from lightning_gossip.analysis.planning.schedule import Server
+from lightning_gossip.analysis.planning.settings import Curve, Prediction, Setting
+from lightning_gossip.analysis.problem import Problem
+from lightning_gossip.analysis.second_moments.adpsgd import gossip_limit, gossip_rms_decay
+from lightning_gossip.analysis.second_moments.mean_square import (
+    exact_limit,
+    mean_square_limit,
+    random_staleness_limit,
+    rms_decay_rate,
+    stationary_variance,
+)
+from lightning_gossip.analysis.second_moments.memoryless import server_rms_decay
 
 __all__ = [
     "LAWS",

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_choice, check_integer, check_positive
-from lightning_gossip.analysis.curvature import Curvature, curvature
-from lightning_gossip.analysis.hessian import NotFiniteError, differentiable
-from lightning_gossip.analysis.unchanged import seed_everything, unchanged_random_state
+from lightning_gossip.analysis.curvature.hessian import NotFiniteError, differentiable
+from lightning_gossip.analysis.curvature.spectrum import Curvature, curvature
+from lightning_gossip.analysis.curvature.unchanged import seed_everything, unchanged_random_state
 from lightning_gossip.callbacks.training_step import Step, check_step, loss_of
 from lightning_gossip.errors import ConfigurationError
 
@@ -56,7 +56,7 @@ class CurvatureProbe(Callback):
         batches: to average the loss over; those of the epoch if it has fewer.
         leading: how many eigenvalues.
         before_training: measure also before the first step of a fit, on its first batch alone.
-        tolerance, max_products, seed: see :func:`~lightning_gossip.analysis.curvature.curvature`.
+        tolerance, max_products, seed: see :func:`~lightning_gossip.analysis.curvature.spectrum.curvature`.
 
     Attributes:
         last: the last measurement, on rank 0; None before the first one and on other ranks. A callback that reads it at an
@@ -182,11 +182,11 @@ def measure_curvature(
         mode: ``"train"``: as training sees it, BatchNorm with each batch's own statistics, dropout with fixed random
             numbers; a module that is in training mode already keeps submodules that are not. ``"eval"``: BatchNorm with its
             running statistics, no dropout.
-        leading, tolerance, max_products, seed: see :func:`~lightning_gossip.analysis.curvature.curvature`.
+        leading, tolerance, max_products, seed: see :func:`~lightning_gossip.analysis.curvature.spectrum.curvature`.
 
     Raises:
         ConfigurationError: for a value out of range; for manual optimization; and for what
-            :class:`~lightning_gossip.analysis.hessian.Hessian` refuses.
+            :class:`~lightning_gossip.analysis.curvature.hessian.Hessian` refuses.
     """
     check_integer("batches", batches, example=4)
     check_choice("mode", mode, get_args(Mode))

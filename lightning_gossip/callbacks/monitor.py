@@ -19,7 +19,7 @@ from lightning_gossip.algorithm.staleness import StalenessHistogram
 from lightning_gossip.callbacks.curvature import CurvatureProbe
 from lightning_gossip.callbacks.histograms import log_histogram
 from lightning_gossip.callbacks.stability import NEAR, only_sgd, probe_before, stability_margin
-from lightning_gossip.strategies.reports import FitReport
+from lightning_gossip.strategies.report import FitReport
 
 WALL = "time/wall_s"
 MARGIN = "analysis/stability_margin"

@@ -13,8 +13,8 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from typing_extensions import override
 
 from lightning_gossip.runtime.clock import now_s
-from lightning_gossip.runtime.rendezvous import gather
-from lightning_gossip.strategies.reports import FitReport, WorkerReport
+from lightning_gossip.runtime.sync_point import gather
+from lightning_gossip.strategies.report import FitReport, WorkerReport
 
 _RECENT = 1000  # batches of which the median is said
 

@@ -17,12 +17,12 @@ import math
 import lightning.pytorch as pl
 from torch.optim import SGD
 
-from lightning_gossip.algorithm.graphs import make_topology
 from lightning_gossip.algorithm.staleness import StalenessHistogram
-from lightning_gossip.analysis.delays import histogram
-from lightning_gossip.analysis.discrete import own_limit
-from lightning_gossip.analysis.gossip import gossip_limit
-from lightning_gossip.analysis.mean_square import random_staleness_limit
+from lightning_gossip.algorithm.topology.generators import make_topology
+from lightning_gossip.analysis.delays.delays import histogram
+from lightning_gossip.analysis.mean.discrete import own_limit
+from lightning_gossip.analysis.second_moments.adpsgd import gossip_limit
+from lightning_gossip.analysis.second_moments.mean_square import random_staleness_limit
 from lightning_gossip.callbacks.curvature import CurvatureProbe
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.strategies.adpsgd import ADPSGDStrategy

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torchmetrics import Metric, MetricCollection
 
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.strategies.patches import Patches
+from lightning_gossip.strategies.lightning.patches import Patches
 
 
 class Step(NamedTuple):

@@ -1,10 +1,10 @@
 """The only place with a thread, a lock and a clock: the gossip, the rendezvous, the shared work."""
 
+from lightning_gossip.runtime.adpsgd.gossip import Gossip
+from lightning_gossip.runtime.adpsgd.nonfinite_guard import GossipCounters
 from lightning_gossip.runtime.clock import Interval, StepTimer, Timeline, now_s
-from lightning_gossip.runtime.gossip import Gossip
-from lightning_gossip.runtime.health import GossipCounters
-from lightning_gossip.runtime.rendezvous import Agreement, Purpose, Rendezvous
-from lightning_gossip.runtime.work_queue import EpochQueue, Store
+from lightning_gossip.runtime.sync_point import Agreement, Purpose, Rendezvous
+from lightning_gossip.runtime.work_sharing.claim_counter import EpochQueue, Store
 
 __all__ = [
     "Agreement",

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from lightning_gossip.errors import PeerError
-from lightning_gossip.runtime.connection import another
+from lightning_gossip.runtime.store_client import another
 
 _PRINTED_S = 5.0  # for the first one to print its traceback
 _CONNECT_S = 2.0

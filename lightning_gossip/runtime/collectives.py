@@ -17,8 +17,8 @@ from torch import Tensor
 
 from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.clock import Timeline, now_s
-from lightning_gossip.runtime.rendezvous import gather
-from lightning_gossip.transport.gloo import new_group
+from lightning_gossip.runtime.sync_point import gather
+from lightning_gossip.transport.gloo_group import new_group
 
 
 class Collectives:

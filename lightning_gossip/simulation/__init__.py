@@ -25,22 +25,22 @@ from lightning_gossip.algorithm.laws import (
     Uniform,
     make_law,
 )
-from lightning_gossip.simulation.adpsgd import ADPSGD
-from lightning_gossip.simulation.averaging import AdaptiveAveraging, PeriodicAveraging
-from lightning_gossip.simulation.classifiers import Classes, Classifier, digits, mlp, softmax_regression
-from lightning_gossip.simulation.cluster import Cluster
-from lightning_gossip.simulation.links import Links, RandomSlowdowns
-from lightning_gossip.simulation.lockstep import QSGD, AllReduce
-from lightning_gossip.simulation.neighbours import DPSGD
-from lightning_gossip.simulation.objectives import Objective, Quadratic
-from lightning_gossip.simulation.optimizer import SGD
+from lightning_gossip.simulation.cluster.cluster import Cluster
+from lightning_gossip.simulation.cluster.links import Links, RandomSlowdowns
+from lightning_gossip.simulation.problems.classifiers import Classes, Classifier, digits, mlp, softmax_regression
+from lightning_gossip.simulation.problems.objectives import Objective, Quadratic
+from lightning_gossip.simulation.problems.sgd import SGD
+from lightning_gossip.simulation.problems.work import Epochs, Steps
 from lightning_gossip.simulation.record import EpochRecord, Point, Recording, Span, TraceEvent, WorkerAccount
 from lightning_gossip.simulation.result import Result
 from lightning_gossip.simulation.run import Strategy
-from lightning_gossip.simulation.server import APSGD
 from lightning_gossip.simulation.simulate import simulate
-from lightning_gossip.simulation.strategies import STRATEGIES, make_strategy
-from lightning_gossip.simulation.work import Epochs, Steps
+from lightning_gossip.simulation.strategies.adpsgd import ADPSGD
+from lightning_gossip.simulation.strategies.apsgd import APSGD
+from lightning_gossip.simulation.strategies.dpsgd import DPSGD
+from lightning_gossip.simulation.strategies.periodic_averaging import AdaptiveAveraging, PeriodicAveraging
+from lightning_gossip.simulation.strategies.registry import STRATEGIES, make_strategy
+from lightning_gossip.simulation.strategies.synchronous import QSGD, AllReduce
 
 __all__ = [
     "ADPSGD",

@@ -12,17 +12,17 @@ import torch
 from simpy.events import Event
 from torch import Tensor
 
-from lightning_gossip.algorithm.mixing import consensus_distance
-from lightning_gossip.simulation.cluster import Cluster
-from lightning_gossip.simulation.compute_times import generator_of
-from lightning_gossip.simulation.links import Links
-from lightning_gossip.simulation.models import Models
-from lightning_gossip.simulation.network import Network
-from lightning_gossip.simulation.objectives import Objective
-from lightning_gossip.simulation.optimizer import SGD
+from lightning_gossip.algorithm.topology.mixing import consensus_distance
+from lightning_gossip.simulation.cluster.cluster import Cluster
+from lightning_gossip.simulation.cluster.compute_times import generator_of
+from lightning_gossip.simulation.cluster.links import Links
+from lightning_gossip.simulation.cluster.network import Network
+from lightning_gossip.simulation.problems.batch_assignment import Session
+from lightning_gossip.simulation.problems.objectives import Objective
+from lightning_gossip.simulation.problems.sgd import SGD
+from lightning_gossip.simulation.problems.stacked_models import Models
+from lightning_gossip.simulation.problems.work import Epochs, Plan, Steps
 from lightning_gossip.simulation.record import Distances, EpochRecord, Point, Recorder, Recording
-from lightning_gossip.simulation.sessions import Session
-from lightning_gossip.simulation.work import Epochs, Plan, Steps
 
 _BATCHES = 3  # stream of the run's seed
 _POINTS = 100

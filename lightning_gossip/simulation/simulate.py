@@ -10,15 +10,15 @@ import simpy
 
 from lightning_gossip.algorithm.checks import check_integer, is_finite
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.simulation.cluster import Cluster
-from lightning_gossip.simulation.links import Links
-from lightning_gossip.simulation.objectives import Objective
-from lightning_gossip.simulation.optimizer import SGD
+from lightning_gossip.simulation.cluster.cluster import Cluster
+from lightning_gossip.simulation.cluster.links import Links
+from lightning_gossip.simulation.problems.objectives import Objective
+from lightning_gossip.simulation.problems.sgd import SGD
+from lightning_gossip.simulation.problems.work import Epochs, Steps
 from lightning_gossip.simulation.record import Recording
 from lightning_gossip.simulation.result import Ending, Result
 from lightning_gossip.simulation.run import Run, Strategy
-from lightning_gossip.simulation.strategies import make_strategy
-from lightning_gossip.simulation.work import Epochs, Steps
+from lightning_gossip.simulation.strategies.registry import make_strategy
 
 _EVENTS_BETWEEN_NEWS = 2_000  # some tens of milliseconds
 

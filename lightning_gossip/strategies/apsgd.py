@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, Protocol
 
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gossip.algorithm.server import EventTrigger, OnStale, ServerOptions
-from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.runtime.clock import Timeline
-from lightning_gossip.runtime.health import OnNonFinite
-from lightning_gossip.strategies.algorithm import Algorithm
-from lightning_gossip.strategies.decentralized import DecentralizedStrategy
+from lightning_gossip.algorithm.apsgd import EventTrigger, OnStale, ParameterServer, ServerOptions, put_in
+from lightning_gossip.algorithm.staleness import StalenessHistogram
+from lightning_gossip.algorithm.tensors.flat import Fading, FlatModel, fading
+from lightning_gossip.errors import ConfigurationError, PeerError
+from lightning_gossip.runtime.adpsgd.nonfinite_guard import OnNonFinite
+from lightning_gossip.runtime.apsgd.client import RemoteServer, Served, ServerLink, Update
+from lightning_gossip.runtime.apsgd.server import Server
+from lightning_gossip.runtime.clock import Timeline, now_s
+from lightning_gossip.runtime.sync_point import Rendezvous
+from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.options import check_nonfinite, seconds_of
-from lightning_gossip.strategies.serving import ServerWorker
+from lightning_gossip.strategies.report import WorkerReport
+from lightning_gossip.strategies.state.nonfinite import error_of
+from lightning_gossip.strategies.state.optimizer_state import OptimizerStates
+from lightning_gossip.strategies.state.shared_tensors import SharedModel
+from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
+from lightning_gossip.transport.gloo_group import GlooTransport
+from lightning_gossip.transport.messages import Kind, Message
 
 
 class APSGDStrategy(DecentralizedStrategy):
@@ -91,3 +105,223 @@ def _trigger(option: float | EventTrigger | Mapping[str, Any] | None) -> EventTr
             raise ConfigurationError(f"event_trigger={dict(option)!r} is not like {{'threshold': 0.01, 'relative': True}}.")
         return EventTrigger(**option)
     return EventTrigger(threshold=option)
+
+
+log = logging.getLogger(__name__)
+
+
+class ServedOptions(Protocol):
+    """What it asks of its strategy."""
+
+    server_options: ServerOptions
+    server_rank: int
+    event_trigger: EventTrigger | None
+    refuse_nonfinite: bool
+    on_nonfinite: OnNonFinite
+    optimizers: list[Optimizer]
+
+    @property
+    def workers(self) -> int:
+        """How many there are."""
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a worker's turn at the server may be waited for, in seconds."""
+
+    @property
+    def global_rank(self) -> int:
+        """Of this worker."""
+
+
+class ServerWorker(Algorithm):
+    """One worker's updates during one fit, and on one rank the server.
+
+    Args:
+        strategy: whose options.
+        timeline: where waits are recorded.
+        timeout_s: deadline of a vector.
+    """
+
+    def __init__(self, strategy: ServedOptions, timeline: Timeline, timeout_s: float) -> None:
+        self._options = strategy.server_options
+        self._refuses, self._on_nonfinite = strategy.refuse_nonfinite, strategy.on_nonfinite
+        self._strategy = strategy
+        self._refused_nonfinite = 0
+        self._trigger = strategy.event_trigger
+        self._rank = strategy.server_rank
+        self._workers = strategy.workers
+        self._timeout_s = timeout_s
+        self._turn_s = strategy.timeout_s
+        self._timeline = timeline
+        self._waited_s = 0.0
+        self._transport: GlooTransport | None = None
+        self._server: Server | None = None
+        self._link: ServerLink | None = None
+        self._model = SharedModel(nn.Module())
+        self._layout = 0  # of the flat vectors
+        self._pulled = FlatModel([])
+        self._update = FlatModel([])
+        self._fading: list[Fading] = []
+        self._parameters = 0  # elements of the parameters, which come first
+        self._session = 0
+        self._in_flight = False
+        self._passes_held = 0  # forward passes of the steps since the pull, not pushed
+        self._meeting_called = False
+        self._pushes = 0
+        self._dropped = 0
+        self._staleness = StalenessHistogram()
+
+    @property
+    @override
+    def waited_s(self) -> float:
+        return self._waited_s
+
+    @override
+    def start(self) -> None:
+        self._transport = GlooTransport(self._timeout_s)
+        if self._transport.rank == self._rank:
+            self._link = self._server = Server(
+                self._transport, timeout_s=self._timeout_s, turn_timeout_s=self._turn_s, refuse_nonfinite=self._refuses
+            )
+            self._server.start()
+        else:
+            self._link = RemoteServer(self._transport, self._rank, timeout_s=self._timeout_s, turn_timeout_s=self._turn_s)
+
+    @override
+    def open(self, model: SharedModel) -> None:
+        before, self._layout = self._layout, model.layout
+        self._model = model
+        if self._layout != before:
+            self._pulled, self._update = FlatModel(self._model.tensors), FlatModel(self._model.tensors)
+        self._parameters = sum(tensor.numel() for tensor in self._model.tensors[: self._model.parameters])
+        self._fading = fading(self._model.tensors, self._model.retention)
+        self._session += 1
+        self._meeting_called = False
+        if self._server is not None:
+            start = self._pulled.read(self._model.tensors).clone()
+            server = ParameterServer(start, workers=self._workers, fading=self._fading, **asdict(self._options))
+            self._server.open(self._session, self._model.layout, server)
+
+    @override
+    def begin_step(self) -> None:
+        if not self._in_flight:
+            self._pull(None)
+
+    @override
+    def step(self, step: Step) -> None:
+        if self._server is not None:
+            self._server.raise_failure()
+        self._passes_held += step.forward_passes
+        update = self._update_since_pull()
+        numel = self._parameters  # running statistics move without any learning
+        if self._trigger is None or self._trigger.fires(_norm(update[:numel]), _norm(self._pulled.flat[:numel])):
+            self._pull(self._pushed(update))
+
+    @override
+    def arrive(self) -> None:
+        held_back = self._pushed(self._update_since_pull()) if self._passes_held else None  # was too small to send
+        self._note(self._connected.leave(self._session, held_back), held_back)
+        self._in_flight = False
+
+    @override
+    def settle(self) -> None:
+        """All updates have been applied when their workers had arrived."""
+
+    @override
+    def average(self, meeting: Rendezvous) -> float:
+        server = self._server
+        flat = self._update.read(self._model.tensors)
+        distance = meeting.adopt(flat, server.model if server is not None else None, source=self._rank)
+        self._update.write(self._model.tensors)
+        return distance
+
+    @override
+    def close(self, *, together: bool) -> None:
+        transport, self._transport = self._transport, None
+        if transport is None:
+            return
+        if together and transport.rank == (self._rank + 1) % self._workers:
+            transport.post(self._rank, Message(Kind.STOP))
+        if not together and self._server is None:
+            self._say_that_it_has_failed(transport)
+        if self._server is not None:
+            self._server.close(together=together)
+        if together or self._server is None:
+            transport.close()
+
+    @override
+    def call_meeting(self) -> None:
+        self._connected.call_meeting(self._session)
+
+    @override
+    def meeting_called(self) -> bool:
+        return self._meeting_called or (self._server is not None and self._server.meeting_called)
+
+    @override
+    def complete(self, report: WorkerReport) -> None:
+        report.exchanges = self._pushes
+        report.bytes_sent = self._connected.bytes_sent
+        report.dropped = self._dropped
+        report.refused_nonfinite = self._refused_nonfinite
+        report.adopted = self._refused_nonfinite if self._on_nonfinite == "adopt" else 0
+        report.describe_staleness(self._staleness)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"staleness": self._staleness.state_dict(), "pushes": self._pushes, "dropped": self._dropped}
+
+    @override
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._staleness.load_state_dict(state["staleness"])
+        self._pushes, self._dropped = state["pushes"], state["dropped"]
+
+    # -- details -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _connected(self) -> ServerLink:
+        assert self._link is not None, "start() comes first"
+        return self._link
+
+    def _say_that_it_has_failed(self, transport: GlooTransport) -> None:
+        """The server may wait for this worker's update, and would not notice that it has ended."""
+        try:
+            transport.post(self._rank, Message(Kind.FAILED))
+        except PeerError as error:
+            log.info("rank %d: the parameter server has ended too: %s", transport.rank, error)
+
+    def _update_since_pull(self) -> Tensor:
+        return self._update.read(self._model.tensors).sub_(self._pulled.flat)
+
+    def _pull(self, update: Update | None) -> None:
+        began_s = now_s()
+        self._note(self._connected.pull(self._session, self._model.layout, self._pulled.flat, update), update)
+        self._pulled.write(self._model.tensors)
+        self._in_flight = True
+        ended_s = now_s()
+        self._waited_s += ended_s - began_s
+        self._timeline.record("wait", began_s, ended_s, self._rank)
+
+    def _pushed(self, update: Tensor) -> Update:
+        """What the server is sent of x' − x."""
+        passes, self._passes_held = self._passes_held, 0
+        put_in(update, self._pulled.flat, self._fading, passes)
+        self._pushes += 1
+        return Update(update, passes)
+
+    def _note(self, served: Served, pushed: Update | None) -> None:
+        self._meeting_called = self._meeting_called or served.meeting_called
+        if pushed is None:
+            return
+        if served.refused:
+            self._refused_nonfinite += 1
+            if self._on_nonfinite == "raise":
+                raise error_of(self._strategy.global_rank, self._model.names, self._model.tensors)
+            OptimizerStates(self._strategy.optimizers).reset()
+        elif served.staleness is None:
+            self._dropped += 1
+        else:
+            self._staleness.record(served.staleness)
+
+
+def _norm(vector: Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector))

@@ -6,17 +6,17 @@ from typing import Any, ClassVar, get_args
 
 from typing_extensions import override
 
-from lightning_gossip.algorithm.graphs import make_topology
-from lightning_gossip.algorithm.mixing import MixingWeights, mixing_matrix
+from lightning_gossip.algorithm.topology.generators import make_topology
+from lightning_gossip.algorithm.topology.mixing import MixingWeights, mixing_matrix
 from lightning_gossip.runtime.clock import Timeline
-from lightning_gossip.runtime.neighbours import NeighbourRounds
-from lightning_gossip.strategies.algorithm import Algorithm, Step
-from lightning_gossip.strategies.decentralized import DecentralizedStrategy
-from lightning_gossip.strategies.lockstep import LockstepAlgorithm
-from lightning_gossip.strategies.model import SharedModel
+from lightning_gossip.runtime.dpsgd import NeighbourRounds
+from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.options import TopologySpec, check_choice, topology_of
-from lightning_gossip.strategies.reports import WorkerReport
-from lightning_gossip.transport.gloo import GlooTransport
+from lightning_gossip.strategies.report import WorkerReport
+from lightning_gossip.strategies.state.shared_tensors import SharedModel
+from lightning_gossip.strategies.synchronous import LockstepAlgorithm
+from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
+from lightning_gossip.transport.gloo_group import GlooTransport
 
 
 class DPSGDStrategy(DecentralizedStrategy):

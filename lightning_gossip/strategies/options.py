@@ -10,10 +10,10 @@ from datetime import timedelta
 from typing import Any, Literal, get_args
 
 from lightning_gossip.algorithm.checks import is_finite
-from lightning_gossip.algorithm.graphs import TOPOLOGIES, make_topology
-from lightning_gossip.algorithm.topology import Topology
+from lightning_gossip.algorithm.topology.generators import TOPOLOGIES, make_topology
+from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.runtime.health import OnNonFinite
+from lightning_gossip.runtime.adpsgd.nonfinite_guard import OnNonFinite
 
 WorkSharing = Literal["auto"] | bool
 AtRendezvous = Literal["adopt", "evaluate"]

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_gossip.algorithm.flat import FlatModel
-from lightning_gossip.algorithm.quantize import Quantizer
+from lightning_gossip.algorithm.compression.qsgd import Quantizer
+from lightning_gossip.algorithm.tensors.flat import FlatModel
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline
-from lightning_gossip.strategies.algorithm import Algorithm, Step
-from lightning_gossip.strategies.decentralized import DecentralizedStrategy
-from lightning_gossip.strategies.in_step import Gatherer, GatherWithGradients, Turn, announce, next_turn
-from lightning_gossip.strategies.lockstep import LockstepAlgorithm
-from lightning_gossip.strategies.model import Place, SharedModel
+from lightning_gossip.strategies.base import DecentralizedStrategy
+from lightning_gossip.strategies.fit.in_step import Gatherer, GatherWithGradients, Turn, announce, next_turn
 from lightning_gossip.strategies.options import check_number
+from lightning_gossip.strategies.state.shared_tensors import Place, SharedModel
+from lightning_gossip.strategies.synchronous import LockstepAlgorithm
+from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 
 # Bits of the byte after the gradient: the sender makes no more steps; it asks for a synchronisation; it has a gradient for a
 # parameter that was frozen when the session began; some of its parameters have none; it has no gradient yet, and from here on
@@ -32,7 +32,7 @@ class QSGDStrategy(DecentralizedStrategy):
     Works on the CPU too, where Lightning leaves out DDP's communication hooks without saying so.
 
     Args:
-        bits, levels, bucket_size, norm: see :class:`~lightning_gossip.algorithm.quantize.Quantizer`.
+        bits, levels, bucket_size, norm: see :class:`~lightning_gossip.algorithm.compression.qsgd.Quantizer`.
         seed: of the rounding.
         options: see :class:`~lightning_gossip.strategies.DecentralizedStrategy`.
 

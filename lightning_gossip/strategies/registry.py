@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 from lightning.fabric.strategies import STRATEGY_REGISTRY as FABRIC_REGISTRY
 from lightning.pytorch.strategies import StrategyRegistry
 
-from lightning_gossip.algorithm.adaptive_period import AdaptivePeriod
+from lightning_gossip.algorithm.periodic_averaging.adaptive_period import AdaptivePeriod
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.strategies.adpsgd import ADPSGDStrategy
 from lightning_gossip.strategies.apsgd import APSGDStrategy
-from lightning_gossip.strategies.averaging import PeriodicAveragingStrategy
-from lightning_gossip.strategies.decentralized import DecentralizedStrategy
+from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.dpsgd import DPSGDStrategy
+from lightning_gossip.strategies.periodic_averaging import PeriodicAveragingStrategy
 from lightning_gossip.strategies.qsgd import QSGDStrategy
 
 

@@ -2,9 +2,9 @@
 
 from lightning_gossip.transport.base import Pending, Transport
 from lightning_gossip.transport.faults import Fault, FaultyTransport
-from lightning_gossip.transport.gloo import GlooTransport
+from lightning_gossip.transport.gloo_group import GlooTransport
 from lightning_gossip.transport.memory import MemoryNetwork, MemoryTransport
-from lightning_gossip.transport.wire import Kind, Message
+from lightning_gossip.transport.messages import Kind, Message
 
 __all__ = [
     "Fault",

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from lightning_gossip.transport.wire import INBOX, Kind, Message
+from lightning_gossip.transport.messages import INBOX, Kind, Message
 
 log = logging.getLogger(__name__)
 _LOGGED = 5  # refusals that are logged one by one

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.transport.interface import address_of
+from lightning_gossip.transport.network_interface import address_of
 
 _VARIABLE = "GLOO_SOCKET_IFNAME"
 _ANY = "0.0.0.0"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.transport.base import Pending, Transport
-from lightning_gossip.transport.wire import Kind, Message
+from lightning_gossip.transport.messages import Kind, Message
 
 Where = Literal["request", "swap"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_gossip.errors import PeerError
 from lightning_gossip.transport.base import Pending, Transport
-from lightning_gossip.transport.wire import REPLY, Kind, Message
+from lightning_gossip.transport.messages import REPLY, Kind, Message
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ from functools import cached_property
 import numpy as np
 
 from lightning_gossip import ConfigurationError
-from lightning_gossip.algorithm.graphs import TOPOLOGIES, make_topology
-from lightning_gossip.algorithm.mixing import expected_pair_matrix, mixing_matrix, spectral_gap
-from lightning_gossip.analysis.dynamics import WORTH, Dynamics, gossip, server, synchronous
+from lightning_gossip.algorithm.topology.generators import TOPOLOGIES, make_topology
+from lightning_gossip.algorithm.topology.mixing import expected_pair_matrix, mixing_matrix, spectral_gap
+from lightning_gossip.analysis.planning.dynamics import WORTH, Dynamics, gossip, server, synchronous
 from lightning_gossip.simulation import ADPSGD, APSGD, DPSGD, Strategy
 from recipes.planning.known import Known
 from recipes.planning.times import Machines, Times, timed
@@ -110,7 +110,7 @@ class Planner:
         return Candidate(strategy.name, strategy, times, dynamics, lr, self.target, self.margin)
 
     def dynamics(self, strategy: Strategy, times: Times) -> Dynamics:
-        """How a strategy's loss falls; see lightning_gossip.analysis.dynamics."""
+        """How a strategy's loss falls; see lightning_gossip.analysis.planning.dynamics."""
         problem, n = self.known.problem, times.workers
         momentum, nesterov = self.known.momentum, self.known.nesterov
         if isinstance(strategy, APSGD) and n > 1:

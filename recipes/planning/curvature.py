@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from lightning_gossip import ConfigurationError
 from lightning_gossip.algorithm.checks import check_choice, check_integer, check_positive, is_finite
-from lightning_gossip.analysis.stability import spectrum
+from lightning_gossip.analysis.mean.stability import spectrum
 from lightning_gossip.callbacks.curvature import measure_curvature
 from recipes.record import METRICS
 from recipes.tracking import environment_kept

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_gossip.analysis import Law, Samples, Server, Setting
-from lightning_gossip.analysis.dynamics import WORTH
+from lightning_gossip.analysis.planning.dynamics import WORTH
 from lightning_gossip.simulation import APSGD
 from recipes.planning.choice import Candidate
 from recipes.planning.known import Known

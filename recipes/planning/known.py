@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from lightning_gossip import ConfigurationError
 from lightning_gossip.algorithm.checks import check_integer, check_positive, is_finite, is_integer
 from lightning_gossip.analysis import Problem, delay_of
-from lightning_gossip.analysis.discrete import check_momentum
+from lightning_gossip.analysis.mean.discrete import check_momentum
 from lightning_gossip.simulation import Cluster, Links, Samples, Strategy
 from lightning_gossip.strategies import STRATEGIES
 from recipes.planning import curvature

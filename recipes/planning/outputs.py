@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lightning_gossip.analysis.dynamics import WORTH
+from lightning_gossip.analysis.planning.dynamics import WORTH
 from lightning_gossip.simulation import ADPSGD, APSGD, Strategy
 from recipes.planning.choice import Candidate, gap
 from recipes.planning.choices import Choices

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_gossip.algorithm.compressed_mean import CompressedMean, MeanWire, mean_bytes
+from lightning_gossip.algorithm.compression.error_feedback_mean import CompressedMean, MeanWire, mean_bytes
 from lightning_gossip.errors import ConfigurationError
 
 WIRES: list[MeanWire] = ["bfloat16", "int8"]

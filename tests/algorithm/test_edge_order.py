@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_gossip.algorithm.edge_order import edge_colours, edge_order
-from lightning_gossip.algorithm.graphs import bipartite_complete, complete, exponential, ring, star, torus
-from lightning_gossip.algorithm.repair import repaired
-from lightning_gossip.algorithm.topology import Topology
+from lightning_gossip.algorithm.adpsgd.repair import repaired
+from lightning_gossip.algorithm.topology.edge_order import edge_colours, edge_order
+from lightning_gossip.algorithm.topology.generators import bipartite_complete, complete, exponential, ring, star, torus
+from lightning_gossip.algorithm.topology.topology import Topology
 
 GRAPHS = [
     *(ring(n) for n in (2, 3, 4, 5, 8, 64, 101)),

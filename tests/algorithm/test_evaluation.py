@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gossip.algorithm.evaluation import batches_each, deal, why_repeated
+from lightning_gossip.algorithm.exact_evaluation import batches_each, deal, why_repeated
 
 SIZES = st.integers(1, 200), st.integers(1, 16), st.integers(1, 9)
 

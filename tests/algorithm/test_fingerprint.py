@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gossip.algorithm.fingerprint import fingerprints, has_bits
+from lightning_gossip.algorithm.tensors.fingerprint import fingerprints, has_bits
 
 
 def number(tensor: Tensor) -> int:

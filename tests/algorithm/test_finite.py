@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gossip.algorithm.finite import all_finite
-from lightning_gossip.algorithm.replica import Replica
+from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.tensors.finite import all_finite
 
 ANY = st.floats(width=32, allow_nan=True, allow_infinity=True)
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lightning_gossip.algorithm.flat import FlatModel, chunk_slices, common_dtype, fading, views_like
+from lightning_gossip.algorithm.tensors.flat import FlatModel, chunk_slices, common_dtype, fading, views_like
 
 TENSORS: dict[str, Callable[[], list[Tensor]]] = {
     "plain": lambda: [torch.randn(3, 4), torch.randn(5)],

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gossip.algorithm.liveness import Liveness, Patience, Verdict
+from lightning_gossip.algorithm.failure_detector import Liveness, Patience, Verdict
 
 SILENT_S, DEAD_S = 2.0, 30.0
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gossip.algorithm.graphs import (
+from lightning_gossip.algorithm.topology.generators import (
     bipartite_complete,
     complete,
     exponential,
@@ -16,7 +16,7 @@ from lightning_gossip.algorithm.graphs import (
     star,
     torus,
 )
-from lightning_gossip.algorithm.mixing import (
+from lightning_gossip.algorithm.topology.mixing import (
     ExchangeLaw,
     FloatArray,
     MixingWeights,
@@ -28,7 +28,7 @@ from lightning_gossip.algorithm.mixing import (
     pair_matrix,
     spectral_gap,
 )
-from lightning_gossip.algorithm.topology import Topology
+from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import ConfigurationError
 
 # papers.md §1: n, ring 1−ρ, exponential 1−ρ, degree of the exponential graph. Four digits are given.

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 
-from lightning_gossip.algorithm.pace import Pace, backoff_s
+from lightning_gossip.algorithm.adpsgd.pace import Pace, backoff_s
 
 
 def test_the_wait_after_refusals_doubles_up_to_50_ms_however_many_there_are() -> None:

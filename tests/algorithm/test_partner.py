@@ -8,8 +8,17 @@ import pytest
 import torch
 from scipy import stats
 
-from lightning_gossip.algorithm.graphs import TOPOLOGIES, bipartite_complete, complete, exponential, from_edges, ring, star
-from lightning_gossip.algorithm.mixing import (
+from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker, Roles, resolve_roles
+from lightning_gossip.algorithm.topology.generators import (
+    TOPOLOGIES,
+    bipartite_complete,
+    complete,
+    exponential,
+    from_edges,
+    ring,
+    star,
+)
+from lightning_gossip.algorithm.topology.mixing import (
     FloatArray,
     check_doubly_stochastic,
     consensus_distance,
@@ -18,8 +27,7 @@ from lightning_gossip.algorithm.mixing import (
     pair_matrix,
     spectral_gap,
 )
-from lightning_gossip.algorithm.partner import PartnerPicker, Roles, resolve_roles
-from lightning_gossip.algorithm.topology import Topology
+from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import ConfigurationError, ProtocolError
 
 MEASURED = [pytest.param(make(n), id=f"{make.__name__}-{n}") for make in (ring, exponential, complete) for n in (8, 16)]

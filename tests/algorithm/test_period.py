@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gossip.algorithm.adaptive_period import AdaptivePeriod
-from lightning_gossip.algorithm.period import (
+from lightning_gossip.algorithm.periodic_averaging.adaptive_period import AdaptivePeriod
+from lightning_gossip.algorithm.periodic_averaging.period import (
     ConstantPeriod,
     Observation,
     PeriodController,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_gossip.algorithm import quantize as quantize_module
-from lightning_gossip.algorithm.quantize import Quantizer
+from lightning_gossip.algorithm.compression import qsgd as quantize_module
+from lightning_gossip.algorithm.compression.qsgd import Quantizer
 from lightning_gossip.errors import ConfigurationError
 
 BITS = range(2, 9)

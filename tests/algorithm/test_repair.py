@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gossip.algorithm.graphs import TOPOLOGIES, make_topology, ring, star
-from lightning_gossip.algorithm.partner import resolve_roles
-from lightning_gossip.algorithm.repair import repaired, topology_for
-from lightning_gossip.algorithm.topology import Topology
+from lightning_gossip.algorithm.adpsgd.partner_sampler import resolve_roles
+from lightning_gossip.algorithm.adpsgd.repair import repaired, topology_for
+from lightning_gossip.algorithm.topology.generators import TOPOLOGIES, make_topology, ring, star
+from lightning_gossip.algorithm.topology.topology import Topology
 
 SIZES = {"torus": (4, 6, 8, 9, 12), "hypercube": (2, 4, 8, 16), "exponential": (2, 4, 8, 12)}
 

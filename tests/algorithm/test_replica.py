@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lightning_gossip.algorithm.flat import chunk_slices, common_dtype, views_like
-from lightning_gossip.algorithm.mixing import pair_matrix
-from lightning_gossip.algorithm.replica import Replica, half_difference
+from lightning_gossip.algorithm.adpsgd.replica import Replica, half_difference
+from lightning_gossip.algorithm.tensors.flat import chunk_slices, common_dtype, views_like
+from lightning_gossip.algorithm.topology.mixing import pair_matrix
 
 N = 3
 CHUNKS = chunk_slices(7, 3)

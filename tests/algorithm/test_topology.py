@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gossip.algorithm.graphs import (
+from lightning_gossip.algorithm.topology.generators import (
     TOPOLOGIES,
     bipartite_complete,
     complete,
@@ -21,7 +21,7 @@ from lightning_gossip.algorithm.graphs import (
     star,
     torus,
 )
-from lightning_gossip.algorithm.topology import Topology
+from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import ConfigurationError
 
 SIZES = (1, 2, 3, 4, 6, 7, 8, 9, 12, 15, 16, 32)

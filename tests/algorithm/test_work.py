@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lightning_gossip.algorithm.work import (
+from lightning_gossip.algorithm.work_sharing import (
     EpochPlan,
     Ledger,
     at_least_one_each,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from lightning_gossip.algorithm.laws import Constant, Erlang, Exponential, LogNormal, Samples, Uniform
-from lightning_gossip.analysis.combined import Repeated, Sum
-from lightning_gossip.analysis.conversion import delay_of
-from lightning_gossip.analysis.delays import Atoms, Delay, Gamma, constant
+from lightning_gossip.analysis.delays.combined import Repeated, Sum
+from lightning_gossip.analysis.delays.conversion import delay_of
+from lightning_gossip.analysis.delays.delays import Atoms, Delay, Gamma, constant
 
 LAWS = {
     "constant": Constant(0.2),

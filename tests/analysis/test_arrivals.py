@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lightning_gossip.algorithm.laws import Constant, Erlang, Exponential, Law, LogNormal, Uniform
-from lightning_gossip.analysis.arrivals import arrival_rate, arrivals, free_arrivals, run_time
-from lightning_gossip.analysis.stability import of_staleness
+from lightning_gossip.analysis.mean.stability import of_staleness
+from lightning_gossip.analysis.planning.arrivals import arrival_rate, arrivals, free_arrivals, run_time
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation import Links
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from lightning_gossip.analysis.curvature import curvature, spectrum
-from lightning_gossip.analysis.hessian import Hessian, NotFiniteError
+from lightning_gossip.analysis.curvature.hessian import Hessian, NotFiniteError
+from lightning_gossip.analysis.curvature.spectrum import curvature, spectrum
 from lightning_gossip.errors import ConfigurationError
 
 Batch = tuple[Tensor, Tensor]

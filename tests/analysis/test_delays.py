@@ -8,9 +8,9 @@ import pytest
 from scipy import integrate, stats
 
 from lightning_gossip.algorithm.laws import LogNormal
-from lightning_gossip.analysis.combined import Repeated, Sum
-from lightning_gossip.analysis.conversion import delay_of
-from lightning_gossip.analysis.delays import Atoms, Delay, Flat, Gamma, constant, histogram
+from lightning_gossip.analysis.delays.combined import Repeated, Sum
+from lightning_gossip.analysis.delays.conversion import delay_of
+from lightning_gossip.analysis.delays.delays import Atoms, Delay, Flat, Gamma, constant, histogram
 from lightning_gossip.errors import ConfigurationError
 from tests.analysis.laws import DELAYS, LAWS
 

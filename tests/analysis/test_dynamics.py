@@ -8,7 +8,7 @@ import pytest
 
 from lightning_gossip.algorithm.laws import Erlang, Exponential, Law
 from lightning_gossip.analysis import Atoms, Problem, constant_staleness_limit, free_arrivals, mean_square_limit
-from lightning_gossip.analysis.dynamics import server, synchronous
+from lightning_gossip.analysis.planning.dynamics import server, synchronous
 from lightning_gossip.simulation import APSGD
 from tests.analysis.simulated import rms_rate
 

@@ -10,13 +10,13 @@ import torch
 
 from lightning_gossip.algorithm import ring
 from lightning_gossip.algorithm.laws import Exponential
-from lightning_gossip.analysis.arrivals import free_arrivals
-from lightning_gossip.analysis.delays import constant
-from lightning_gossip.analysis.discrete import own_limit
-from lightning_gossip.analysis.gossip import gossip_limit, gossip_rms_decay
-from lightning_gossip.analysis.mean_square import random_staleness_limit, rms_decay_rate
-from lightning_gossip.analysis.memoryless import FloatArray, server_rms_decay
-from lightning_gossip.analysis.stability import decay_rate
+from lightning_gossip.analysis.delays.delays import constant
+from lightning_gossip.analysis.mean.discrete import own_limit
+from lightning_gossip.analysis.mean.stability import decay_rate
+from lightning_gossip.analysis.planning.arrivals import free_arrivals
+from lightning_gossip.analysis.second_moments.adpsgd import gossip_limit, gossip_rms_decay
+from lightning_gossip.analysis.second_moments.mean_square import random_staleness_limit, rms_decay_rate
+from lightning_gossip.analysis.second_moments.memoryless import FloatArray, server_rms_decay
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation import ADPSGD, APSGD
 from tests.analysis.simulated import rms_rate

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from lightning_gossip.algorithm.laws import Constant, Erlang, Law, LogNormal
-from lightning_gossip.analysis.arrivals import free_arrivals
-from lightning_gossip.analysis.delays import Atoms, Delay, Flat, Gamma, constant, histogram
-from lightning_gossip.analysis.hitting import hitting_time, loss_curve, noise_floor
+from lightning_gossip.analysis.delays.delays import Atoms, Delay, Flat, Gamma, constant, histogram
+from lightning_gossip.analysis.mean.hitting import hitting_time, loss_curve, noise_floor
+from lightning_gossip.analysis.mean.stability import decay_rate, of_staleness
+from lightning_gossip.analysis.planning.arrivals import free_arrivals
 from lightning_gossip.analysis.problem import Problem
-from lightning_gossip.analysis.stability import decay_rate, of_staleness
 from lightning_gossip.errors import ConfigurationError
 from tests.analysis.delayed import FloatArray, random_staleness
 

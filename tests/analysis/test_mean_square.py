@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 from lightning_gossip.algorithm.laws import Constant, Erlang, Exponential, Uniform
-from lightning_gossip.analysis import second_moments
-from lightning_gossip.analysis.arrivals import free_arrivals
-from lightning_gossip.analysis.delays import Atoms, constant, histogram
-from lightning_gossip.analysis.discrete import constant_staleness_fastest, constant_staleness_limit, spectral_radius
-from lightning_gossip.analysis.mean_square import (
+from lightning_gossip.analysis.delays.delays import Atoms, constant, histogram
+from lightning_gossip.analysis.mean.discrete import constant_staleness_fastest, constant_staleness_limit, spectral_radius
+from lightning_gossip.analysis.mean.stability import decay_rate
+from lightning_gossip.analysis.planning.arrivals import free_arrivals
+from lightning_gossip.analysis.second_moments import second_moments
+from lightning_gossip.analysis.second_moments.mean_square import (
     exact_limit,
     mean_square_limit,
     random_staleness_limit,
     rms_decay_rate,
     stationary_variance,
 )
-from lightning_gossip.analysis.stability import decay_rate
 from lightning_gossip.errors import ConfigurationError
 from tests.analysis.delayed import FloatArray, prony, workers
 

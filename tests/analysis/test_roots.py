@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import lambertw
 
-from lightning_gossip.analysis.delays import Atoms, Delay, Gamma, constant
-from lightning_gossip.analysis.roots import count_right_of, real_roots, rightmost_root
-from lightning_gossip.analysis.stability import dominant_root
+from lightning_gossip.analysis.delays.delays import Atoms, Delay, Gamma, constant
+from lightning_gossip.analysis.mean.roots import count_right_of, real_roots, rightmost_root
+from lightning_gossip.analysis.mean.stability import dominant_root
 from tests.analysis.delayed import prony, random_staleness
 from tests.analysis.laws import delays
 

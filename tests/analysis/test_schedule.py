@@ -11,10 +11,10 @@ import pytest
 
 from benchmarks.reproduction.schedule import BYTES, links_of, softmax_on_digits
 from lightning_gossip.algorithm.laws import Constant, Erlang, Exponential, Law, Uniform
-from lightning_gossip.analysis.mean_square import rms_decay_rate
+from lightning_gossip.analysis.planning.schedule import Server
+from lightning_gossip.analysis.planning.settings import Curve, Setting
 from lightning_gossip.analysis.problem import Problem
-from lightning_gossip.analysis.schedule import Server
-from lightning_gossip.analysis.settings import Curve, Setting
+from lightning_gossip.analysis.second_moments.mean_square import rms_decay_rate
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation import (
     SGD,

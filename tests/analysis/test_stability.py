@@ -7,10 +7,10 @@ import math
 import pytest
 
 from lightning_gossip.algorithm.laws import Constant, Uniform
-from lightning_gossip.analysis.combined import Repeated, Sum
-from lightning_gossip.analysis.delays import Atoms, Delay, Gamma, constant
-from lightning_gossip.analysis.discrete import constant_staleness_fastest, constant_staleness_limit, spectral_radius
-from lightning_gossip.analysis.stability import (
+from lightning_gossip.analysis.delays.combined import Repeated, Sum
+from lightning_gossip.analysis.delays.delays import Atoms, Delay, Gamma, constant
+from lightning_gossip.analysis.mean.discrete import constant_staleness_fastest, constant_staleness_limit, spectral_radius
+from lightning_gossip.analysis.mean.stability import (
     convergence_speed,
     damping,
     decay_rate,

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassPrecision, MulticlassRecall
 
-from lightning_gossip.analysis.curvature import Curvature, curvature
+from lightning_gossip.analysis.curvature.spectrum import Curvature, curvature
 from lightning_gossip.callbacks import CurvatureProbe
 from lightning_gossip.callbacks.curvature import measure_curvature
 from lightning_gossip.callbacks.training_step import Step, loss_of

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from lightning_gossip.algorithm.staleness import StalenessHistogram
-from lightning_gossip.analysis.delays import histogram
-from lightning_gossip.analysis.mean_square import random_staleness_limit
+from lightning_gossip.analysis.delays.delays import histogram
+from lightning_gossip.analysis.second_moments.mean_square import random_staleness_limit
 from lightning_gossip.callbacks import CurvatureProbe, GossipMonitor
 from lightning_gossip.callbacks.stability import stability_margin
 from lightning_gossip.errors import ConfigurationError

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import lightning_gossip.conf
 from lightning_gossip import AdaptivePeriod, ConfigurationError, ConstantPeriod, EventTrigger, PostLocal
-from lightning_gossip.algorithm.graphs import TOPOLOGIES
+from lightning_gossip.algorithm.topology.generators import TOPOLOGIES
 from lightning_gossip.callbacks import ClusterEmulator
 from lightning_gossip.strategies import STRATEGIES
 from recipes import overrides as of_call

@@ -23,7 +23,7 @@ from lightning_gossip import ConfigurationError
 from lightning_gossip.analysis import (
     Problem,
 )
-from lightning_gossip.analysis.dynamics import synchronous
+from lightning_gossip.analysis.planning.dynamics import synchronous
 from lightning_gossip.simulation import ADPSGD, APSGD, AllReduce
 from recipes.job import plain_errors
 from recipes.plan import as_measured, run

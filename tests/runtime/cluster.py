@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from lightning_gossip.algorithm.codecs import Wire
-from lightning_gossip.algorithm.partner import PartnerPicker
-from lightning_gossip.algorithm.replica import Replica
-from lightning_gossip.algorithm.topology import Topology
+from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker
+from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.compression.pairwise import Wire
+from lightning_gossip.algorithm.topology.topology import Topology
+from lightning_gossip.runtime.adpsgd.gossip import Gossip
 from lightning_gossip.runtime.clock import Activity, Timeline
-from lightning_gossip.runtime.gossip import Gossip
 from lightning_gossip.transport import Fault, FaultyTransport, MemoryNetwork
 from tests.workers import run_threads
 

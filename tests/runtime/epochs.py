@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch.distributed as dist
 
-from lightning_gossip.runtime.work_queue import EpochQueue
+from lightning_gossip.runtime.work_sharing.claim_counter import EpochQueue
 
 FIRST_EPOCHS = [(4, 1), (4, 5), (16, 9), (128, 17)]  # workers, and batches that their loaders keep ahead
 BATCHES_EACH = [3, 5, 8, 10, 12, 15, 20, 25, 30]  # that a worker's share of the epoch has

@@ -8,9 +8,9 @@ from typing import Any
 import torch.distributed as dist
 
 from lightning_gossip.errors import GossipError
-from lightning_gossip.runtime.board import Worker
-from lightning_gossip.runtime.membership import Membership
-from lightning_gossip.runtime.watch import Watch
+from lightning_gossip.runtime.membership.membership import Membership
+from lightning_gossip.runtime.membership.monitor import Watch
+from lightning_gossip.runtime.membership.round_store import Worker
 from tests.workers import run_threads
 
 BEAT_S, PATIENCE_S = 0.02, 20.0

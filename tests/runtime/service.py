@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gossip.algorithm.server import ParameterServer
-from lightning_gossip.runtime.parameter_server import Server
-from lightning_gossip.runtime.server_link import RemoteServer, Served, ServerLink, Update
+from lightning_gossip.algorithm.apsgd import ParameterServer
+from lightning_gossip.runtime.apsgd.client import RemoteServer, Served, ServerLink, Update
+from lightning_gossip.runtime.apsgd.server import Server
 from lightning_gossip.transport import Kind, MemoryNetwork, Message
 from lightning_gossip.transport.memory import MemoryTransport
 from tests.runtime.cluster import PATIENCE_S

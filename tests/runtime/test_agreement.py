@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.runtime.kinds import of_one_kind
-from lightning_gossip.runtime.membership import Membership
-from lightning_gossip.runtime.rendezvous import Coming, Purpose, agree
+from lightning_gossip.runtime.membership.membership import Membership
+from lightning_gossip.runtime.membership.round_kinds import of_one_kind
+from lightning_gossip.runtime.sync_point import Coming, Purpose, agree
 from tests.runtime.party import Party
 
 END, VALIDATE, SAVE = Purpose.EPOCH_END, Purpose.VALIDATE, Purpose.SAVE

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gossip.algorithm.compressed_mean import MeanWire, mean_bytes
+from lightning_gossip.algorithm.compression.error_feedback_mean import MeanWire, mean_bytes
 from lightning_gossip.errors import PeerError, ProtocolError
-from lightning_gossip.runtime.averaging import Averager
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.collectives import Collectives
+from lightning_gossip.runtime.periodic_averaging.averager import Averager
 from tests.workers import run_processes
 
 WORLD = 3

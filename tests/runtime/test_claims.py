@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from lightning_gossip.runtime.claims import Claims
-from lightning_gossip.runtime.work_queue import EpochQueue
+from lightning_gossip.runtime.work_sharing.claim_counter import EpochQueue
+from lightning_gossip.runtime.work_sharing.claim_prefetch import Claims
 
 STEP_S = 0.1
 

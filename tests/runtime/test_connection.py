@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from lightning_gossip.errors import PeerError
-from lightning_gossip.runtime import connection
-from lightning_gossip.runtime.board import Worker
-from lightning_gossip.runtime.connection import another, connect
-from lightning_gossip.runtime.watch import Watch
+from lightning_gossip.runtime import store_client
+from lightning_gossip.runtime.membership.monitor import Watch
+from lightning_gossip.runtime.membership.round_store import Worker
+from lightning_gossip.runtime.store_client import another, connect
 from tests.runtime.cluster import eventually
 
 
@@ -27,7 +27,7 @@ def test_connections_are_found_among_sockets_that_have_no_port() -> None:
         second = another(store)
         store.set("key", "value")
         assert second.get("key") == b"value"
-        given_up_after_s = [connection._lost_s(end) for end in connection._connections(server.port)]
+        given_up_after_s = [store_client._lost_s(end) for end in store_client._connections(server.port)]
     assert given_up_after_s.count(7.0) >= 2
 
 

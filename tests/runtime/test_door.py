@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from lightning_gossip.algorithm.liveness import Verdict
+from lightning_gossip.algorithm.failure_detector import Verdict
 from lightning_gossip.errors import PeerError
-from lightning_gossip.runtime.board import Worker
-from lightning_gossip.runtime.membership import Membership
+from lightning_gossip.runtime.membership.membership import Membership
+from lightning_gossip.runtime.membership.round_store import Worker
 from tests.runtime.party import BEAT_S, PATIENCE_S, Party
 
 SILENCE_S = 1.0  # for tests in which silence means something: much longer than a beat, much shorter than the patience

@@ -13,14 +13,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lightning_gossip.algorithm.liveness import Verdict
+from lightning_gossip.algorithm.failure_detector import Verdict
 from lightning_gossip.errors import ConfigurationError, PeerError
-from lightning_gossip.runtime.board import Worker
-from lightning_gossip.runtime.connection import another
-from lightning_gossip.runtime.default_group import make_default_group
-from lightning_gossip.runtime.membership import Membership
-from lightning_gossip.runtime.peers import answering
-from lightning_gossip.runtime.watch import Watch
+from lightning_gossip.runtime.membership.membership import Membership
+from lightning_gossip.runtime.membership.monitor import Watch
+from lightning_gossip.runtime.membership.round_store import Worker
+from lightning_gossip.runtime.peer_errors import answering
+from lightning_gossip.runtime.process_groups import make_default_group
+from lightning_gossip.runtime.store_client import another
 from lightning_gossip.transport.endpoint import Endpoint
 from tests.runtime.party import DEAD_S, PATIENCE_S, Party
 from tests.workers import run_processes

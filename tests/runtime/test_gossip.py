@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_gossip.algorithm.codecs import Wire, exchange_bytes
-from lightning_gossip.algorithm.graphs import complete, exponential, from_edges, ring
-from lightning_gossip.algorithm.topology import Topology
+from lightning_gossip.algorithm.compression.pairwise import Wire, exchange_bytes
+from lightning_gossip.algorithm.topology.generators import complete, exponential, from_edges, ring
+from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
 from lightning_gossip.transport import Fault
 from tests.runtime.cluster import PATIENCE_S, Cluster, eventually, training

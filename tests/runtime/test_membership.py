@@ -20,14 +20,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lightning_gossip.algorithm.liveness import Verdict
+from lightning_gossip.algorithm.failure_detector import Verdict
 from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
-from lightning_gossip.runtime.board import Board, Worker
-from lightning_gossip.runtime.connection import another
-from lightning_gossip.runtime.default_group import make_default_group
-from lightning_gossip.runtime.membership import Membership
-from lightning_gossip.runtime.processes import has_ended, identity
-from lightning_gossip.runtime.watch import Watch
+from lightning_gossip.runtime.membership.local_processes import has_ended, identity
+from lightning_gossip.runtime.membership.membership import Membership
+from lightning_gossip.runtime.membership.monitor import Watch
+from lightning_gossip.runtime.membership.round_store import Board, Worker
+from lightning_gossip.runtime.process_groups import make_default_group
+from lightning_gossip.runtime.store_client import another
 from tests.runtime.party import BEAT_S, DEAD_S, PATIENCE_S, Party
 from tests.workers import run_processes
 

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_gossip.algorithm.graphs import TOPOLOGIES, complete, exponential, from_edges, ring, star, torus
-from lightning_gossip.algorithm.mixing import MixingWeights, mixing_matrix
-from lightning_gossip.algorithm.topology import Topology
+from lightning_gossip.algorithm.topology.generators import TOPOLOGIES, complete, exponential, from_edges, ring, star, torus
+from lightning_gossip.algorithm.topology.mixing import MixingWeights, mixing_matrix
+from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.clock import Timeline
-from lightning_gossip.runtime.neighbours import NeighbourRounds
+from lightning_gossip.runtime.dpsgd import NeighbourRounds
 from lightning_gossip.transport import Fault, FaultyTransport, MemoryNetwork
 from tests.runtime.cluster import PATIENCE_S, eventually
 from tests.workers import run_threads

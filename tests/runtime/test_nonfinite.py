@@ -10,14 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_gossip.algorithm.graphs import complete, ring
-from lightning_gossip.algorithm.replica import Replica
-from lightning_gossip.algorithm.server import ParameterServer
-from lightning_gossip.algorithm.topology import Topology
+from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.apsgd import ParameterServer
+from lightning_gossip.algorithm.topology.generators import complete, ring
+from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import NonFiniteError
-from lightning_gossip.runtime.exchange import Exchanger, Outcome
-from lightning_gossip.runtime.parameter_server import Server
-from lightning_gossip.runtime.server_link import RemoteServer, Update
+from lightning_gossip.runtime.adpsgd.exchange import Exchanger, Outcome
+from lightning_gossip.runtime.apsgd.client import RemoteServer, Update
+from lightning_gossip.runtime.apsgd.server import Server
 from lightning_gossip.transport import Kind, MemoryNetwork, Message
 from tests.runtime.cluster import PATIENCE_S, Cluster, eventually
 from tests.workers import run_threads

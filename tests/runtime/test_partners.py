@@ -11,23 +11,22 @@ import torch
 from torch.distributed import TCPStore
 from typing_extensions import override
 
-from lightning_gossip.algorithm.graphs import complete, star
-from lightning_gossip.algorithm.liveness import Verdict
-from lightning_gossip.algorithm.partner import PartnerPicker
-from lightning_gossip.algorithm.replica import Replica
+from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker
+from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.failure_detector import Verdict
+from lightning_gossip.algorithm.topology.generators import complete, star
 from lightning_gossip.errors import PeerError
-from lightning_gossip.runtime import caller as initiator
-from lightning_gossip.runtime import partners
-from lightning_gossip.runtime.board import Worker
-from lightning_gossip.runtime.caller import Caller
-from lightning_gossip.runtime.connection import another
-from lightning_gossip.runtime.gossip import Gossip
-from lightning_gossip.runtime.partners import ChangingPartners
-from lightning_gossip.runtime.requests import Requests
-from lightning_gossip.runtime.session import Session
+from lightning_gossip.runtime.adpsgd import initiator, peer_selection
+from lightning_gossip.runtime.adpsgd.gossip import Gossip
+from lightning_gossip.runtime.adpsgd.initiator import Caller
+from lightning_gossip.runtime.adpsgd.peer_selection import ChangingPartners
+from lightning_gossip.runtime.adpsgd.request_queue import Requests
+from lightning_gossip.runtime.adpsgd.session import Session
+from lightning_gossip.runtime.membership.round_store import Worker
+from lightning_gossip.runtime.store_client import another
 from lightning_gossip.transport import Kind, MemoryNetwork, Message
 from lightning_gossip.transport.base import Pending
-from lightning_gossip.transport.edges import REPLY_S, EdgeTransport
+from lightning_gossip.transport.pairwise_groups import REPLY_S, EdgeTransport
 from tests.runtime.cluster import PATIENCE_S, eventually
 from tests.workers import run_threads
 
@@ -145,7 +144,7 @@ class SlowLink(EdgeTransport):
 @pytest.mark.alone
 def test_nobody_gives_up_or_takes_for_dead_a_worker_that_is_busy_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight workers call one, at whom each waits for seven exchanges; an exchange takes ten chunks, 0.1 s or more."""
-    monkeypatch.setattr(partners, "_FLOOR_S", 0.2)
+    monkeypatch.setattr(peer_selection, "_FLOOR_S", 0.2)
     chunks, n = 10, 9
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     members = [Worker(rank, 1) for rank in range(n)]
@@ -217,13 +216,13 @@ def test_nobody_is_asked_for_who_is_dead_while_the_watch_has_nothing_new() -> No
 
 def test_the_time_of_an_exchange_counts_for_its_peer_while_the_graph_is_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
     made, watch = of_rank_0(choice="fast_links")
-    repaired = partners.repaired
+    repaired = peer_selection.repaired
 
     def interrupted(*args: Any) -> Any:
         made.took(3, 1.0)  # the responder's exchange ends just now
         return repaired(*args)
 
-    monkeypatch.setattr(partners, "repaired", interrupted)
+    monkeypatch.setattr(peer_selection, "repaired", interrupted)
     before = made.picker
     watch.change(MEMBERS[1], Verdict.DEAD)
     assert made.initiates

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from lightning_gossip.runtime import processes, watch
-from lightning_gossip.runtime.board import Worker
-from lightning_gossip.runtime.processes import has_ended, identity
-from lightning_gossip.runtime.watch import Watch
+from lightning_gossip.runtime.membership import local_processes, monitor
+from lightning_gossip.runtime.membership.local_processes import has_ended, identity
+from lightning_gossip.runtime.membership.monitor import Watch
+from lightning_gossip.runtime.membership.round_store import Worker
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_the_watch_asks_the_kernel_while_its_lock_is_free(monkeypatch: pytest.Mo
         asks.start()
         asks.join(2.0)
         waited.append(asks.is_alive())
-        return processes.has_ended(name)
+        return local_processes.has_ended(name)
 
-    monkeypatch.setattr(watch, "has_ended", slow)
+    monkeypatch.setattr(monitor, "has_ended", slow)
     here._tick()
     assert waited == [False]

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.runtime import rendezvous as module
-from lightning_gossip.runtime.rendezvous import Agreement, Coming, Purpose, Rendezvous
+from lightning_gossip.runtime import sync_point as module
+from lightning_gossip.runtime.sync_point import Agreement, Coming, Purpose, Rendezvous
 from tests.workers import run_processes
 
 WORLD = 3

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_gossip.algorithm.replica import Replica
-from lightning_gossip.runtime.staging import ImmediateStreams, StagedReplica, replica_of
+from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.runtime.adpsgd.cuda_replica import ImmediateStreams, StagedReplica, replica_of
 
 
 def tensors() -> list[torch.Tensor]:

@@ -10,12 +10,12 @@ import psutil
 import pytest
 import torch
 
-from lightning_gossip.algorithm.graphs import ring
-from lightning_gossip.algorithm.server import ParameterServer
-from lightning_gossip.runtime.parameter_server import Server
-from lightning_gossip.runtime.server_link import RemoteServer, Update
+from lightning_gossip.algorithm.apsgd import ParameterServer
+from lightning_gossip.algorithm.topology.generators import ring
+from lightning_gossip.runtime.apsgd.client import RemoteServer, Update
+from lightning_gossip.runtime.apsgd.server import Server
 from lightning_gossip.transport import Kind, MemoryNetwork, Message
-from lightning_gossip.transport.wire import WORDS
+from lightning_gossip.transport.messages import WORDS
 from tests.runtime.cluster import PATIENCE_S, Cluster, eventually
 
 FAST_S = 1e-4

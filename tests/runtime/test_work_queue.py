@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from lightning_gossip.runtime.work_queue import EpochQueue
+from lightning_gossip.runtime.work_sharing.claim_counter import EpochQueue
 from tests.runtime.epochs import BATCHES_EACH, FIRST_EPOCHS, EagerQueue, Epoch, Worker, first_epoch_bound_s, run_epochs
 
 MEDIANS = 1.5  # a worker that took batches until none were left waits no longer than this many median steps

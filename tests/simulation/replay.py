@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gossip.algorithm.codecs import Wire
-from lightning_gossip.algorithm.partner import PartnerPicker
-from lightning_gossip.algorithm.replica import Replica
-from lightning_gossip.algorithm.topology import Topology
-from lightning_gossip.runtime.gossip import Gossip
-from lightning_gossip.runtime.session import Phase
+from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker
+from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.compression.pairwise import Wire
+from lightning_gossip.algorithm.topology.topology import Topology
+from lightning_gossip.runtime.adpsgd.gossip import Gossip
+from lightning_gossip.runtime.adpsgd.session import Phase
 from lightning_gossip.simulation import TraceEvent
 from lightning_gossip.transport import Kind, MemoryNetwork, Message
 from lightning_gossip.transport.base import Pending

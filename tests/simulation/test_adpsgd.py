@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_gossip.algorithm.graphs import exponential
-from lightning_gossip.algorithm.mixing import mean_square_gap
-from lightning_gossip.algorithm.partner import PartnerChoice
+from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerChoice
+from lightning_gossip.algorithm.topology.generators import exponential
+from lightning_gossip.algorithm.topology.mixing import mean_square_gap
 from lightning_gossip.simulation import (
     ADPSGD,
     SGD,

@@ -8,12 +8,12 @@ from typing import get_args
 import pytest
 import torch
 
-from lightning_gossip.algorithm.codecs import Wire
-from lightning_gossip.algorithm.graphs import complete, exponential, ring, star
-from lightning_gossip.algorithm.mixing import mixing_matrix
-from lightning_gossip.algorithm.topology import Topology
+from lightning_gossip.algorithm.compression.pairwise import Wire
+from lightning_gossip.algorithm.topology.generators import complete, exponential, ring, star
+from lightning_gossip.algorithm.topology.mixing import mixing_matrix
+from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.runtime.clock import Timeline
-from lightning_gossip.runtime.neighbours import NeighbourRounds
+from lightning_gossip.runtime.dpsgd import NeighbourRounds
 from lightning_gossip.simulation import (
     ADPSGD,
     APSGD,

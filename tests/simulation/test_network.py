@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation import Links, RandomSlowdowns
-from lightning_gossip.simulation.costs import all_reduce_bytes, in_cast_s, ring_all_gather_s, ring_all_reduce_s, transfer_s
-from lightning_gossip.simulation.network import FairShare, Network, then
+from lightning_gossip.simulation.cluster.collective_costs import (
+    all_reduce_bytes,
+    in_cast_s,
+    ring_all_gather_s,
+    ring_all_reduce_s,
+    transfer_s,
+)
+from lightning_gossip.simulation.cluster.network import FairShare, Network, then
 
 RESNET_BYTES = 4 * 25_600_000
 GIGABIT = 1e9 / 8.0

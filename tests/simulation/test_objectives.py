@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation import SGD, Classes, Classifier, Objective, Quadratic, digits, mlp, softmax_regression
-from lightning_gossip.simulation.models import Models
-from lightning_gossip.simulation.optimizer import StackedSGD
+from lightning_gossip.simulation.problems.sgd import StackedSGD
+from lightning_gossip.simulation.problems.stacked_models import Models
 
 GENERATOR = torch.Generator().manual_seed(0)
 DATA = Classes(torch.randn(30, 6, generator=GENERATOR), torch.randint(0, 3, (30,), generator=GENERATOR))

@@ -22,8 +22,8 @@ from lightning_gossip.simulation import (
     digits,
     simulate,
 )
-from lightning_gossip.simulation.sessions import EqualShares, SharedEpoch, Task
-from lightning_gossip.simulation.work import Plan
+from lightning_gossip.simulation.problems.batch_assignment import EqualShares, SharedEpoch, Task
+from lightning_gossip.simulation.problems.work import Plan
 from tests.runtime.epochs import BATCHES_EACH, FIRST_EPOCHS, first_epoch_bound_s, run_epochs
 
 

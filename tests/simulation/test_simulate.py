@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from lightning_gossip.algorithm.graphs import ring
+from lightning_gossip.algorithm.topology.generators import ring
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation import (
     SGD,

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from lightning_gossip.algorithm import AdaptivePeriod, ConstantPeriod, PostLocal, Quantizer
-from lightning_gossip.algorithm.compressed_mean import MeanWire
-from lightning_gossip.algorithm.graphs import ring, star
-from lightning_gossip.algorithm.mixing import mixing_matrix
-from lightning_gossip.algorithm.period import Observation
+from lightning_gossip.algorithm.compression.error_feedback_mean import MeanWire
+from lightning_gossip.algorithm.periodic_averaging.period import Observation
+from lightning_gossip.algorithm.topology.generators import ring, star
+from lightning_gossip.algorithm.topology.mixing import mixing_matrix
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation import (
     DPSGD,

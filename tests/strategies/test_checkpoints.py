@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
 from lightning_gossip import ADPSGDStrategy
-from lightning_gossip.strategies import checkpoints
+from lightning_gossip.strategies.state import checkpoint_contents
 from tests.strategies.launch import launch, outcomes
 from tests.strategies.models import Net, flat, loader, trainer
 
@@ -54,7 +54,7 @@ def _mean_state() -> Any:
     import torch.distributed as dist
 
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    mean = checkpoints.mean_optimizer_state(optimizer.state_dict(), torch.device("cpu"))
+    mean = checkpoint_contents.mean_optimizer_state(optimizer.state_dict(), torch.device("cpu"))
     dist.destroy_process_group()
     return {p: {name: value.tolist() for name, value in state.items()} for p, state in mean["state"].items()}
 
@@ -77,7 +77,7 @@ def _odd_state() -> Any:
     rows(torch.tensor([rank])).sum().backward()
     optimizer.step()
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    mean = checkpoints.mean_optimizer_state(optimizer.state_dict(), torch.device("cpu"))["state"]
+    mean = checkpoint_contents.mean_optimizer_state(optimizer.state_dict(), torch.device("cpu"))["state"]
     dist.destroy_process_group()
     sparse = mean[1]["momentum_buffer"]
     return torch.view_as_real(mean[0]["momentum_buffer"]).tolist(), sparse.is_sparse, sparse.to_dense().sum(1).tolist()
@@ -186,7 +186,7 @@ def test_an_interrupted_epoch_goes_on_with_another_number_of_workers(tmp_path: P
 def test_replicas_resume_each_workers_own_optimizer_and_random_generator(tmp_path: Path) -> None:
     launch(_interrupted, str(tmp_path), "auto", "replicas", 0, workers=2)
     assert sorted(p.name for p in (tmp_path / "stopped.ckpt.replicas").iterdir()) == ["rank0.pt", "rank1.pt"]
-    own = [checkpoints.load_replica(tmp_path / "stopped.ckpt", rank) for rank in range(2)]
+    own = [checkpoint_contents.load_replica(tmp_path / "stopped.ckpt", rank) for rank in range(2)]
     a, b = launch(_resumed, str(tmp_path), "auto", "replicas", workers=2)
     for state, (_, started, _) in zip(own, (a, b), strict=True):
         assert state is not None

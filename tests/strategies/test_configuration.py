@@ -26,8 +26,8 @@ from lightning_gossip import (
     QSGDStrategy,
 )
 from lightning_gossip.algorithm import ring
-from lightning_gossip.strategies.loaders import plan_of
-from lightning_gossip.strategies.patches import Patches
+from lightning_gossip.strategies.data.dataloader import plan_of
+from lightning_gossip.strategies.lightning.patches import Patches
 from tests.strategies.models import Net, loader, samples
 
 

@@ -16,7 +16,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
 from lightning_gossip import ADPSGDStrategy, APSGDStrategy, DPSGDStrategy, PeerError
-from lightning_gossip.runtime.gossip import Gossip
+from lightning_gossip.runtime.adpsgd.gossip import Gossip
 from tests.strategies.jobs import job
 from tests.strategies.launch import launch
 from tests.strategies.models import Net, loader, samples, trainer

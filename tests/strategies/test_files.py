@@ -16,8 +16,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 from lightning_gossip import ADPSGDStrategy, DPSGDStrategy, PeerError
-from lightning_gossip.strategies import files
-from lightning_gossip.strategies.files import WholeFiles, write_whole
+from lightning_gossip.strategies.state import atomic_checkpoint_io
+from lightning_gossip.strategies.state.atomic_checkpoint_io import WholeFiles, write_whole
 from tests.strategies.launch import launch
 from tests.strategies.models import Net, loader, trainer
 
@@ -47,8 +47,8 @@ def test_a_writer_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path
 def test_the_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(files.os, "fsync", lambda number: (done.append("fsync"), fsync(number))[1])
-    monkeypatch.setattr(files.os, "replace", lambda old, new: (done.append("replace"), replace(old, new))[1])
+    monkeypatch.setattr(atomic_checkpoint_io.os, "fsync", lambda number: (done.append("fsync"), fsync(number))[1])
+    monkeypatch.setattr(atomic_checkpoint_io.os, "replace", lambda old, new: (done.append("replace"), replace(old, new))[1])
     write_whole(tmp_path / "a", lambda file: None)
     assert done == ["fsync", "replace", "fsync"]
 

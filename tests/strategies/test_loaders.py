@@ -14,10 +14,10 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_gossip.runtime.clock import Timeline
-from lightning_gossip.strategies.account import Account
-from lightning_gossip.strategies.data import SharedBatches
-from lightning_gossip.strategies.patches import Patches
-from lightning_gossip.strategies.work import FitWork
+from lightning_gossip.strategies.data.batch_samplers import SharedBatches
+from lightning_gossip.strategies.data.epoch_progress import FitWork
+from lightning_gossip.strategies.data.step_accounting import Account
+from lightning_gossip.strategies.lightning.patches import Patches
 from tests.strategies.launch import launch
 from tests.strategies.models import Net, loader, samples, trainer
 

@@ -14,7 +14,7 @@ import torchmetrics
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_gossip.strategies.logging import LocalMetrics
+from lightning_gossip.strategies.fit.metrics import LocalMetrics
 
 
 class Fit:

@@ -11,10 +11,10 @@ from torch import nn
 from torchmetrics.classification import BinaryPrecisionRecallCurve
 
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.strategies.model import SharedModel, check_averaged_buffers
-from lightning_gossip.strategies.one_model import assign
-from lightning_gossip.strategies.own_model import OwnModel
-from lightning_gossip.strategies.steps import StepWatch
+from lightning_gossip.strategies.state.local_model import OwnModel
+from lightning_gossip.strategies.state.one_model import assign
+from lightning_gossip.strategies.state.shared_tensors import SharedModel, check_averaged_buffers
+from lightning_gossip.strategies.state.step_watch import StepWatch
 
 
 class Teacher(nn.Module):
@@ -160,7 +160,7 @@ def test_steps_that_lightning_hears_of_cost_no_look_at_the_elements(monkeypatch:
     watch = StepWatch(lambda: [parameter])
     watch.begin()
     reads: list[int] = []
-    monkeypatch.setattr("lightning_gossip.strategies.steps.fingerprints", lambda tensors: reads.append(1) or [0])
+    monkeypatch.setattr("lightning_gossip.strategies.state.step_watch.fingerprints", lambda tensors: reads.append(1) or [0])
     in_place(parameter)
     watch.mark(heard=True)
     in_place(parameter)

@@ -11,7 +11,7 @@ from torch import nn
 
 from lightning_gossip import ADPSGDStrategy, APSGDStrategy, ConfigurationError, DPSGDStrategy, NonFiniteError, PeerError
 from lightning_gossip.callbacks.monitor import metrics
-from lightning_gossip.strategies.model import SharedModel
+from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from tests.strategies.launch import launch
 from tests.strategies.models import Net, flat, loader, trainer
 

@@ -10,10 +10,10 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAver
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from lightning_gossip.runtime.rendezvous import Rendezvous
-from lightning_gossip.strategies.averaged_weights import AveragedWeights
-from lightning_gossip.strategies.model import SharedModel, places
-from lightning_gossip.strategies.one_model import compare, compare_rest, unite
+from lightning_gossip.runtime.sync_point import Rendezvous
+from lightning_gossip.strategies.state.averaged_weights import AveragedWeights
+from lightning_gossip.strategies.state.one_model import compare, compare_rest, unite
+from lightning_gossip.strategies.state.shared_tensors import SharedModel, places
 from tests.workers import run_processes
 
 WORLD = 3

@@ -15,8 +15,8 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_gossip import ADPSGDStrategy
-from lightning_gossip.algorithm.graphs import ring
-from lightning_gossip.runtime.exchange import LockedReplica
+from lightning_gossip.algorithm.topology.generators import ring
+from lightning_gossip.runtime.adpsgd.exchange import LockedReplica
 from lightning_gossip.transport import Fault
 from tests.runtime.cluster import Cluster, training
 from tests.strategies.jobs import job, survivors

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import nn
 
-from lightning_gossip.strategies.schedulers import GlobalCount, GlobalCountScheduler
+from lightning_gossip.strategies.data.lr_schedulers import GlobalCount, GlobalCountScheduler
 
 
 def test_a_step_schedule_moves_to_the_global_count_and_keeps_its_state() -> None:

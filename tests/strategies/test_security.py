@@ -14,7 +14,7 @@ import torch.distributed as dist
 from lightning.pytorch import Callback
 
 from lightning_gossip import ADPSGDStrategy, APSGDStrategy, ConfigurationError, DPSGDStrategy, version
-from lightning_gossip.transport.interface import address_of, bind, listen, restore
+from lightning_gossip.transport.network_interface import address_of, bind, listen, restore
 from tests.strategies.launch import launch, outcomes, reserved_port
 from tests.strategies.models import Net, loader, trainer
 

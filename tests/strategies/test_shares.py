@@ -7,10 +7,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from lightning_gossip.algorithm.work import EpochPlan
-from lightning_gossip.runtime.board import Worker
-from lightning_gossip.runtime.journal import Journal
-from lightning_gossip.strategies.data import SharedBatches
+from lightning_gossip.algorithm.work_sharing import EpochPlan
+from lightning_gossip.runtime.membership.round_store import Worker
+from lightning_gossip.runtime.work_sharing.completion_log import Journal
+from lightning_gossip.strategies.data.batch_samplers import SharedBatches
 
 
 @dataclass

@@ -21,7 +21,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.optim import Adam
 
 from lightning_gossip import ADPSGDStrategy, PeerError
-from lightning_gossip.transport import gloo
+from lightning_gossip.transport import gloo_group
 from tests.strategies.jobs import DIED, job, kill_myself, store, survivors
 from tests.strategies.models import Net, flat, loader, trainer
 
@@ -302,7 +302,7 @@ def test_all_end_when_too_few_are_left_or_none_may_die(options: dict[str, Any], 
 
 def _killed_while_groups_are_made(folder: str, options: dict[str, Any]) -> tuple[str, float]:
     """Rank 1 comes to the barrier before the groups, and not into them."""
-    gloo.GROUP_S = 2.0
+    gloo_group.GROUP_S = 2.0
     strategy = ADPSGDStrategy(timeout=timedelta(seconds=60), **options)
     if _number() == 1:
         strategy.algorithm = lambda timeline: kill_myself()  # type: ignore[assignment, method-assign, func-returns-value]

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch.distributed import Store, TCPStore
 
-from lightning_gossip.algorithm.edge_order import edge_order
-from lightning_gossip.algorithm.graphs import ring
+from lightning_gossip.algorithm.topology.edge_order import edge_order
+from lightning_gossip.algorithm.topology.generators import ring
 from lightning_gossip.errors import PeerError
-from lightning_gossip.runtime.connection import another
-from lightning_gossip.transport import edges
+from lightning_gossip.runtime.store_client import another
+from lightning_gossip.transport import pairwise_groups
 from lightning_gossip.transport.base import Kind, Message
-from lightning_gossip.transport.edges import EdgeTransport
+from lightning_gossip.transport.pairwise_groups import EdgeTransport
 from tests.workers import run_threads
 
 PATIENCE_S = 10.0
@@ -116,7 +116,7 @@ def test_an_answer_waits_for_nobody_who_has_given_up(transports: list[EdgeTransp
     ask(a, b)
     a.post(b.rank, Message(Kind.EXCHANGE))  # and then it is frozen: nothing closes the edge
     peer, _ = b.next_message()
-    monkeypatch.setattr(edges, "REPLY_S", 0.2)
+    monkeypatch.setattr(pairwise_groups, "REPLY_S", 0.2)
     began_s = time.monotonic()
     with pytest.raises(PeerError):
         b.reply(peer, Message(Kind.ACCEPT))
@@ -128,7 +128,7 @@ def test_a_caller_that_died_after_its_request_does_not_hold_up_the_next_one(
     stands: bool, transports: list[EdgeTransport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listener, caller, gone = transports
-    monkeypatch.setattr(edges, "_COME_S", PATIENCE_S / 4 if stands else 0.2)
+    monkeypatch.setattr(pairwise_groups, "_COME_S", PATIENCE_S / 4 if stands else 0.2)
     if stands:
         ask(caller, listener)
     gone.post(listener.rank, Message(Kind.EXCHANGE))  # and then it is gone: its end of the edge does not come
@@ -150,7 +150,7 @@ def test_an_edge_that_a_peer_asks_for_and_does_not_come_to_is_a_failure_of_that_
     transports: list[EdgeTransport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listener, _, gone = transports
-    monkeypatch.setattr(edges, "_COME_S", 0.1)
+    monkeypatch.setattr(pairwise_groups, "_COME_S", 0.1)
     gone.post(listener.rank, Message(Kind.EXCHANGE))
     with pytest.raises(PeerError, match="did not come") as caught:
         listener.next_message()
@@ -251,7 +251,7 @@ def test_closing_ends_the_wait_for_a_peer_that_has_asked(transports: list[EdgeTr
         reads.join(0.01)
     began_s = time.monotonic()
     listener.close()
-    assert time.monotonic() - began_s < edges._COME_S / 2
+    assert time.monotonic() - began_s < pairwise_groups._COME_S / 2
     assert not any(thread.name == "gossip-connector" for thread in threading.enumerate())
     gone.post(listener.rank, Message(Kind.STOP))
     reads.join(PATIENCE_S)
@@ -304,7 +304,7 @@ def test_both_ends_agree_on_whether_an_edge_is_made_when_one_comes_at_the_others
 def test_a_neighbour_that_does_not_come_does_not_delay_the_edges_after_it(
     transports: list[EdgeTransport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(edges, "CONNECT_S", 0.5)
+    monkeypatch.setattr(pairwise_groups, "CONNECT_S", 0.5)
     a, _, c = transports
     began_s = time.monotonic()
     run_threads([lambda: a.make_edges((1, 2)), lambda: c.make_edges((0, 1))], 10.0)

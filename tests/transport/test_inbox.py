@@ -6,8 +6,8 @@ import threading
 
 from torch.distributed import PrefixStore, TCPStore
 
-from lightning_gossip.runtime.connection import another
-from lightning_gossip.transport.inbox import Inbox
+from lightning_gossip.runtime.store_client import another
+from lightning_gossip.transport.mailbox import Inbox
 
 
 def test_letters_come_once_and_in_order() -> None:

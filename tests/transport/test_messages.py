@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lightning_gossip.errors import PeerError
 from lightning_gossip.transport import Kind, MemoryNetwork, Message
-from lightning_gossip.transport.wire import NAME, REPLY, VERSION, WORDS
+from lightning_gossip.transport.messages import NAME, REPLY, VERSION, WORDS
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 COUNT = st.integers(0, 2**63 - 1)

@@ -1,0 +1,1 @@
+"""AD-PSGD: the published model, whom to average with next, and how often."""

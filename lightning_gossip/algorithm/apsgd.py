@@ -1,0 +1,256 @@
+"""Asynchronous SGD with a parameter server: the server's model, who may pull and push when, and how stale updates are.
+
+A worker pulls the model z, makes local steps that change it by u, pushes u, and pulls again:
+
+    z ← z + c·u,    c = 1/n by default
+
+With c = 1/n a round of n updates moves z by their mean, so a worker takes the learning rate of the global batch.
+
+Staleness τ of an update = updates of others that z has seen between its worker's pull and its application: the delay of
+asynchronous SGD, x_{k+1} = x_k − η ∇F(x_{k−τ}). Where every worker pulls again right after its push, Σ τ over a worker's
+updates is the number of the others' updates between its first pull and its last push, so the mean of τ is N − 1, whatever the
+laws of the compute times. (Yu, Chen, Poor, arXiv 2406.11159, schedule the three knobs below; the equations are a
+reconstruction.)
+
+- ``active_workers`` = K: at most K workers are *in flight*, that is, hold a model and have not pushed. The others queue.
+- ``max_staleness`` = S with ``on_stale="drop"``: an update with τ > S is thrown away.
+- ``max_staleness`` = S with ``on_stale="wait"``: nothing is thrown away; an update waits at the server while applying it would
+  make an older one exceed S. With version v and the pulled versions of those in flight sorted, v_(0) ≤ v_(1) ≤ …,
+
+      v − v_(k) + k ≤ S   for all k                                                                                  (∗)
+
+  says that applying them oldest first keeps every one within S. A push of the worker at position m raises v by one and moves
+  the younger ones up by one, so it keeps (∗) iff v + 1 − v_(k) + k ≤ S for all k < m: that is the rule. The oldest is always
+  allowed, so if every worker in flight pushes or leaves in the end, every update is applied. A pull adds the last position,
+  K − 1 at most, with v − v_(k) = 0: (∗) needs S ≥ K − 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from lightning_gossip.algorithm.checks import check_integer, is_finite
+from lightning_gossip.algorithm.tensors.flat import Fading
+from lightning_gossip.errors import ConfigurationError, ProtocolError
+
+OnStale = Literal["drop", "wait"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """What a parameter server accepts, and when.
+
+    Args:
+        max_staleness: S, of an update that is applied; None for any.
+        on_stale: what becomes of older ones: ``"drop"`` or ``"wait"``.
+        active_workers: K, at most so many in flight; None for all.
+        scale: c; None for 1/n.
+    """
+
+    max_staleness: int | None = None
+    on_stale: OnStale = "drop"
+    active_workers: int | None = None
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.on_stale not in get_args(OnStale):
+            raise ConfigurationError(f"on_stale={self.on_stale!r} is not one of 'drop', 'wait'.")
+        no_limit = ", or None for no limit"
+        if self.max_staleness is not None:
+            check_integer("max_staleness", self.max_staleness, at_least=0, example=16, otherwise=no_limit)
+        if self.active_workers is not None:
+            check_integer("active_workers", self.active_workers, example=4, otherwise=no_limit)
+        if self.scale is not None and not (is_finite(self.scale) and self.scale > 0.0):
+            raise ConfigurationError(f"scale={self.scale!r} is not a number above 0. Leave it out for 1/n.")
+        if self.on_stale == "wait" and self.max_staleness is None:
+            raise ConfigurationError("on_stale='wait' needs max_staleness: how stale may an update be?")
+
+    def check(self, workers: int) -> None:
+        """Refuse what does not fit the number of workers.
+
+        Raises:
+            ConfigurationError: naming the option.
+        """
+        active = workers if self.active_workers is None else self.active_workers
+        if active > workers:
+            raise ConfigurationError(f"active_workers={active} of {workers} workers: at most {workers}.")
+        if self.on_stale == "wait" and self.max_staleness is not None and self.max_staleness < active - 1:
+            raise ConfigurationError(
+                f"on_stale='wait' cannot keep max_staleness={self.max_staleness} with {active} workers in flight, whose mean"
+                f" staleness is {active - 1}. Use max_staleness={active - 1} or more, active_workers={self.max_staleness + 1}"
+                " or fewer, or on_stale='drop'."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventTrigger:
+    """Event-triggered sending: a worker pushes only when its update has grown.
+
+    Args:
+        threshold: of ‖u‖, at least 0.
+        relative: the threshold is a multiple of ‖x‖, the norm of the model pulled.
+    """
+
+    threshold: float
+    relative: bool = False
+
+    def __post_init__(self) -> None:
+        if not is_finite(self.threshold) or self.threshold < 0.0:
+            raise ConfigurationError(f"the event trigger's threshold={self.threshold!r} is not a number of at least 0.")
+
+    def fires(self, update_norm: float, model_norm: float) -> bool:
+        """Whether to push now. A norm that is not finite fires: what is wrong must be seen."""
+        if not (math.isfinite(update_norm) and math.isfinite(model_norm)):
+            return True
+        return update_norm >= self.threshold * (model_norm if self.relative else 1.0)
+
+
+class ParameterServer:
+    """The server's model and its rules. Not thread-safe.
+
+    Args:
+        model: z, shape (d,); the server's own from now on, changed in place.
+        workers: n.
+        fading: where z holds running statistics; see :meth:`push`.
+        max_staleness, on_stale, active_workers, scale: see :class:`ServerOptions`.
+
+    Attributes:
+        model: z.
+        version: updates applied.
+    """
+
+    def __init__(
+        self,
+        model: Tensor,
+        *,
+        workers: int,
+        fading: Sequence[Fading] = (),
+        max_staleness: int | None = None,
+        on_stale: OnStale = "drop",
+        active_workers: int | None = None,
+        scale: float | None = None,
+    ) -> None:
+        options = ServerOptions(max_staleness=max_staleness, on_stale=on_stale, active_workers=active_workers, scale=scale)
+        options.check(workers)
+        self.model = model
+        self.version = 0
+        self._fading = tuple(fading)
+        self._scale = 1.0 / workers if scale is None else scale
+        self._max_staleness = max_staleness
+        self._waits = on_stale == "wait"
+        self._active = workers if active_workers is None else active_workers
+        self._in_flight: dict[int, int] = {}  # version pulled, by rank, oldest first
+        self._queue: list[int] = []  # ranks that ask for a pull, first come first
+
+    @property
+    def in_flight(self) -> Mapping[int, int]:
+        """The version that each rank has pulled and not pushed an update to, oldest first."""
+        return MappingProxyType(self._in_flight)
+
+    def queue(self, rank: int) -> None:
+        """A worker asks for a pull.
+
+        Raises:
+            ProtocolError: if it holds a model, or asks already.
+        """
+        if rank in self._in_flight or rank in self._queue:
+            raise ProtocolError(f"Rank {rank} asks the parameter server for a model twice.")
+        self._queue.append(rank)
+
+    def may_pull(self, rank: int) -> bool:
+        """Whether it is this worker's turn."""
+        return len(self._in_flight) < self._active and self._queue[:1] == [rank]
+
+    def pull(self, rank: int) -> int:
+        """The worker takes the model now, and is in flight.
+
+        Returns:
+            The model's version.
+
+        Raises:
+            ProtocolError: if it is not its turn.
+        """
+        if not self.may_pull(rank):
+            raise ProtocolError(f"Rank {rank} pulls out of turn.")
+        self._queue.pop(0)
+        self._in_flight[rank] = self.version
+        return self.version
+
+    def may_push(self, rank: int) -> bool:
+        """Whether this worker's update may be applied (or dropped) now; see the rule above."""
+        if not self._waits:
+            return True
+        assert self._max_staleness is not None
+        for position, (other, pulled) in enumerate(self._in_flight.items()):
+            if other == rank:
+                return True
+            if self.version + 1 - pulled + position > self._max_staleness:
+                return False
+        return True
+
+    @torch.no_grad()
+    def push(self, rank: int, update: Tensor, *, forward_passes: int = 1) -> int | None:
+        """z ← z + c·u; the worker is in flight no more.
+
+        A running statistic is a weighted mean and not a sum, so there u holds what the worker's batches put in, x' − r·x with
+        r = share^passes, and z ← z + c·(u − (1 − r)·z): a weighted mean again, which no staleness makes negative.
+
+        Args:
+            rank: the worker's.
+            update: u, shape (d,), see :func:`put_in`.
+            forward_passes: in training mode that led to it.
+
+        Returns:
+            The update's staleness; None if it was too stale and dropped.
+
+        Raises:
+            ProtocolError: if the worker holds no model, or must wait.
+        """
+        if rank not in self._in_flight:
+            raise ProtocolError(f"Rank {rank} pushes an update to a model that it has not pulled.")
+        if not self.may_push(rank):
+            raise ProtocolError(f"Rank {rank} pushes while an older update waits.")
+        staleness = self.version - self._in_flight.pop(rank)
+        if self._max_staleness is not None and staleness > self._max_staleness:
+            return None
+        for place, share in self._fading:
+            self.model[place] *= 1.0 - self._scale * (1.0 - share**forward_passes)
+        self.model.add_(update, alpha=self._scale)
+        self.version += 1
+        return staleness
+
+    def refuse(self, rank: int) -> None:
+        """The worker's update is not one (it is not finite): z stays, and the worker is in flight no more.
+
+        Raises:
+            ProtocolError: if the worker holds no model.
+        """
+        if rank not in self._in_flight:
+            raise ProtocolError(f"Rank {rank} pushes an update to a model that it has not pulled.")
+        del self._in_flight[rank]
+
+    def leave(self, rank: int) -> None:
+        """The worker comes to a rendezvous: neither in flight nor in the queue."""
+        self._in_flight.pop(rank, None)
+        if rank in self._queue:
+            self._queue.remove(rank)
+
+
+def put_in(update: Tensor, pulled: Tensor, fading: Sequence[Fading], forward_passes: int) -> None:
+    """Turn x' − x into what a worker pushes, in place: the same, and x' − r·x for running statistics.
+
+    Args:
+        update: x' − x, shape (d,).
+        pulled: x, shape (d,).
+        fading: where the running statistics are.
+        forward_passes: in training mode since the pull.
+    """
+    for place, share in fading:
+        update[place].add_(pulled[place], alpha=1.0 - share**forward_passes)

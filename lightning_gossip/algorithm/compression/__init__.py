@@ -1,0 +1,1 @@
+"""Vectors in fewer bytes: for pairs, for all-reduced gradients, for means."""

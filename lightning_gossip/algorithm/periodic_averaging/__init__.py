@@ -1,0 +1,1 @@
+"""When local SGD averages: constant, post-local and adaptive periods."""

@@ -1,0 +1,1 @@
+"""A model as one flat vector, and what is asked of its bits."""

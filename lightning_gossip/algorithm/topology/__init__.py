@@ -1,0 +1,1 @@
+"""Communication graphs: who may average with whom, their mixing matrices, and how fast those mix."""

@@ -1,0 +1,1 @@
+"""Laws of the delay between reading a model and applying its gradient."""

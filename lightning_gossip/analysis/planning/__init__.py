@@ -1,0 +1,1 @@
+"""What to run: arrivals at a server, schedules, learning rates by strategy."""

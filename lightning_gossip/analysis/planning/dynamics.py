@@ -1,0 +1,269 @@
+"""How fast a strategy makes the loss fall, and up to which learning rate it converges: on a quadratic, by strategy.
+
+F(x) = ½ Σ h x² with the spectrum h, learning rate γ of each worker, momentum β, g = γh. What the strategies come to:
+
+| strategy | unit of time | recursion | converges iff |
+|---|---|---|---|
+| ddp, qsgd, averaging | a round | as dpsgd with w = 1 | g < 2 (1 + β) |
+| dpsgd, overlapped | a round | for 1 and every other eigenvalue w of W: z² − (w + β − g) z + βw = 0 | g < (1 + w_min)(1 + β) |
+| both, with Nesterov's momentum | | z² − (w + β − (1 + β) g) z + β (w − g) = 0 | the same over 1 + 2β |
+| apsgd | an update | s + ηh E[e^{−sτ}] = 0 with η = γc/(1 − β), c the server's scale | Re s < 0 |
+| adpsgd | a step of every worker | second moments of memoryless workers and exchanges (second_moments.adpsgd) | they shrink |
+
+There τ = staleness + ½, and with momentum as many own steps more as :class:`~lightning_gossip.analysis.Repeated` says.
+
+Synchronous strategies have no delay. Local steps between two averagings leave the mean's recursion as it is, since gradients of
+a quadratic are linear. Under ``apsgd`` with memoryless step times (coefficient of variation above 0.8) the root mean square
+decides, which decays more slowly than the mean (second_moments.memoryless). Under ``adpsgd`` narrower step times get the part
+1 − cv² of the rate of synchronous ones where that is lower: with momentum.
+
+Idealised: one quadratic and the same on all workers, no noise of gradients (so no floor of the loss), no error of quantization,
+workers of equal speed as far as dynamics go (their times are each worker's own), SGD with or without momentum, a constant
+learning rate.
+"""
+
+from __future__ import annotations
+
+import cmath
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from lightning_gossip.algorithm.topology.topology import Topology
+from lightning_gossip.analysis.delays.combined import Repeated, Sum
+from lightning_gossip.analysis.delays.delays import Atoms, constant
+from lightning_gossip.analysis.mean.discrete import own_limit
+from lightning_gossip.analysis.mean.hitting import LossCurve
+from lightning_gossip.analysis.mean.modes import Mode, rightmost_modes
+from lightning_gossip.analysis.mean.stability import limit_of, of_staleness, stability_limit
+from lightning_gossip.analysis.problem import Problem
+from lightning_gossip.analysis.second_moments.adpsgd import gossip_rms_decay
+from lightning_gossip.analysis.second_moments.mean_square import random_staleness_limit
+from lightning_gossip.analysis.second_moments.memoryless import server_rms_decay
+
+_GRID = 1.25  # ratio of the dampings at which a slow function is asked; between them its logarithm is interpolated
+WORTH = 1.05  # what is predicted to be faster by less is no reason to change anything
+_SMALL = 0.02  # dampings times delay below it: the decay is the damping to some percent
+_ATOMS = 24  # of a law of staleness: enough for its transform where roots are
+_LARGEST = 3.0  # amplitude: two roots that are close have larger ones, which nearly cancel
+_MEMORYLESS = 0.8  # coefficient of variation of step times from which the laws of memoryless workers are taken
+
+
+@dataclass(frozen=True)
+class Falling:
+    """How an error falls in the long run: amplitude · e^{−decay·t}.
+
+    Args:
+        decay: in 1/unit of time; negative if it grows.
+        amplitude: at least 1.
+    """
+
+    decay: float
+    amplitude: float = 1.0
+
+
+@dataclass(frozen=True)
+class Dynamics:
+    """One strategy on one number of workers.
+
+    Args:
+        problem: the quadratic.
+        rate: units of time in a second: rounds, updates, or steps of every worker.
+        limit: learning rates below it converge.
+        falling: of a direction with g = γh, per unit of time.
+    """
+
+    problem: Problem
+    rate: float
+    limit: float
+    falling: Callable[[float], Falling]
+
+    def margin(self, lr: float) -> float:
+        """Largest stable learning rate over this one; below 1 it diverges."""
+        return self.limit / lr
+
+    def decay(self, lr: float) -> float:
+        """Of the slowest direction, in 1/s; negative if some direction diverges."""
+        return min(self.falling(lr * h).decay for h in self.problem.eigenvalues) * self.rate
+
+    def time_s(self, lr: float, share: float) -> float:
+        """Seconds until the loss stays below a share of what it was at the beginning; infinite if it diverges."""
+        if lr >= self.limit:
+            return math.inf
+        each = [self.falling(lr * h) for h in self.problem.eigenvalues]
+        own = [(Mode(complex(-one.decay * self.rate), complex(one.amplitude)),) for one in each]
+        slowest = min(one.decay for one in each) * self.rate
+        losses = self.problem.losses
+        return LossCurve(losses, own, np.zeros(len(own)), slowest).hitting_time(share * float(losses.sum()))
+
+    def fastest_lr(self, share: float, *, highest: float, near: float) -> float:
+        """The learning rate that reaches a share of the loss soonest.
+
+        Args:
+            share: of the loss at the beginning.
+            highest: that is tried.
+            near: of those that are as fast within some percent, the one next to this is taken.
+        """
+        rates = [float(lr) for lr in highest * np.geomspace(1e-2, 1.0, 17)]
+        times = {lr: self.time_s(lr, share) for lr in rates}
+        good = [lr for lr in rates if times[lr] <= WORTH * min(times.values())]
+        return min(good, key=lambda lr: abs(math.log(lr / near)))
+
+
+def synchronous(
+    problem: Problem, rounds_per_s: float, *, momentum: float = 0.0, nesterov: bool = False, smallest_weight: float = 1.0
+) -> Dynamics:
+    """No delay.
+
+    Args:
+        problem: the quadratic.
+        rounds_per_s: steps of every worker in a second.
+        momentum: β.
+        nesterov: whether it is Nesterov's.
+        smallest_weight: w_min, the smallest eigenvalue of the mixing matrix of ``dpsgd``; 1 where all models are one.
+    """
+
+    def falling(g: float) -> Falling:
+        return min((_round(g, momentum, nesterov, w) for w in {1.0, smallest_weight}), key=lambda one: one.decay)
+
+    limit = 0.5 * (1.0 + smallest_weight) * own_limit(momentum, nesterov=nesterov) / max(problem.eigenvalues)
+    return Dynamics(problem, rounds_per_s, limit, falling)
+
+
+def _round(g: float, momentum: float, nesterov: bool, weight: float = 1.0) -> Falling:
+    half = 0.5 * (weight + momentum - g * (1.0 + momentum if nesterov else 1.0))
+    root = cmath.sqrt(half**2 - momentum * (weight - g if nesterov else weight))
+    factor = max(abs(half + root), abs(half - root), 1e-12)
+    return Falling(-math.log(factor))
+
+
+def server(
+    problem: Problem,
+    updates_per_s: float,
+    staleness: Atoms,
+    *,
+    workers: int,
+    scale: float,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    variation: float = 0.0,
+    bounded: bool = False,
+) -> Dynamics:
+    """A parameter server.
+
+    Args:
+        problem: the quadratic.
+        updates_per_s: applied updates in a second.
+        staleness: law of the applied updates' staleness.
+        workers: N in flight.
+        scale: c, of an update at the server.
+        momentum: β of the workers' optimizers.
+        nesterov: whether it is Nesterov's.
+        variation: standard deviation over mean of the step times.
+        bounded: whether a staleness bound or a slow link changes the order of the updates.
+    """
+    delay = of_staleness(_few(staleness))
+    if momentum:
+        delay = Sum(delay, Repeated(Sum(constant(1.0), _few(staleness)), momentum, nesterov))
+    per_g = scale / (1.0 - momentum)
+    memoryless = variation > _MEMORYLESS
+    if bounded:
+        workers = max(1, round(staleness.mean) + 1)  # with these the mean staleness is what the bound leaves
+
+    def rms_decay(g: float) -> float:
+        return server_rms_decay(g, workers, scale=scale, momentum=momentum, nesterov=nesterov)
+
+    def exact(g: float) -> Falling:
+        if memoryless:
+            return Falling(rms_decay(g))
+        found = rightmost_modes(g * per_g, delay)[0]
+        amplitude = 2.0 * abs(found.residue) if found.root.imag else 1.0
+        return Falling(-found.root.real, min(max(amplitude, 1.0), _LARGEST))
+
+    def first_order(g: float) -> Falling | None:
+        small = g * per_g * delay.mean < _SMALL
+        return Falling(g * per_g * (1.0 + g * per_g * delay.mean)) if small else None
+
+    limit = 2.0 / scale
+    if memoryless:
+        limit = limit_of(rms_decay, limit)
+    else:
+        limit = min(limit, stability_limit(delay) / per_g)
+        limit = min(limit, random_staleness_limit(staleness, momentum=momentum, nesterov=nesterov) / scale)
+    return Dynamics(problem, updates_per_s, limit / max(problem.eigenvalues), _tabulated(exact, first_order))
+
+
+def gossip(
+    problem: Problem,
+    steps_per_s: float,
+    topology: Topology,
+    *,
+    exchanges_per_step: float = 1.0,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    variation: float = 1.0,
+) -> Dynamics:
+    """AD-PSGD.
+
+    Args:
+        problem: the quadratic.
+        steps_per_s: steps of every worker in a second.
+        topology: who averages with whom.
+        exchanges_per_step: averagings that a worker takes part in per own step.
+        momentum: β.
+        nesterov: whether it is Nesterov's.
+        variation: standard deviation over mean of the step times.
+    """
+    if topology.n == 1:
+        return synchronous(problem, steps_per_s, momentum=momentum, nesterov=nesterov)
+
+    random = min(1.0, variation**2)
+
+    def decay(g: float) -> float:
+        memoryless = gossip_rms_decay(g, topology, exchanges_per_step=exchanges_per_step, momentum=momentum, nesterov=nesterov)
+        return min(memoryless, (1.0 - random) * _round(g, momentum, nesterov).decay + random * memoryless)
+
+    def first_order(g: float) -> Falling | None:
+        return _round(g, momentum, nesterov) if g < min(2.0 * _SMALL, 0.5 * (1.0 - math.sqrt(momentum)) ** 2) else None
+
+    limit = limit_of(decay, own_limit(momentum, nesterov=nesterov))
+    return Dynamics(
+        problem, steps_per_s, limit / max(problem.eigenvalues), _tabulated(lambda g: Falling(decay(g)), first_order)
+    )
+
+
+def _few(staleness: Atoms) -> Atoms:
+    """About the same law with few atoms: neighbours become one at their mean."""
+    if len(staleness.times) <= _ATOMS:
+        return staleness
+    number = np.minimum((np.cumsum(staleness.weights) - 0.5 * staleness.weights) * _ATOMS, _ATOMS - 1).astype(int)
+    weights, times = np.zeros(_ATOMS), np.zeros(_ATOMS)
+    np.add.at(weights, number, staleness.weights)
+    np.add.at(times, number, staleness.weights * staleness.times)
+    some = weights > 0.0
+    return Atoms(times[some] / weights[some], weights[some])
+
+
+def _tabulated(exact: Callable[[float], Falling], first_order: Callable[[float], Falling | None]) -> Callable[[float], Falling]:
+    """The function at the places of a grid, and in between by interpolation."""
+
+    @lru_cache(maxsize=1024)
+    def at(number: int) -> Falling:
+        return exact(_GRID**number)
+
+    @lru_cache(maxsize=1024)
+    def falling(g: float) -> Falling:
+        small = first_order(g)
+        if small is not None:
+            return small
+        place = math.log(g) / math.log(_GRID)
+        low = math.floor(place)
+        share, below, above = place - low, at(low), at(low + 1)
+        return Falling(
+            below.decay + share * (above.decay - below.decay), below.amplitude + share * (above.amplitude - below.amplitude)
+        )
+
+    return falling

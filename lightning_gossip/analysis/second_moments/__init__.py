@@ -1,0 +1,1 @@
+"""The root mean square of the error, exactly where the moments close."""

@@ -1,0 +1,1 @@
+"""A worker's gossip: its threads, its exchanges, the peers it chooses."""

@@ -1,0 +1,1 @@
+"""A parameter server inside the job, and its clients."""

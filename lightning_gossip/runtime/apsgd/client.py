@@ -1,0 +1,156 @@
+"""What a worker says to the parameter server, and how from another rank.
+
+A request is a message, PULL or LEAVE, and after it the update, if there is one; the answer is a message, and after that of a
+PULL the model.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lightning_gossip.errors import ConfigurationError, ProtocolError
+from lightning_gossip.transport.base import Transport
+from lightning_gossip.transport.messages import Kind, Message
+
+_DROPPED, _REFUSED = -1, -2  # in place of a staleness
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a worker learns with a model.
+
+    Args:
+        version: updates that the model has seen.
+        staleness: of the update that this worker pushed last; None if it was dropped, or if there was none.
+        meeting_called: somebody asks for a rendezvous.
+        refused: the update that this worker pushed last was not finite, and the server has not taken it in.
+    """
+
+    version: int
+    staleness: int | None
+    meeting_called: bool
+    refused: bool = False
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a worker pushes.
+
+    Args:
+        vector: shape (d,).
+        forward_passes: in training mode that led to it, at least 1.
+    """
+
+    vector: Tensor
+    forward_passes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.forward_passes < 1:  # on the wire 0 says that there is no update
+            raise ProtocolError(f"An update of {self.forward_passes} forward passes.")
+
+
+class ServerLink(ABC):
+    """One worker's way to the server.
+
+    Attributes:
+        bytes_sent: through it; by the server's own rank, models sent to the other workers.
+    """
+
+    bytes_sent: int
+
+    @abstractmethod
+    def pull(self, session: int, layout: int, out: Tensor, update: Update | None = None) -> Served:
+        """Push an update, if there is one, wait for this worker's turn, and copy the model.
+
+        Push and pull are one: where it is this worker's turn at once, no update of another comes between.
+
+        Args:
+            session: that this worker is in; the server may still be in the one before.
+            layout: fingerprint of this worker's tensors.
+            out: shape (d,), the model.
+            update: to the model that was pulled last.
+
+        Raises:
+            PeerError: if the server has ended, or the turn does not come in time.
+            ConfigurationError: if the server has other tensors.
+        """
+
+    @abstractmethod
+    def leave(self, session: int, update: Update | None = None) -> Served:
+        """Come to a rendezvous, with an update to the model that was pulled last, if there is one; it has been applied then."""
+
+    @abstractmethod
+    def call_meeting(self, session: int) -> None:
+        """Ask all workers to come to a rendezvous; they hear of it when they pull."""
+
+
+class RemoteServer(ServerLink):
+    """The server as seen from another rank.
+
+    Args:
+        transport: to the server.
+        rank: the server's.
+        timeout_s: deadline of a vector.
+        turn_timeout_s: deadline of this worker's turn.
+
+    Attributes:
+        bytes_sent: updates sent to the server.
+    """
+
+    def __init__(self, transport: Transport, rank: int, *, timeout_s: float, turn_timeout_s: float) -> None:
+        self.bytes_sent = 0
+        self._transport = transport
+        self._rank = rank
+        self._timeout_s = timeout_s
+        self._turn_timeout_s = turn_timeout_s
+
+    def pull(self, session: int, layout: int, out: Tensor, update: Update | None = None) -> Served:
+        """See :class:`ServerLink`."""
+        answer = self._request(Kind.PULL, session, layout, update)
+        if answer.kind is Kind.REFUSE:
+            raise layout_error(self._transport.rank, self._rank)
+        self._transport.receive(self._rank, out).wait(self._timeout_s)
+        return _served(answer)
+
+    def leave(self, session: int, update: Update | None = None) -> Served:
+        """See :class:`ServerLink`."""
+        return _served(self._request(Kind.LEAVE, session, 0, update))
+
+    def call_meeting(self, session: int) -> None:
+        """See :class:`ServerLink`."""
+        self._transport.post(self._rank, Message(Kind.MEET, session))
+
+    def _request(self, kind: Kind, session: int, layout: int, update: Update | None) -> Message:
+        if update is None:
+            return self._transport.request(self._rank, Message(kind, session, layout), self._turn_timeout_s)
+        self._transport.post(self._rank, Message(kind, session, layout, value=update.forward_passes))
+        sending = self._transport.send(self._rank, update.vector)
+        answer = self._transport.await_reply(self._rank, self._turn_timeout_s)
+        if answer.kind is Kind.REFUSE:
+            return answer  # unread
+        sending.wait(self._timeout_s)  # it was read before the answer was written
+        self.bytes_sent += update.vector.numel() * update.vector.element_size()
+        return answer
+
+
+def to_message(session: int, served: Served) -> Message:
+    """The answer to a worker, without the model."""
+    kind = Kind.MEET if served.meeting_called else Kind.ACCEPT
+    staleness = _REFUSED if served.refused else _DROPPED if served.staleness is None else served.staleness
+    return Message(kind, session, value=served.version, staleness=staleness)
+
+
+def _served(answer: Message) -> Served:
+    staleness = None if answer.staleness in (_DROPPED, _REFUSED) else answer.staleness
+    return Served(answer.value, staleness, answer.kind is Kind.MEET, answer.staleness == _REFUSED)
+
+
+def layout_error(rank: int, server: int) -> ConfigurationError:
+    """The refusal of a worker whose tensors are not the server's."""
+    return ConfigurationError(
+        f"Rank {rank} trains other tensors than rank {server}, where the parameter server is. The parameters with"
+        " requires_grad, their shapes, types and memory formats must be the same on all ranks when an epoch begins."
+    )

@@ -1,0 +1,1 @@
+"""Who is in the job, who has failed, who joins, and the collectives that survive that."""

@@ -1,0 +1,514 @@
+"""Who is in the job, in which order, and the collectives that survive a death (decisions/005)."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from lightning_gossip.algorithm.failure_detector import Verdict
+from lightning_gossip.errors import ConfigurationError, GossipError, PeerError, another_failed, reason_of
+from lightning_gossip.runtime.clock import now_s
+from lightning_gossip.runtime.membership import uses
+from lightning_gossip.runtime.membership.admission import Entrance
+from lightning_gossip.runtime.membership.collective_errors import may_pass
+from lightning_gossip.runtime.membership.join_requests import Door
+from lightning_gossip.runtime.membership.monitor import Watch
+from lightning_gossip.runtime.membership.round_kinds import of_one_kind
+from lightning_gossip.runtime.membership.round_store import Worker
+from lightning_gossip.runtime.membership.rounds import Rounds
+from lightning_gossip.runtime.store_client import delete_below
+from lightning_gossip.transport.endpoint import Endpoint, unreachable
+from lightning_gossip.transport.gloo_group import set_timeout
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_REST_S = 5.0  # for the others to end their Trainer's work
+_USE_BITS = 32  # each use of a Trainer has rounds of its own: whoever has left one early misses none of the next
+
+
+class _Outcome(NamedTuple):
+    """What a member says of its attempt at something that all make together.
+
+    Args:
+        reason: why it has failed; None if it has worked.
+        may_pass: whether it may work when it is made once more.
+    """
+
+    reason: str | None
+    may_pass: bool = True
+
+
+class _Arrival(NamedTuple):
+    """What a member says at the beginning of a use of a Trainer.
+
+    Args:
+        intact: whether its default group is as it was made, and nothing has ended the use before.
+        generation: of its members.
+        members: as it knows them.
+        endpoint: where its sockets listen, or what is wrong with that; None if it does not say.
+    """
+
+    intact: bool
+    generation: int
+    members: tuple[Worker, ...]
+    endpoint: Endpoint | ConfigurationError | None
+
+
+class Membership:
+    """One worker's view, the same on all members after each round.
+
+    Every member calls the same methods in the same order from its training thread. A member that dies is left out of the round
+    under way and of all after it; the default process group is then made anew before the call returns.
+
+    Args:
+        store: the training thread's connection.
+        watch: of this worker; it has a connection of its own.
+        prefix: of the keys; another job has another one.
+        members: who is expected, in the order of their ranks, this worker among them.
+        make_group: makes the default process group: ``(store, rank, world_size)``.
+        min_workers: with fewer left the job ends.
+        timeout_s: how long a round waits for a worker that is alive, in seconds.
+        collective_timeout_s: how long one collective may take in :meth:`attempt`, in seconds; as long as any other if None.
+        late: whether the others have begun without this worker, so that it has to be taken in.
+
+    Attributes:
+        members: at present; a worker's place among them is its rank.
+        generation: how often the members or their groups have changed.
+        changed: called after each change.
+        lost: workers that were left out, in that order.
+        entrance: where those who come later are taken in.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        watch: Watch,
+        prefix: str,
+        members: Sequence[Worker],
+        *,
+        make_group: Callable[[Store, int, int], None],
+        min_workers: int,
+        timeout_s: float,
+        collective_timeout_s: float | None = None,
+        late: bool = False,
+    ) -> None:
+        self.store = store
+        self.watch = watch
+        self.members = tuple(members)
+        self.generation = 0
+        self.changed: list[Callable[[], None]] = []
+        self.lost: list[Worker] = []
+        self.prefix = prefix
+        self._rounds = Rounds(store, watch, prefix, timeout_s)
+        self._door = Door(store, prefix)
+        self._make_group = make_group
+        self._min_workers = min_workers
+        self.timeout_s = timeout_s
+        self._collective_timeout_s = collective_timeout_s
+        self._hurries = False  # whether collectives are made whose workers have all met
+        self._late = late
+        self._met = False  # whether there has been a first round
+        # the default group that was made last; held, its connections would stay when it is destroyed
+        self._group: Callable[[], dist.ProcessGroup | None] = lambda: None
+        self._oldest = 0  # generation whose keys may be there
+        self.alone = False  # a worker that is not taken in yet: every collective is its own
+        self.entrance = Entrance(self, self._door)
+
+    @property
+    def me(self) -> Worker:
+        """This worker."""
+        return self.watch.me
+
+    @property
+    def rank(self) -> int:
+        """This worker's place among the members."""
+        return self.members.index(self.me)
+
+    def gone(self) -> Callable[[], frozenset[int]]:
+        """To be asked later: which of the present members have died since, by their present ranks."""
+        present, dead = self.members, Verdict.DEAD
+
+        def gone() -> frozenset[int]:
+            return frozenset(
+                rank for rank, worker in enumerate(present) if worker not in self.members or self.watch.verdict(worker) is dead
+            )
+
+        return gone
+
+    @property
+    def round(self) -> int:
+        """The number of the next round: the same on all members at the same point."""
+        return self._rounds.number
+
+    # -- rounds ------------------------------------------------------------------------------------------------------
+
+    def gather(self, mine: Any, kind: str = "values") -> list[Any]:
+        """The values of all members that take part, in the order of their ranks (after the call, if somebody has died).
+
+        Args:
+            mine: this worker's.
+            kind: what is gathered, the same on all members.
+
+        Raises:
+            PeerError: if a worker does not come, has failed, or too few are left.
+            ConfigurationError: on all members, if one of them gathers something else.
+        """
+        said = self._hold(mine, kind)
+        for worker, (_, value) in said.items():
+            if isinstance(value, _Outcome) and value.reason is not None:  # it has failed before it came to this round
+                raise another_failed(worker.number, value.reason, "a collective")
+        return of_one_kind(list(said.values()))
+
+    def _hold(self, mine: Any, kind: str) -> dict[Worker, tuple[str, Any]]:
+        """One round: each member's kind and value, in the order of their ranks. Whoever takes no part is left out."""
+        if self.alone:
+            return {self.me: (kind, mine)}
+        said = self._hear(mine, kind)
+        if said is not None and len(said) < len(self.members):
+            self._leave_out([worker for worker in self.members if worker not in said])
+            self.make_groups()
+        return {self.me: (kind, mine)} if said is None else said
+
+    def _outcomes(self, failure: Exception | None, kind: str) -> dict[Worker, _Outcome]:
+        """How an attempt has ended for each member.
+
+        Raises:
+            Exception: this worker's failure, if others are elsewhere: in a round that belongs to the attempt, where they raise.
+            ConfigurationError: on all members, if one of them is at another call.
+        """
+        said = self._hold(_outcome(failure), kind)
+        if failure is not None and not all(isinstance(value, _Outcome) for _, value in said.values()):
+            raise failure
+        return dict(zip(said, of_one_kind(list(said.values())), strict=True))
+
+    def _hear(self, mine: Any, kind: str) -> dict[Worker, tuple[str, Any]] | None:
+        """The same, with nobody left out yet; None if it is this worker that takes no part any more, and is alone now."""
+        members = self.members
+        said = self._rounds.hold(members, pickle.dumps((kind, mine)), tidies=self.rank == 0)
+        if said is None:
+            self._be_excluded()
+            return None
+        return {worker: pickle.loads(value) for worker, value in zip(members, said, strict=True) if value is not None}
+
+    def broadcast(self, value: T, source: int = 0) -> T:
+        """The value of one rank; that of the first survivor, if that one has died."""
+        sender = self.members[source]
+        while True:
+            values = self.gather(value if self.me == sender else None, "a broadcast")
+            if sender in self.members:
+                return values[self.members.index(sender)]  # type: ignore[no-any-return]
+            sender = self.members[0]
+
+    def attempt(self, collective: Callable[[], T]) -> T:
+        """Run collectives on the default group, of workers that have met, until they have worked for all that are left.
+
+        What fails although nobody has died is tried once more, on new groups. If it fails again, or must (out of memory, a bad
+        argument), all workers raise, and new groups are there for whoever catches that.
+
+        Args:
+            collective: may be called again, and then with other members; must leave its inputs as they are.
+
+        Raises:
+            PeerError: as :meth:`gather`, and if it has failed on other workers only.
+            Exception: what the collective has raised on this worker.
+        """
+        tried = False
+        while not self._is_alone():
+            generation, result, failure = self.generation, None, None
+            try:
+                with self._hurrying():
+                    result = collective()
+            except GossipError:
+                raise
+            except Exception as error:  # noqa: BLE001 - raised below, or made good
+                failure = error
+            if failure is not None and dist.is_initialized():
+                _let_go(failure)
+                # only neighbours of a dead worker's hear of its end; those behind them wait for workers that have given up
+                dist.destroy_process_group()
+            outcomes = self._outcomes(failure, "the end of a collective")
+            if self._is_alone():  # since now
+                break
+            if not _failed(outcomes):
+                return result  # type: ignore[return-value]
+            if self.generation != generation:  # somebody has died
+                tried = False
+                continue
+            ends = tried or not _may_all_pass(outcomes)
+            if not ends:
+                log.warning("%s: a collective has failed, and is made once more: %s", self.me.spoken, _told(outcomes))
+            self.generation += 1
+            self.make_groups()
+            if ends:
+                raise self._failure_of(outcomes, failure)
+            tried = True
+        return collective()
+
+    def _is_alone(self) -> bool:
+        return self.alone
+
+    @contextmanager
+    def _hurrying(self) -> Iterator[None]:
+        """All have met: a worker that does not take part in a collective now is dead or frozen, and does not compute."""
+        before, self._hurries = self._hurries, True
+        self._set_deadline()
+        try:
+            yield
+        finally:
+            self._hurries = before
+            self._set_deadline()
+
+    def _set_deadline(self) -> None:
+        if self._collective_timeout_s is not None and dist.is_initialized():
+            set_timeout(self._collective_timeout_s if self._hurries else self.timeout_s)
+
+    def hello(self, use: int = 0, *, broken: bool = False, endpoint: Endpoint | ConfigurationError | None = None) -> None:
+        """A use of a Trainer begins: whoever has come by then is a member. Makes the default group, if it is not as it was.
+
+        An exception may have ended the use before on this worker, on others, or on all; they may have left it at different
+        points, and with different knowledge of who is dead.
+
+        Args:
+            use: its number, the same on all workers.
+            broken: whether an exception has ended the use before on this worker.
+            endpoint: where this worker's sockets listen, or what is wrong with that.
+
+        Raises:
+            ConfigurationError: if the workers cannot reach each other there.
+            PeerError: as :meth:`gather`.
+        """
+        ended = broken or self.watch.has_failed
+        self.watch.begin_use(use)
+        self.watch.start()
+        if self._late:
+            self._late = False
+            self.stay_alone()
+        if self.alone:
+            return
+        self._rounds.begin_at(use << _USE_BITS)
+        self.watch.look_at(self.members)
+        intact = not ended and dist.is_initialized() and (not self._met or self._group() is dist.group.WORLD)
+        if not intact and dist.is_initialized():
+            dist.destroy_process_group()  # somebody may wait in a collective for this worker, which has left it
+        generation = self.generation if self._met else self.generation - 1
+        heard = self._hear(_Arrival(intact, generation, self.members, endpoint), "the beginning of a Trainer's work")
+        if heard is None:
+            return
+        said: dict[Worker, _Arrival] = dict(zip(heard, of_one_kind(list(heard.values())), strict=True))
+        self._check_endpoints({worker: theirs.endpoint for worker, theirs in said.items()}, endpoint)
+        # who has seen more deaths knows better: nobody that one of those present has lost is a member
+        members = tuple(worker for worker in self.members if all(worker in theirs.members for theirs in said.values()))
+        members = tuple(worker for worker in members if worker in said)
+        if self.me not in members:
+            self._be_excluded()
+            return
+        generation = max(theirs.generation for theirs in said.values())
+        if absent := [worker for worker in self.members if worker not in members]:
+            self._leave_out(absent)
+        views = {theirs.members for theirs in said.values()}
+        if absent or len(views) > 1 or not all(theirs.intact for theirs in said.values()):
+            self.generation = generation + 1
+            self.make_groups()
+        self._met = True
+        self._group = weakref.ref(dist.group.WORLD) if dist.is_initialized() else lambda: None
+        self._door.begin()
+
+    def _check_endpoints(
+        self, said: dict[Worker, Endpoint | ConfigurationError | None], mine: Endpoint | ConfigurationError | None
+    ) -> None:
+        if isinstance(mine, ConfigurationError):
+            raise mine
+        for worker, theirs in said.items():
+            if isinstance(theirs, ConfigurationError):
+                raise another_failed(worker.number, reason_of(theirs), "setup")
+        endpoints = {worker.number: theirs for worker, theirs in said.items() if isinstance(theirs, Endpoint)}
+        if wrong := unreachable(endpoints):
+            raise ConfigurationError(wrong)
+
+    def rest(self) -> None:
+        """Watch and be watched no more, for now: the Trainer's work has ended. Waits a little for the others.
+
+        Rank 0, which may hold the store, so leaves it to the others until they have said so too.
+        """
+        self.watch.rest()
+        try:
+            key = f"{self.prefix}/resting/{self.generation}/{self._rounds.number}"
+            if self.store.add(key, 1) == len(self.members):
+                self.store.set(f"{key}/all", "1")
+            elif self.rank == 0 and not self.watch.has_failed:
+                self.store.wait([f"{key}/all"], timedelta(seconds=_REST_S))
+        except dist.DistError as error:
+            log.info("%s: ends without having heard that the other workers have ended: %s", self.me.spoken, _first_line(error))
+
+    def _be_excluded(self) -> None:
+        """The others have gone on without this worker: it is as if it had come back, under a new name."""
+        log.warning(
+            "Rank %d was silent for so long that the others went on without it (peer_timeout_s). It asks to be taken in again.",
+            self.me.number,
+        )
+        self.watch.be_reborn(self._door.another_life(self.me))
+        self.stay_alone()
+
+    def stay_alone(self) -> None:
+        """Be a group of one, until this worker is taken in."""
+        self.alone = True
+        self.generation += 1
+        self.members = (self.me,)
+        self.watch.look_at(self.members, outside=True)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._make_group(PrefixStore(f"{self.prefix}/alone/{self.me}", self.store), 0, 1)
+        for call in self.changed:
+            call()
+
+    def grow(self, joiners: Sequence[Worker]) -> None:
+        """These are members too, at the end of the ranks; the groups are still those of before."""
+        self.members = (*self.members, *joiners)
+        self.generation += 1
+        self.watch.look_at(self.members)
+
+    def take_part(self, members: Sequence[Worker], *, generation: int, round_: int, lost: Sequence[Worker]) -> None:
+        """Be a member from a round on; still alone afterwards, if the others have gone on without this worker meanwhile."""
+        self.members, self.generation, self.lost = tuple(members), generation, list(lost)
+        self._rounds.begin_at(round_)
+        uses.adopt(round_ >> _USE_BITS)
+        self.watch.begin_use(round_ >> _USE_BITS)
+        self.alone, self._met = False, True
+        if self._rounds.is_over:
+            self._be_excluded()
+        else:
+            self.watch.look_at(self.members)
+            self.make_groups()
+
+    # -- details -----------------------------------------------------------------------------------------------------
+
+    def _leave_out(self, absent: list[Worker]) -> None:
+        self.lost += absent
+        self.members = tuple(worker for worker in self.members if worker not in absent)
+        self.generation += 1
+        numbers = ", ".join(str(worker.number) for worker in absent)
+        self.watch.look_at(self.members)
+        log.warning("%s: rank %s is gone; %d workers go on", self.me.spoken, numbers, len(self.members))
+        if len(self.members) < self._min_workers:
+            raise PeerError(
+                f"Rank {numbers} is gone, {len(self.members)} workers are left, and min_workers={self._min_workers}: the job"
+                " ends. Resume it from its last checkpoint, or pass a smaller min_workers.",
+                rank=absent[0].number,
+                phase="membership",
+            )
+
+    def make_groups(self) -> None:
+        """The default process group of the present members; those who die meanwhile are left out.
+
+        Raises:
+            PeerError: as :meth:`gather`, and if it has failed twice on other workers only.
+            Exception: what has made it fail twice on this worker.
+        """
+        tried = False
+        while True:
+            began_s, generation, failure = now_s(), self.generation, None
+            try:
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+                self._make_group(PrefixStore(self._group_keys(generation), self.store), self.rank, len(self.members))
+            except Exception as error:  # noqa: BLE001 - raised below, or made good
+                failure = error
+                _let_go(error)
+            outcomes = self._outcomes(failure, "the making of groups")
+            if self.generation != generation or self.alone:
+                return  # somebody died in this round, and the groups have been made in there
+            if not _failed(outcomes):
+                break
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            if tried or not _may_all_pass(outcomes):
+                self._forget_groups(generation + 1)
+                raise self._failure_of(outcomes, failure)
+            log.warning("%s: the process groups could not be made, and are made once more: %s", self.me.spoken, _told(outcomes))
+            self.generation += 1
+            tried = True
+        log.debug("%s: process groups of %d workers made in %.3f s", self.me.spoken, len(self.members), now_s() - began_s)
+        if dist.is_initialized():
+            self._group = weakref.ref(dist.group.WORLD)
+        self._set_deadline()
+        self._forget_groups(self.generation)
+        for call in self.changed:
+            call()
+
+    def _group_keys(self, generation: int) -> str:
+        return f"{self.prefix}/group/{generation}"
+
+    def _forget_groups(self, generation: int) -> None:
+        """Delete the keys of the groups before a generation, which everybody has left."""
+        first, self._oldest = self._oldest, generation
+        if self.rank == 0:
+            for old in range(first, generation):
+                delete_below(self.store, f"{self._group_keys(old)}/")
+
+    def _failure_of(self, outcomes: dict[Worker, _Outcome], mine: Exception | None) -> Exception:
+        """What ends this worker when an attempt has failed for good: its own failure, or the first of the others'."""
+        if mine is not None:
+            return mine
+        worker, outcome = _failed(outcomes)[0]
+        return another_failed(worker.number, outcome.reason or "", "a collective")
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Clear what a traceback's frames hold: a group that one of them knows is not closed when it is destroyed."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def _outcome(failure: Exception | None) -> _Outcome:
+    return _Outcome(None) if failure is None else _Outcome(reason_of(failure), may_pass(failure))
+
+
+def _failed(outcomes: dict[Worker, _Outcome]) -> list[tuple[Worker, _Outcome]]:
+    return [(worker, said) for worker, said in outcomes.items() if said != _Outcome(None)]
+
+
+def _may_all_pass(outcomes: dict[Worker, _Outcome]) -> bool:
+    return all(said.may_pass for said in outcomes.values())
+
+
+def _told(outcomes: dict[Worker, _Outcome]) -> str:
+    return "; ".join(f"rank {worker.number}: {said.reason}" for worker, said in _failed(outcomes))
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]
+
+
+class _Process:
+    """What belongs to this process, as its default group does."""
+
+    current: Membership | None = None
+    kept: Membership | None = None  # between two Trainers, whose strategies need not be the same
+
+
+def current() -> Membership | None:
+    """The membership behind this process's default group; None while no strategy survives deaths."""
+    return _Process.current
+
+
+def kept(prefix: str) -> Membership | None:
+    """The last one, if it is of the job whose keys have this prefix."""
+    last = _Process.kept
+    return last if last is not None and last.prefix == prefix else None
+
+
+def set_current(membership: Membership | None) -> None:
+    """Set it; None at the end of a Trainer's work."""
+    _Process.current = membership
+    _Process.kept = membership or _Process.kept

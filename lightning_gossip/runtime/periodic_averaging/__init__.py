@@ -1,0 +1,1 @@
+"""The mean of all models, at once or behind the next local steps."""

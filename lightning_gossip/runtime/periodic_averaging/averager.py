@@ -1,0 +1,124 @@
+"""The exact mean of a vector over all workers, at once or behind the next local steps.
+
+An averaging of the models w_i of step t is applied as a difference:
+
+    x_i ← x_i + (w̄ − w_i),     w̄ = (1/n) Σ_j w_j
+
+Σ_i (w̄ − w_i) = 0, so the mean of the models changes by local updates only, whenever each worker applies it; what x_i has
+gained since step t survives. Applied at once x_i still is w_i, and becomes w̄, the same bits on all workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_gossip.algorithm.compression.error_feedback_mean import MeanWire
+from lightning_gossip.algorithm.tensors.flat import FlatModel, fading
+from lightning_gossip.errors import ProtocolError
+from lightning_gossip.runtime.collectives import Collectives
+from lightning_gossip.runtime.periodic_averaging.mean_reducers import ExactMean, PendingMean, WiredMean
+
+
+class Averager:
+    """Averages one worker's tensors with everybody's. Memory: two flat vectors of their size.
+
+    Args:
+        collectives: of all workers; each calls the same methods in the same order.
+        tensors: x, the same in the same order on all workers; read anew at each use
+            (:class:`~lightning_gossip.algorithm.tensors.flat.LiveTensors`).
+        model: how many of them, from the first, are the model's; None for all.
+        counted: how many of them, from the first, count for the distance to the mean; None for the model's.
+        retention: of these, per tensor; see :func:`~lightning_gossip.algorithm.tensors.flat.fading`.
+        wire: how the vectors are sent; other than ``"float32"`` a mean is exact only up to rounding, whose errors are fed back,
+            until :meth:`settle`, and creating an averager is collective.
+    """
+
+    def __init__(
+        self,
+        collectives: Collectives,
+        tensors: Sequence[Tensor],
+        *,
+        model: int | None = None,
+        counted: int | None = None,
+        retention: Sequence[float] | None = None,
+        wire: MeanWire = "float32",
+    ) -> None:
+        self._tensors = tensors
+        device = self._tensors[0].device if self._tensors else None
+        self._mean = FlatModel(self._tensors, device=device)
+        self._own = torch.empty_like(self._mean.flat)
+        self._model = len(self._tensors) if model is None else model
+        self._counted = sum(tensor.numel() for tensor in self._tensors[: self._model if counted is None else counted])
+        self._fading = fading(self._tensors[: self._model], retention)
+        self._means: ExactMean | WiredMean = (
+            ExactMean(collectives) if wire == "float32" else WiredMean(collectives, self._mean.read(self._tensors), wire)
+        )
+        self._pending: PendingMean | None = None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether an averaging has begun and not been completed."""
+        return self._pending is not None
+
+    def begin(self) -> None:
+        """Send w_i ← x_i on its way; x is free to change.
+
+        Raises:
+            ProtocolError: if one is under way.
+        """
+        if self._pending is not None:
+            raise ProtocolError("An averaging begins while another one is under way.")
+        self._own.copy_(self._mean.read(self._tensors))
+        self._pending = self._means.start(self._mean.flat)
+
+    def complete(self) -> float:
+        """Wait for w̄, and leave it to :meth:`replace`, :meth:`correct` or nobody.
+
+        Returns:
+            This worker's ‖w_i − w̄‖².
+        """
+        if self._pending is None:
+            raise ProtocolError("There is no averaging to complete.")
+        self._pending.wait()
+        self._pending = None
+        torch.sub(self._mean.flat, self._own, out=self._own)
+        return self._distance()
+
+    def settle(self) -> float | None:
+        """Make the w̄ of the averaging just completed exact, with all that rounding has kept back so far. Collective.
+
+        Returns:
+            As :meth:`complete`; None where there was nothing to settle.
+        """
+        if not self._means.keeps_back:
+            return None
+        before = self._mean.flat.clone()
+        self._means.settle(self._mean.flat)
+        self._own.add_(before.neg_().add_(self._mean.flat))
+        return self._distance()
+
+    def _distance(self) -> float:
+        """‖w_i − w̄‖² of what counts."""
+        return float(torch.linalg.vector_norm(self._own[: self._counted], dtype=torch.float64)) ** 2
+
+    def replace(self, *, model_only: bool = False) -> None:
+        """x_i ← w̄, where x_i has not changed since the averaging began.
+
+        Args:
+            model_only: leave alone what is not the model's.
+        """
+        self._mean.write(self._tensors, only=self._model if model_only else None)
+
+    def correct(self, *, forward_passes: int = 0) -> None:
+        """x_i ← x_i + (w̄ − w_i).
+
+        Args:
+            forward_passes: in training mode since the averaging began.
+        """
+        self._mean.flat.copy_(self._own)
+        for place, share in self._fading:
+            self._mean.flat[place] *= share**forward_passes
+        self._mean.add_to(self._tensors)

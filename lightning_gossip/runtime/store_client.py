@@ -1,0 +1,183 @@
+"""Connections to the store of the job: where it is, and a second one for a second thread."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
+
+from lightning_gossip.errors import ConfigurationError, PeerError
+from lightning_gossip.transport.network_interface import listen
+
+_NOTHING = "<nothing>"
+_PROBES = 4  # sent to a silent host before the connection is given up
+_FILES = Path("/proc/self/fd")
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of ``tcp://host:port``.
+
+    Raises:
+        ConfigurationError: for anything else.
+
+    >>> parse_address("tcp://10.0.0.1:29400")
+    ('10.0.0.1', 29400)
+    """
+    try:
+        parsed = urlparse(address)
+        host, port = parsed.hostname, parsed.port
+    except (ValueError, AttributeError):
+        host, port = None, None
+    if not host or not port or parsed.scheme != "tcp":
+        raise ConfigurationError(f"store={address!r} is not an address. Write it as store='tcp://host:port'.")
+    return host, port
+
+
+def connect(
+    address: str | None, *, rank: int, timeout_s: float, lost_s: float | None = None, interface: str | None = None
+) -> Store:
+    """A connection to the store that all workers of the job share.
+
+    It lives in torchrun's agent, or at the given address; otherwise in rank 0, which serves it from here on. Nobody waits
+    here for other workers.
+
+    Args:
+        address: of the option ``store``; None for the one of the environment (``MASTER_ADDR``, ``MASTER_PORT``).
+        rank: of this process when the job was started.
+        timeout_s: how long to try, in seconds.
+        interface: on which rank 0's listens; all if None.
+        lost_s: how long its host may be out of reach, in seconds, before calls fail; as long as the kernel likes if None.
+
+    Raises:
+        PeerError: if it cannot be reached.
+    """
+    if address is not None:
+        host, port, serves = *parse_address(address), False
+    else:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+    try:
+        store = TCPStore(
+            host,
+            port,
+            is_master=serves,
+            wait_for_workers=False,
+            multi_tenant=True,
+            timeout=timedelta(seconds=timeout_s),
+            master_listen_fd=listen(interface, host, port) if serves and interface is not None else None,
+        )
+    except dist.DistError as error:
+        raise PeerError(
+            f"The store of the job at {host}:{port} could not be reached within {timeout_s:.3g} s. It is rank 0 that serves it,"
+            " unless there is a store=...; its own log says why it does not.",
+            phase="store",
+            seconds=timeout_s,
+        ) from error
+    if lost_s is not None:
+        _end_when_lost(port, lost_s)
+    return store
+
+
+def look_up(store: Store, key: str) -> bytes | None:
+    """The value of a key that somebody may be deleting, or None; never waits, as ``get`` would for a key that is not there."""
+    # a swap of something that nobody writes: it tells the value, or, if there is none, what was expected
+    found: bytes = store.compare_set(key, _NOTHING, _NOTHING)
+    return None if found == _NOTHING.encode() else found
+
+
+def delete_below(store: Store, prefix: str) -> None:
+    """Delete all keys that begin so; with a torch that does not tell a store's keys they stay."""
+    if hasattr(store, "list_keys"):
+        for key in store.list_keys():
+            if key.startswith(prefix):
+                store.delete_key(key)
+
+
+def another(store: Store, *, timeout_s: float | None = None, connect_s: float | None = None) -> Store:
+    """A second connection, since one serves one call at a time.
+
+    Args:
+        store: the first one.
+        timeout_s: how long a call may wait, in seconds; as for the first one if None.
+        connect_s: how long to try to connect; as long as a call of the first one may wait, if None.
+    """
+    if isinstance(store, TCPStore):
+        as_first: timedelta = store.timeout  # type: ignore[attr-defined]
+        deadline = as_first if connect_s is None else timedelta(seconds=connect_s)
+        second = TCPStore(store.host, store.port, is_master=False, wait_for_workers=False, timeout=deadline)
+        second.set_timeout(as_first if timeout_s is None else timedelta(seconds=timeout_s))
+        if lost_s := max((_lost_s(end) for end in _connections(store.port)), default=0.0):
+            _end_when_lost(store.port, lost_s)
+        return second
+    return store  # in memory or a file: calls are short
+
+
+def _end_when_lost(port: int, lost_s: float) -> None:
+    """Let the kernel end the connections to a store when its host has acknowledged nothing for so long.
+
+    A call waits without a deadline for the store's answer, and in a partition there is none: the kernel would try for a quarter
+    of an hour, and a waiting call, which has nothing to send, would never end. A store that is only busy or frozen stays: its
+    kernel acknowledges.
+    """
+    for end in _connections(port):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+            end.setsockopt(socket.IPPROTO_TCP, option, max(1, round(lost_s / _PROBES)))
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(lost_s * 1000))
+
+
+def _lost_s(end: socket.socket) -> float:
+    return float(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)) / 1000
+
+
+def _connections(port: int) -> Iterator[socket.socket]:
+    """This process's connections to a port, each as long as the caller looks at it; none where the system does not tell."""
+    if not hasattr(socket, "TCP_USER_TIMEOUT") or not _FILES.exists():
+        return
+    for path in list(_FILES.iterdir()):
+        with suppress(OSError):  # closed meanwhile, or not connected
+            if os.readlink(path).startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(path.name))) as end:
+                    if end.family in (socket.AF_INET, socket.AF_INET6) and end.getpeername()[1] == port:
+                        yield end
+
+
+class ReportingStore:
+    """A store whose end is a PeerError, in torch's place a bare one.
+
+    Args:
+        store: that is asked.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._store, name)
+
+        def call(*args: Any) -> Any:
+            try:
+                return method(*args)
+            except dist.DistError as error:
+                raise store_lost() from error
+
+        return call
+
+
+def store_lost() -> PeerError:
+    """What to say when the store does not answer any more."""
+    return PeerError(
+        "The store of the job does not answer: the process that holds it has ended, or cannot be reached. That is rank 0,"
+        " unless it has an address of its own, so rank 0 cannot be survived; start `python -m lightning_gossip.store"
+        ' --port 29400` on a machine that stays and pass store="tcp://<host>:29400", or start with torchrun, whose agent holds'
+        " the store (docs/survival.md).",
+        phase="store",
+    )

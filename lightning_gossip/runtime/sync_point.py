@@ -1,0 +1,298 @@
+"""All workers together: what they came for, and the exact mean of their models. The only collectives of the gossip.
+
+Every worker calls the same methods in the same order on the default process group. :meth:`Rendezvous.agree` is where a fast
+worker waits for the slow ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_gossip.algorithm.tensors.flat import chunk_slices
+from lightning_gossip.errors import ConfigurationError, NonFiniteError, PeerError
+from lightning_gossip.runtime.membership import membership
+from lightning_gossip.runtime.membership.round_kinds import of_one_kind
+from lightning_gossip.runtime.peer_errors import answering
+
+T = TypeVar("T")
+_CHUNK_NUMEL = 1 << 20  # elements per all-reduce: bounds the extra memory to one chunk
+
+
+def gather(mine: Any, group: dist.ProcessGroup | None = None, *, kind: str = "values") -> list[Any]:
+    """Everybody's value, by rank. Collective if there are several workers; any picklable value.
+
+    Args:
+        mine: this worker's.
+        group: of all workers; the default group if None. Where deaths are survived, the default one only.
+        kind: what is gathered, the same on all workers.
+
+    Raises:
+        ConfigurationError: on all workers, if one of them gathers something else.
+    """
+    members = membership.current()
+    if members is not None and group is None:
+        return members.gather(mine, kind)
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [mine]
+    everyones: list[Any] = [None] * dist.get_world_size()
+    with answering("gathering"):
+        dist.all_gather_object(everyones, (kind, mine), group=group)
+    return of_one_kind(everyones)
+
+
+def together(collective: Callable[[], T]) -> T:
+    """Run collectives on the default group; where deaths are survived, again and with those that are left, if one dies.
+
+    Args:
+        collective: leaves its inputs as they are, if it fails.
+    """
+    members = membership.current()
+    if members is not None:
+        return members.attempt(collective)
+    with answering("a collective"):
+        return collective()
+
+
+class Purpose(IntEnum):
+    """Why a worker has come."""
+
+    EPOCH_END = 1
+    VALIDATE = 2
+    SAVE = 3  # rank 0 was asked for something that all do together before they go on: a checkpoint
+    STOP = 4  # somebody was told to stop (SIGTERM)
+    CALLED = 5  # another worker has called
+    COLLECTIVE = 6  # one that the user's code makes between two steps
+
+
+_WAITS = (Purpose.EPOCH_END, Purpose.VALIDATE, Purpose.COLLECTIVE)
+
+
+@dataclass(frozen=True)
+class Coming:
+    """What one worker says when it comes.
+
+    Args:
+        purpose: why.
+        optimizer_steps: that it has made.
+        should_stop: whether its trainer wants to end the fit.
+        what: the collective, if it came for one.
+        asks: what it was asked to do together with all others; any picklable values.
+    """
+
+    purpose: Purpose
+    optimizer_steps: int
+    should_stop: bool = False
+    what: str = ""
+    asks: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all workers know once all have arrived.
+
+    Args:
+        stop: somebody came to stop, so all do.
+        should_stop: some worker's trainer wants to end the fit.
+        optimizer_steps: of each rank.
+        asked: what rank 0 was asked for; all do it now.
+        over: what workers wait for can begin. Otherwise some are in the middle of the epoch and go on with it, and those that
+            wait for its end, a validation or a collective come again.
+    """
+
+    stop: bool
+    should_stop: bool
+    optimizer_steps: tuple[int, ...]
+    asked: tuple[Any, ...] = ()
+    over: bool = True
+
+
+def agree(comings: Sequence[Coming]) -> Agreement:
+    """What follows from what each came for, by rank. Pure: the same on all workers.
+
+    Raises:
+        ConfigurationError: if they wait for different things that cannot be done together.
+    """
+    stop = any(coming.purpose is Purpose.STOP for coming in comings)
+    should_stop = any(coming.should_stop for coming in comings)
+    waits = {(coming.purpose, coming.what) for coming in comings if coming.purpose in _WAITS}
+    if should_stop:  # whoever leaves the epoch early validates too
+        waits = {((Purpose.EPOCH_END, "") if purpose is Purpose.VALIDATE else (purpose, what)) for purpose, what in waits}
+    passing = any(coming.purpose not in _WAITS for coming in comings)
+    if len(waits) > 1 and not passing:
+        came = ", ".join(f"rank {rank} for {coming.what or coming.purpose.name}" for rank, coming in enumerate(comings))
+        raise ConfigurationError(
+            f"The workers came to a rendezvous for different things: {came}. A validation or a collective inside an epoch"
+            " needs all workers to come to it equally often: call it on every rank, or at the end of an epoch."
+        )
+    return Agreement(
+        stop, should_stop, tuple(coming.optimizer_steps for coming in comings), comings[0].asks, stop or not passing
+    )
+
+
+class Rendezvous:
+    """The collectives of one worker on the default process group.
+
+    Args:
+        device: where the group's backend wants its tensors.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def agree(self, mine: Coming) -> Agreement:
+        """Wait for every worker, and learn what each came for.
+
+        Raises:
+            PeerError: if a worker has ended.
+            ConfigurationError: on all ranks, if they came for different things that cannot be done together.
+        """
+        return agree(self._comings(mine))
+
+    def _comings(self, mine: Coming) -> list[Coming]:
+        kind = "a rendezvous"
+        members = membership.current()
+        if members is not None:
+            return members.gather(mine, kind)
+        everyones: list[Any] = [None] * dist.get_world_size()
+        try:
+            dist.all_gather_object(everyones, (kind, mine))
+        except RuntimeError as error:
+            raise PeerError(
+                f"Another worker ended before it came to the rendezvous ({mine.purpose.name}); its own log says why.",
+                phase="rendezvous",
+            ) from error
+        return of_one_kind(everyones)
+
+    def average(self, flat: Tensor) -> float:
+        """Replace a vector by its mean over all workers, the same bits on all of them.
+
+        Where deaths are survived, call it in :func:`together`: it fails if a worker dies, and the vector is then of no use.
+
+        Args:
+            flat: shape (d,), changed in place.
+
+        Returns:
+            This worker's squared distance ‖x_i − x̄‖² to the mean.
+        """
+        return self._average(flat, dist.get_world_size(), takes_part=True)
+
+    def average_of(self, flat: Tensor, *, takes_part: bool) -> float:
+        """The same over the workers that take part; every worker gets it. At least one must.
+
+        Args:
+            flat: shape (d,), changed in place.
+            takes_part: whether this worker's vector is part of the mean.
+
+        Returns:
+            This worker's squared distance to the mean; of no use where it does not take part.
+
+        Raises:
+            NonFiniteError: on all, if nobody takes part.
+        """
+        count = torch.tensor([float(takes_part)], dtype=torch.float64, device=self._device)
+        dist.all_reduce(count)
+        if not count:
+            raise NonFiniteError("No worker is left whose model is finite.")
+        return self._average(flat, int(count), takes_part=takes_part)
+
+    def _average(self, flat: Tensor, count: int, *, takes_part: bool) -> float:
+        def mean(chunk: slice, buffer: Tensor) -> None:
+            if takes_part:
+                buffer.copy_(flat[chunk])
+            else:
+                buffer.zero_()
+            dist.all_reduce(buffer)
+            buffer.div_(count)
+
+        return self._replace(flat, mean)
+
+    def adopt(self, flat: Tensor, model: Tensor | None, *, source: int) -> float:
+        """Replace a vector by that of one rank.
+
+        Args:
+            flat: shape (d,), changed in place.
+            model: shape (d,), on rank ``source``; None elsewhere.
+            source: whose it is.
+
+        Returns:
+            This worker's squared distance to it before.
+        """
+
+        def theirs(chunk: slice, buffer: Tensor) -> None:
+            if model is not None:
+                buffer.copy_(model[chunk])
+            dist.broadcast(buffer, src=source)
+
+        return self._replace(flat, theirs)
+
+    def _replace(self, flat: Tensor, fill: Callable[[slice, Tensor], None]) -> float:
+        """Replace a vector chunk by chunk by what ``fill`` writes; returns ‖old − new‖²."""
+        distance = 0.0
+        whole = torch.empty(min(flat.numel(), _CHUNK_NUMEL), dtype=flat.dtype, device=self._device)
+        with answering("averaging"):
+            for chunk in chunk_slices(flat.numel(), _CHUNK_NUMEL):
+                piece = flat[chunk]
+                buffer = whole[: piece.numel()]  # one for all: Gloo lets go of a tensor later than it says
+                fill(chunk, buffer)
+                here = buffer.to(flat.device)
+                distance += float(torch.linalg.vector_norm(piece.sub_(here))) ** 2
+                piece.copy_(here)
+        return distance
+
+    def mean(self, value: float) -> float:
+        """The mean of a number over all workers."""
+
+        def mean() -> float:
+            total = torch.tensor([value], dtype=torch.float64, device=self._device)
+            dist.all_reduce(total)
+            return float(total) / dist.get_world_size()
+
+        return together(mean)
+
+    def all_equal(self, values: Sequence[int]) -> bool:
+        """Whether all workers hold the same integers."""
+        low, high = self.extremes(values)
+        return low == high
+
+    def extremes(self, values: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The least and the largest of each of these integers over all workers.
+
+        Args:
+            values: as many on every worker, each above -2⁶³.
+        """
+
+        def both() -> list[int]:
+            mine = torch.tensor([*values, *(-value for value in values)], dtype=torch.int64, device=self._device)
+            dist.all_reduce(mine, op=dist.ReduceOp.MAX)
+            result: list[int] = mine.tolist()
+            return result
+
+        found = together(both) if values else []
+        return [-value for value in found[len(values) :]], found[: len(values)]
+
+    def copy(self, make: Callable[[], Tensor], *, source: int) -> Tensor:
+        """The bytes of one rank, on all.
+
+        Where deaths are survived, call it in :func:`together`.
+
+        Args:
+            make: on rank ``source`` its bytes, uint8 of shape (k,) on the host; called there only.
+            source: whose.
+        """
+        mine = make() if dist.get_rank() == source else torch.empty(0, dtype=torch.uint8)
+        with answering("copying"):
+            count = torch.tensor([mine.numel()], dtype=torch.int64, device=self._device)
+            dist.broadcast(count, src=source)
+            theirs = mine if dist.get_rank() == source else torch.empty(int(count), dtype=torch.uint8)
+            for chunk in chunk_slices(theirs.numel(), 4 * _CHUNK_NUMEL):
+                buffer = theirs[chunk].to(self._device)
+                dist.broadcast(buffer, src=source)
+                theirs[chunk] = buffer.to(theirs.device)
+        return theirs

@@ -1,0 +1,120 @@
+"""The batches that a worker takes from the shared counter, claimed ahead where the store is slow to answer."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from lightning_gossip.runtime.work_sharing.claim_counter import EpochQueue
+
+_WORTH_A_WAIT = 0.01  # of a step: a claim that takes longer is made ahead
+_RECENT = 8  # claims that tell how long the next one will take
+
+
+class Claims:
+    """The batches of a queue, one after the other. The next one is claimed ahead where the store is slow to answer.
+
+    A claim costs a round trip to the store, over the very links that exchanges fill: on a slow one a worker would wait half of
+    a step for it, and for every batch. So where claims have taken more than a hundredth of a step, the next one is made by a
+    thread while the loader has its batch. Then this worker holds one batch more than else, and the claim rule knows.
+
+    For one thread, but for the claim that is under way; the queue's ledger is up to date after :meth:`settle`.
+
+    Args:
+        queue: whose.
+        step_s: asked for this worker's time a batch in seconds, None if it is not known yet.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, queue: EpochQueue, step_s: Callable[[], float | None], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.queue = queue
+        self._step_s = step_s
+        self._clock = clock
+        self._took_s: deque[float] = deque(maxlen=_RECENT)
+        self._ahead: int | None = None  # settled, and not handed out yet
+        self._under_way: _Claim | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        """The next position.
+
+        Raises:
+            StopIteration: when this worker is done with claiming.
+        """
+        self.settle()
+        position, self._ahead = self._ahead, None
+        if position is None:
+            position = self._claim()
+        if position is None:
+            raise StopIteration
+        step_s = self._step_s()
+        if step_s is not None and self._took_s and statistics.median(self._took_s) > _WORTH_A_WAIT * step_s:
+            self._under_way = _Claim(self.queue, step_s, self._clock)
+        return position
+
+    def settle(self) -> None:
+        """Wait for the claim that is under way, if there is one: it is in the ledger then, and nobody claims."""
+        claim, self._under_way = self._under_way, None
+        if claim is not None and (position := claim.result()) is not None:
+            self._took_s.append(claim.took_s)
+            self.queue.ledger.claim(position)
+            self._ahead = position
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Claim no more; what a claim under way brings is nobody's. May be called twice.
+
+        Args:
+            timeout_s: how long to wait for that claim: the store may be out of reach.
+        """
+        claim, self._under_way = self._under_way, None
+        if claim is not None:
+            claim.join(timeout_s)
+
+    def _claim(self) -> int | None:
+        began_s = self._clock()
+        position = self.queue.claim(self._step_s())
+        self._took_s.append(self._clock() - began_s)
+        return position
+
+
+class _Claim:
+    """One, made by a thread of its own."""
+
+    def __init__(self, queue: EpochQueue, step_s: float, clock: Callable[[], float]) -> None:
+        self.took_s = 0.0
+        self._position: int | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(queue, step_s, queue.ledger.held, clock), name="gossip-claim", daemon=True
+        )
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for its end for a while."""
+        self._thread.join(timeout_s)
+
+    def result(self) -> int | None:
+        """Wait for it.
+
+        Raises:
+            BaseException: what the claim has ended with.
+        """
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._position
+
+    def _run(self, queue: EpochQueue, step_s: float, held: int, clock: Callable[[], float]) -> None:
+        began_s = clock()
+        try:
+            self._position = queue.draw(step_s, held)
+        except BaseException as error:  # noqa: BLE001 - for the thread that asks
+            self._error = error
+        self.took_s = clock() - began_s

@@ -1,0 +1,1 @@
+"""The machine: how long workers compute, links, messages on their way, the costs of collectives."""

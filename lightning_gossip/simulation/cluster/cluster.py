@@ -1,0 +1,115 @@
+"""The workers: how long each computes, which are slow, which stop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightning_gossip.algorithm.checks import check_integer, check_not_negative, is_finite
+from lightning_gossip.algorithm.laws import Law, Samples
+from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.simulation.cluster.compute_times import ComputeTimes, generator_of
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The workers of a simulated run.
+
+    Args:
+        workers: n, at least 1.
+        compute: the law of a step's compute time, of all workers or one for each.
+        slowdown: by rank, how many times slower that worker computes, ≥ 1; others have 1.
+        failures: by rank, the second at which that worker stops for good: it computes, starts and answers nothing any more.
+            An asynchronous algorithm goes on without it, and a synchronous one stalls. Batches that it holds are lost, and
+            those that it would have claimed when all others had left the epoch to it. (The runtime does more for ``adpsgd``:
+            the graph is repaired and the batches are handed out again. Under any other strategy it ends all.)
+        backward_share: of a step's compute time, the share after which an overlapped all-reduce may begin is
+            1 − backward_share; in [0, 1]. A backward pass costs about twice a forward pass.
+
+    Raises:
+        ConfigurationError: naming the key, for a value out of its range or a rank that does not exist.
+    """
+
+    workers: int
+    compute: Law | Sequence[Law]
+    slowdown: Mapping[int, float] = field(default_factory=dict)
+    failures: Mapping[int, float] = field(default_factory=dict)
+    backward_share: float = 2.0 / 3.0
+
+    def __post_init__(self) -> None:
+        check_integer("workers", self.workers, example=16)
+        if isinstance(self.compute, Law):
+            laws = (self.compute,) * self.workers
+        else:
+            laws = tuple(self.compute) if isinstance(self.compute, Sequence) else ()
+            if len(laws) != self.workers or not all(isinstance(law, Law) for law in laws):
+                raise ConfigurationError(
+                    f"compute={self.compute!r} is neither a law of compute times nor one for each of {self.workers} workers."
+                    " Write for example compute=Constant(0.1)."
+                )
+        self._check_ranks("slowdown", self.slowdown)
+        for rank, factor in self.slowdown.items():
+            if not is_finite(factor) or factor < 1.0:
+                raise ConfigurationError(f"slowdown[{rank}]={factor!r} is not a factor of at least 1.")
+        self._check_ranks("failures", self.failures)
+        for rank, at_s in self.failures.items():
+            check_not_negative(f"failures[{rank}]", at_s)
+        if not is_finite(self.backward_share) or not 0.0 <= self.backward_share <= 1.0:
+            raise ConfigurationError(f"backward_share={self.backward_share!r} is not in [0, 1]. Leave it out for 2/3.")
+        object.__setattr__(self, "compute", laws)
+
+    @classmethod
+    def one_slow(cls, workers: int, compute: Law, *, rank: int = 0, factor: float, **options: Any) -> Cluster:
+        """Equal workers but one.
+
+        Args:
+            workers, compute, options: as for the class.
+            rank: which is slow.
+            factor: how many times slower, ≥ 1.
+        """
+        return cls(workers, compute, slowdown={rank: factor}, **options)
+
+    @classmethod
+    def measured(cls, record: Mapping[str, Any], **options: Any) -> Cluster:
+        """The workers of a real run, each with the compute times that were measured there.
+
+        Args:
+            record: what a recipe's ``record.json`` holds, ``{"workers": [{"rank", "spans": [[activity, start_s, end_s, peer],
+                …]}, …]}``; spans of the activity ``"compute"`` are the samples. Of a run whose workers do not wait for each
+                other inside a step (``adpsgd``, not ``ddp``), short enough that a span is one step (10,000 spans a worker).
+            options: as for the class.
+
+        Raises:
+            ConfigurationError: if it is no such record.
+        """
+        try:
+            workers = sorted(record["workers"], key=lambda worker: worker["rank"])
+            laws = [Samples([end_s - start_s for start_s, end_s in _computing(worker["spans"])]) for worker in workers]
+        except (KeyError, TypeError, ValueError) as error:
+            reason = error if isinstance(error, ConfigurationError) else repr(error)
+            raise ConfigurationError(
+                f"record: this is not the record of a run with each worker's compute times ({reason})."
+                " Pass what a training run wrote into record.json."
+            ) from error
+        return cls(len(laws), laws, **options)
+
+    def compute_times(self, seed: int) -> list[ComputeTimes]:
+        """Each worker's compute times, by rank."""
+        assert not isinstance(self.compute, Law)
+        return [
+            ComputeTimes(law, float(self.slowdown.get(rank, 1.0)), generator_of(seed, 0, rank))
+            for rank, law in enumerate(self.compute)
+        ]
+
+    def _check_ranks(self, name: str, ranks: Mapping[int, float]) -> None:
+        if not isinstance(ranks, Mapping):
+            raise ConfigurationError(f"{name}={ranks!r} is not a mapping from ranks. Write for example {name}={{3: 10.0}}.")
+        for rank in ranks:
+            if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < self.workers:
+                raise ConfigurationError(f"{name} names the rank {rank!r}: ranks are 0 to {self.workers - 1}.")
+
+
+def _computing(spans: Sequence[Sequence[Any]]) -> list[tuple[float, float]]:
+    """The stretches in which a worker computed."""
+    return [(start_s, end_s) for activity, start_s, end_s, *_ in spans if activity == "compute" and end_s > start_s]

@@ -1,0 +1,84 @@
+"""What communication costs, in closed form: from bytes and links.
+
+With n workers, B bytes of a vector, latency ℓ, and b the bandwidth of the slowest link in use (bytes a second):
+
+| what | seconds |
+|---|---|
+| ring all-reduce | 2 (n − 1) (ℓ + (B/n)/b) |
+| ring all-gather | (n − 1) (ℓ + B/b) |
+| one way of a pairwise exchange | ℓ + B/b |
+| in-cast: n vectors to one server | ℓ + n B/b, and the same back |
+
+In a ring every step waits for its slowest link. On a bottleneck of C bytes a second that all share, b is at most C divided by
+the transfers under way at once: n in a ring. (Patarasuk & Yuan 2009 for the ring; the counts are derived.)
+"""
+
+from __future__ import annotations
+
+import math
+
+from lightning_gossip.simulation.cluster.links import Links
+
+
+def ring_all_reduce_s(links: Links, workers: int, nbytes: float, *, at_s: float = 0.0, seed: int = 0) -> float:
+    """Seconds of an all-reduce of a vector over all workers, in a ring by rank.
+
+    Args:
+        links: between them.
+        workers: n.
+        nbytes: of the vector.
+        at_s: when it begins, for links that are slow at random.
+        seed: of these.
+    """
+    if workers == 1:
+        return 0.0
+    latency_s, seconds_per_byte = _ring(links, workers, at_s, seed)
+    return 2 * (workers - 1) * (latency_s + nbytes / workers * seconds_per_byte)
+
+
+def ring_all_gather_s(links: Links, workers: int, nbytes: float, *, at_s: float = 0.0, seed: int = 0) -> float:
+    """Seconds until every worker has everybody's ``nbytes``; arguments as for :func:`ring_all_reduce_s`."""
+    if workers == 1:
+        return 0.0
+    latency_s, seconds_per_byte = _ring(links, workers, at_s, seed)
+    return (workers - 1) * (latency_s + nbytes * seconds_per_byte)
+
+
+def transfer_s(
+    links: Links, i: int, j: int, nbytes: float, *, flows: int = 1, at_s: float = 0.0, seed: int = 0, sharing: float = 1.0
+) -> float:
+    """Seconds of one transfer from rank i to rank j.
+
+    Args:
+        links, nbytes, at_s, seed: as for :func:`ring_all_reduce_s`.
+        i, j: the ranks.
+        flows: transfers under way at once, for the bottleneck.
+        sharing: transfers that divide a port among them.
+    """
+    factor = links.factor(i, j, at_s, seed)
+    seconds_per_byte = factor * sharing / links.bandwidth
+    if links.shared is not None:
+        seconds_per_byte = max(seconds_per_byte, flows / links.shared)
+    return links.latency_s * factor + nbytes * seconds_per_byte
+
+
+def in_cast_s(links: Links, workers: int, nbytes: float) -> float:
+    """Seconds until a server has received the vectors that n workers send it at once (or they its model)."""
+    capacity = links.bandwidth if links.shared is None else min(links.bandwidth, links.shared)
+    return links.latency_s + workers * nbytes / capacity
+
+
+def all_reduce_bytes(workers: int, nbytes: int) -> int:
+    """Bytes that each worker sends in a ring all-reduce: 2 (n − 1)/n of the vector."""
+    return math.ceil(2 * (workers - 1) / workers * nbytes)
+
+
+def _ring(links: Links, workers: int, at_s: float, seed: int) -> tuple[float, float]:
+    """The slowest link's latency and seconds a byte."""
+    factor = 1.0
+    if links.slow or links.slowdowns is not None:
+        factor = max(links.factor(rank, (rank + 1) % workers, at_s, seed) for rank in range(workers))
+    seconds_per_byte = factor / links.bandwidth
+    if links.shared is not None:
+        seconds_per_byte = max(seconds_per_byte, workers / links.shared)
+    return links.latency_s * factor, seconds_per_byte

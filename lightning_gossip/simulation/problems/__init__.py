@@ -1,0 +1,1 @@
+"""What is trained: objectives, models of all workers, the optimizer, who trains on which batch."""

@@ -1,0 +1,169 @@
+"""Who trains on what between two rendezvous.
+
+Shared epochs are claimed as the runtime does it (:mod:`lightning_gossip.algorithm.work_sharing`): one position of the epoch is
+each worker's own, the rest are claimed from one counter, ``lookahead`` batches ahead of the one in training, by the claim rule.
+Two idealisations: a claim takes no time, and every worker's step time is known to all at once.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from lightning_gossip.algorithm.work_sharing import Ledger, check_enough_batches, may_claim
+
+
+class Task(NamedTuple):
+    """One step's work: its batch as sample indices, None without a data set, and how many samples they are."""
+
+    batch: Sequence[int] | None
+    size: int
+
+
+class Session(ABC):
+    """The work between two rendezvous."""
+
+    @abstractmethod
+    def next(self, rank: int, step_s: float | None) -> Task | None:
+        """What a worker trains on next; None if it is done.
+
+        Args:
+            rank: the worker's.
+            step_s: its measured step time, None if not known yet.
+        """
+
+    def stepped(self, rank: int) -> None:  # noqa: B027 - only a shared epoch keeps account
+        """A worker has trained on its task."""
+
+    def lost(self, rank: int) -> None:  # noqa: B027
+        """A worker has failed; what it holds is lost."""
+
+
+class FreeSession(Session):
+    """So many steps of each worker.
+
+    Args:
+        number: of steps.
+        size: samples of a batch.
+        samples: of the data set; None without one.
+        generators: of the batches, by rank.
+    """
+
+    def __init__(self, number: int, size: int, samples: int | None, generators: Sequence[np.random.Generator]) -> None:
+        self._left = [number] * len(generators)
+        self._size = size
+        self._samples = samples
+        self._generators = generators
+
+    def next(self, rank: int, step_s: float | None) -> Task | None:
+        """See :meth:`Session.next`."""
+        if not self._left[rank]:
+            return None
+        self._left[rank] -= 1
+        if self._samples is None:
+            return Task(None, self._size)
+        return Task(self._generators[rank].integers(self._samples, size=self._size).tolist(), self._size)
+
+
+class EqualShares(Session):
+    """Every n-th batch of the epoch, as many for each worker; the first ones again where it does not come out even."""
+
+    def __init__(self, tasks: Sequence[Task], workers: int) -> None:
+        self._tasks = tasks
+        self._workers = workers
+        self._share = math.ceil(len(tasks) / workers)
+        self._taken = [0] * workers
+
+    def next(self, rank: int, step_s: float | None) -> Task | None:
+        """See :meth:`Session.next`."""
+        if self._taken[rank] == self._share:
+            return None
+        position = rank + self._taken[rank] * self._workers
+        self._taken[rank] += 1
+        return self._tasks[position % len(self._tasks)]
+
+
+class SharedEpoch(Session):
+    """Every worker claims the next batch, unless others would be done with it sooner.
+
+    Args:
+        tasks: of the epoch, by position.
+        members: the workers that take part, by rank; each is sure of one batch.
+        speeds_s: everybody's step time, NaN where it is not known; kept from epoch to epoch, and changed.
+        lookahead: see :class:`Epochs`.
+
+    Attributes:
+        left_early: the workers that have left batches to faster ones.
+    """
+
+    def __init__(self, tasks: Sequence[Task], *, members: Sequence[int], speeds_s: list[float], lookahead: int) -> None:
+        check_enough_batches(len(tasks), len(members))
+        self.left_early: set[int] = set()
+        self._tasks = tasks
+        self._lookahead = lookahead
+        self._speeds_s = speeds_s
+        self._places = {rank: place for place, rank in enumerate(members)}
+        # what the rule sees; infinite for those that have left
+        self._times_s = np.array([speeds_s[rank] for rank in members])
+        self._next = len(members)  # the first positions are the members' own
+        self._ledgers = {rank: Ledger() for rank in members}
+        self._begun: set[int] = set()
+        self._done: set[int] = set()
+
+    def next(self, rank: int, step_s: float | None) -> Task | None:
+        """See :meth:`Session.next`."""
+        ledger = self._ledgers[rank]
+        if rank not in self._begun:
+            self._begun.add(rank)
+            ledger.claim(self._places[rank])
+            for _ in range(self._lookahead - 1):
+                self._claim(rank, step_s)
+        if not ledger.held:
+            return None
+        self._claim(rank, step_s)
+        return self._tasks[ledger.current]
+
+    def stepped(self, rank: int) -> None:
+        """See :meth:`Session.stepped`."""
+        self._ledgers[rank].step()
+
+    def lost(self, rank: int) -> None:
+        """See :meth:`Session.lost`."""
+        if rank in self._places and rank not in self._done:
+            self._done.add(rank)
+            self._times_s[self._places[rank]] = math.inf
+
+    @property
+    def remaining(self) -> int:
+        """Batches that nobody has claimed."""
+        return len(self._tasks) - self._next
+
+    def _claim(self, rank: int, step_s: float | None) -> None:
+        if rank in self._done:
+            return
+        if step_s is not None:
+            self._speeds_s[rank] = self._times_s[self._places[rank]] = step_s
+        others_claim = len(self._done) < len(self._places) - 1  # the last one never leaves
+        if self.remaining and (not others_claim or self._may(rank, step_s)):
+            self._ledgers[rank].claim(self._next)
+            self._next += 1
+            return
+        if self.remaining:
+            self.left_early.add(rank)
+        self._done.add(rank)
+        self._times_s[self._places[rank]] = math.inf
+
+    def _may(self, rank: int, step_s: float | None) -> bool:
+        return may_claim(
+            held=self._ledgers[rank].held,
+            own_step=step_s,
+            remaining=self.remaining,
+            claimed=len(self._tasks) - self.remaining,
+            step_times=self._times_s,
+            rank=self._places[rank],
+            lookahead=self._lookahead,
+        )

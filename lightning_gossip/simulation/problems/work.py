@@ -1,0 +1,120 @@
+"""What the workers train on: epochs of batches, shared or in equal parts, or just so many steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightning_gossip.algorithm.checks import check_integer
+from lightning_gossip.algorithm.work_sharing import EpochPlan, check_enough_batches
+from lightning_gossip.simulation.problems.batch_assignment import EqualShares, FreeSession, Session, SharedEpoch, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epochs:
+    """Epochs of a number of batches, of all workers together.
+
+    Args:
+        number: of epochs, at least 1.
+        batches: an epoch; None: as many as the objective's data set has.
+        batch_size: samples of a batch.
+        lookahead: batches that a worker holds ahead of the one in training: 1 for Lightning's own, and what the loader's
+            processes prefetch.
+        drop_last: leave out a last batch that is smaller than the rest.
+    """
+
+    number: int = 1
+    batches: int | None = None
+    batch_size: int = 1
+    lookahead: int = 1
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        check_integer("number", self.number, example=2)
+        check_integer("batch_size", self.batch_size, example=16)
+        check_integer("lookahead", self.lookahead, example=1)
+        if self.batches is not None:
+            check_integer("batches", self.batches, example=1000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """So many steps of each worker, without an epoch's end between them; batches are drawn at random.
+
+    Args:
+        number: of steps, at least 1.
+        batch_size: samples of a batch.
+    """
+
+    number: int
+    batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        check_integer("number", self.number, example=100)
+        check_integer("batch_size", self.batch_size, example=16)
+
+
+class Plan:
+    """All sessions of a run.
+
+    Args:
+        work: epochs or steps.
+        samples: of the objective's data set; None without one.
+        workers: n.
+        shared: whether epochs are shared by the claim rule; otherwise in equal shares.
+        seed: of the permutations.
+        generators: of the batches of :class:`Steps`, by rank.
+
+    Raises:
+        ConfigurationError: if the epoch's length is not known, or it has fewer batches than workers.
+    """
+
+    def __init__(
+        self,
+        work: Epochs | Steps,
+        *,
+        samples: int | None,
+        workers: int,
+        shared: bool,
+        seed: int,
+        generators: Sequence[np.random.Generator],
+    ) -> None:
+        self._work = work
+        self._samples = samples
+        self._workers = workers
+        self._shared = shared
+        self._generators = generators
+        self._speeds_s = [math.nan] * workers
+        self._epoch: EpochPlan | None = None
+        if isinstance(work, Steps):
+            self.sessions, self.steps = 1, work.number * workers
+            self.batches = self.steps
+            return
+        if work.batches is None and samples is None:
+            check_integer("batches", None, example=1000, otherwise=", since the objective has no data set")
+        self.sessions = work.number
+        self._epoch = EpochPlan(samples or 0, work.batch_size, shuffle=True, drop_last=work.drop_last, seed=seed)
+        self.batches = work.batches if work.batches is not None else len(self._epoch)
+        if samples is not None:
+            check_integer("batches", self.batches, at_least=1, at_most=len(self._epoch), example=len(self._epoch))
+        check_enough_batches(self.batches, workers)
+        self.steps = self.sessions * (self.batches if shared else math.ceil(self.batches / workers) * workers)
+
+    def open(self, number: int, members: Sequence[int]) -> Session:
+        """The session of this number, from 0, for the workers that are left."""
+        if isinstance(self._work, Steps):
+            return FreeSession(self._work.number, self._work.batch_size, self._samples, self._generators)
+        tasks = self._tasks(number)
+        if not self._shared:
+            return EqualShares(tasks, self._workers)
+        return SharedEpoch(tasks, members=members, speeds_s=self._speeds_s, lookahead=self._work.lookahead)
+
+    def _tasks(self, epoch: int) -> list[Task]:
+        assert isinstance(self._work, Epochs)
+        assert self._epoch is not None
+        if self._samples is None:
+            return [Task(None, self._work.batch_size)] * self.batches
+        return [Task(batch, len(batch)) for batch in self._epoch.batches(epoch)[: self.batches]]

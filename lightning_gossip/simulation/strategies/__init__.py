@@ -1,0 +1,1 @@
+"""The strategies under virtual time, by the names and options of the real ones."""

@@ -1,0 +1,319 @@
+"""Asynchronous SGD with a parameter server under virtual time.
+
+A worker's request is what it is in the runtime: the update goes to the server, is applied when it is its turn, and the model
+comes back when a place is free. Push and pull are one: no update of another comes between if it is this worker's turn at once.
+Who may push and pull when, and how stale an update is, is the package's own
+:class:`~lightning_gossip.algorithm.apsgd.ParameterServer`. All vectors share the port of the server's rank, in-cast and out
+(or a bottleneck no wider than it; a wider one is not felt behind the port). The server's own rank sends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import simpy
+from simpy.events import Event
+from torch import Tensor
+
+from lightning_gossip.algorithm.apsgd import EventTrigger, OnStale, ParameterServer, ServerOptions
+from lightning_gossip.algorithm.checks import check_choice, check_integer
+from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.simulation.cluster.collective_costs import in_cast_s
+from lightning_gossip.simulation.cluster.network import then
+from lightning_gossip.simulation.problems.batch_assignment import Session
+from lightning_gossip.simulation.record import Distances
+from lightning_gossip.simulation.run import Process, Run, Strategy
+from lightning_gossip.simulation.strategies.asynchronous import Rendezvous, StepTimes
+
+
+@dataclass(frozen=True, kw_only=True)
+class APSGD(Strategy):
+    """Asynchronous SGD; the options of :class:`~lightning_gossip.strategies.APSGDStrategy`.
+
+    Args:
+        server_rank: on which rank the server is.
+        max_staleness, on_stale, active_workers, scale: see :class:`~lightning_gossip.algorithm.ServerOptions`.
+        event_trigger: a threshold of ‖u‖, an :class:`~lightning_gossip.algorithm.EventTrigger`, its arguments as a mapping, or
+            None to send after every step; needs an objective.
+        work_sharing: ``"auto"`` and ``True`` share an epoch by the claim rule; ``False`` gives equal shares.
+        at_rendezvous: makes no difference: there is one model.
+    """
+
+    name = "apsgd"
+    shares_work = True
+
+    server_rank: int = 0
+    max_staleness: int | None = None
+    on_stale: OnStale = "drop"
+    active_workers: int | None = None
+    scale: float | None = None
+    event_trigger: float | EventTrigger | Mapping[str, Any] | None = None
+    work_sharing: Literal["auto"] | bool = "auto"
+    at_rendezvous: Literal["adopt", "evaluate"] = "adopt"
+
+    def __post_init__(self) -> None:
+        check_integer("server_rank", self.server_rank, at_least=0, example=0)
+        check_choice("work_sharing", self.work_sharing, (True, False, "auto"))
+        self.server_options  # noqa: B018 - refuses what cannot work
+        self.trigger  # noqa: B018
+
+    @property
+    def server_options(self) -> ServerOptions:
+        """Of the server."""
+        return ServerOptions(
+            max_staleness=self.max_staleness,
+            on_stale=self.on_stale,
+            active_workers=self.active_workers,
+            scale=self.scale,
+        )
+
+    @property
+    def trigger(self) -> EventTrigger | None:
+        """When to send."""
+        option = self.event_trigger
+        if option is None or isinstance(option, EventTrigger):
+            return option
+        if not isinstance(option, Mapping):
+            return EventTrigger(threshold=option)
+        try:
+            return EventTrigger(**option)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"event_trigger={dict(option)!r} is not like {{'threshold': 0.01, 'relative': True}}."
+            ) from error
+
+    def check(self, workers: int) -> None:
+        """See :meth:`Strategy.check`."""
+        self.server_options.check(workers)
+        if self.server_rank >= workers:
+            raise ConfigurationError(f"server_rank={self.server_rank} of {workers} workers: ranks are 0 to {workers - 1}.")
+
+    def start(self, run: Run) -> None:
+        """See :meth:`Strategy.start`."""
+        if self.trigger is not None and not run.models.numel:
+            raise ConfigurationError("event_trigger needs an objective: without one no update has a norm.")
+        Server(self, run).start()
+
+
+@dataclass(eq=False)
+class _Request:
+    """Of a worker at the server."""
+
+    rank: int
+    update: Tensor | None  # to apply first
+    pulls: bool
+    turn: Event  # all of it has been done
+    model: Tensor | None = None  # that was pulled
+
+
+class Server:
+    """The server of a run, and its workers."""
+
+    def __init__(self, strategy: APSGD, run: Run) -> None:
+        self.run = run
+        self.rank = strategy.server_rank
+        self.trigger = strategy.trigger
+        self.session: Session
+        self.rules: ParameterServer
+        self._options = asdict(strategy.server_options)
+        self._pushing: dict[int, _Request] = {}  # by rank, first come first: the update waits
+        self._pulling: dict[int, _Request] = {}  # the model is waited for
+        self._workers = [_Worker(self, rank) for rank in range(run.workers)]
+        self.meeting = Rendezvous(
+            run, settle=self._settle, average=self._average, open_session=self._open, cost_s=self._average_s
+        )
+        run.current = lambda: self.rules.model.unsqueeze(0)
+
+    def start(self) -> None:
+        """Begin."""
+        self.meeting.begin()
+        for worker in self._workers:
+            worker.start()
+        for rank, at_s in sorted(self.run.cluster.failures.items()):
+            then(self.run.environment.timeout(at_s), self._workers[rank].fail)
+
+    def serve(self, rank: int, update: Tensor | None, *, pull: bool) -> Generator[Event, Any, Tensor | None]:
+        """Apply a worker's update when it is its turn, if there is one; then count it in flight, if it pulls.
+
+        Each is done at the moment at which it may be, not when a process goes on: with step times that are all equal the
+        others' updates, which end at the same moment, would all come before.
+
+        Returns:
+            The model then; None without a pull.
+        """
+        request = _Request(rank, update, pull, turn=self.run.environment.event())
+        if update is None:
+            self._queue(request)
+        else:
+            self._pushing[rank] = request
+        self.changed()
+        if not request.turn.triggered:
+            yield request.turn
+        return request.model
+
+    def leave(self, rank: int) -> None:
+        """A worker is neither in flight nor in the queue any more."""
+        self.rules.leave(rank)
+        self._pushing.pop(rank, None)
+        self._pulling.pop(rank, None)
+        self.changed()
+
+    def changed(self) -> None:
+        """Serve those whose turn it is: the first in the queue for a model, and any whose update waits, first come first."""
+        while True:
+            first = next(iter(self._pulling.values()), None)
+            if first is not None and self.rules.may_pull(first.rank):
+                self._pull(first)
+                continue
+            ready = next((request for request in self._pushing.values() if self.rules.may_push(request.rank)), None)
+            if ready is None:
+                return
+            self._push(ready)
+
+    def _push(self, request: _Request) -> None:
+        rank = request.rank
+        del self._pushing[rank]
+        assert request.update is not None
+        staleness = self.rules.push(rank, request.update)
+        self.run.record.event(self.run.environment.now, "push", rank)
+        if staleness is None:
+            self.run.record.accounts[rank].dropped += 1
+        else:
+            self.run.record.stale(rank, staleness)
+        if request.pulls:
+            self._queue(request)
+        else:
+            request.turn.succeed()
+
+    def _queue(self, request: _Request) -> None:
+        self.rules.queue(request.rank)
+        self._pulling[request.rank] = request
+
+    def _pull(self, request: _Request) -> None:
+        del self._pulling[request.rank]
+        self.rules.pull(request.rank)
+        self.run.record.event(self.run.environment.now, "pull", request.rank)
+        request.model = self.rules.model.clone()
+        request.turn.succeed()
+
+    def _open(self, session: Session) -> None:
+        self.session = session
+        start = self.run.models.rows[self.rank].clone()
+        self.rules = ParameterServer(start, workers=self.run.workers, **self._options)
+
+    def _settle(self) -> Process:
+        """All updates have been applied when their workers had arrived."""
+        yield from ()
+
+    def _average_s(self) -> float:
+        return in_cast_s(self.run.links, len(self.run.living) - 1, self.run.nbytes) if len(self.run.living) > 1 else 0.0
+
+    def _average(self) -> Distances | None:
+        """Everybody takes the server's model."""
+        distance = self.run.distance(self.run.models.x, to=self.rules.model)
+        self.run.models.x.copy_(self.rules.model)
+        return distance
+
+
+class _Worker:
+    """One worker of the server."""
+
+    def __init__(self, server: Server, rank: int) -> None:
+        self._server = server
+        self._rank = rank
+        self._run = server.run
+        self._x = server.run.models.rows[rank]
+        self._pulled = self._x.clone()
+        self._in_flight = False
+        self._held_back = False  # steps since the pull whose update was too small to send
+        self._times = StepTimes()
+        self._failed = False
+        self._process: simpy.Process | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._process = self._run.environment.process(self._guarded())
+
+    def fail(self) -> None:
+        """Stop for good; without the server's rank nobody goes on."""
+        run = self._run
+        if run.ended is not None:
+            return
+        self._failed = True
+        run.fail(self._rank, self._server.session)
+        if self._process is not None and self._process.is_alive:
+            self._process.interrupt("failed")
+        self._server.leave(self._rank)
+        if self._rank == self._server.rank:
+            run.finish("stalled")
+        self._server.meeting.check()
+
+    def _guarded(self) -> Process:
+        try:
+            yield from self._train()
+        except simpy.Interrupt:
+            if not self._failed:
+                raise
+
+    def _train(self) -> Process:
+        run, rank, environment = self._run, self._rank, self._run.environment
+        models, compute_times = run.models, run.compute_times[rank]
+        while True:
+            session = self._server.session
+            self._times.begin(environment.now)
+            while (task := session.next(rank, self._times.median_s)) is not None:
+                if not self._in_flight:
+                    yield from self._request(None)
+                began_s = environment.now
+                models.begin(rank, task.batch)
+                yield environment.timeout(compute_times.next_s())
+                models.step(rank, run.lr)
+                self._times.tick(environment.now)
+                run.record.compute(rank, began_s, environment.now)
+                run.record.event(environment.now, "step", rank)
+                session.stepped(rank)
+                run.count_step(rank, task.size)
+                yield from self._send_if_due()
+                run.evaluate_if_due()
+            if self._held_back:
+                yield from self._request(self._update(), pull=False)
+            self._server.leave(rank)
+            self._in_flight = False
+            yield self._server.meeting.arrive(rank)
+
+    def _send_if_due(self) -> Process:
+        update, trigger = self._update(), self._server.trigger
+        self._held_back = trigger is not None and not trigger.fires(float(update.norm()), float(self._pulled.norm()))
+        if not self._held_back:
+            yield from self._request(update)
+
+    def _update(self) -> Tensor:
+        return self._x - self._pulled if self._x.numel() else self._x
+
+    def _request(self, update: Tensor | None, *, pull: bool = True) -> Process:
+        """Push an update, if there is one, and pull the model, if it is wanted."""
+        run, server, rank = self._run, self._server, self._rank
+        began_s, remote = run.environment.now, self._rank != server.rank
+        if remote:
+            yield (
+                run.network.message(rank, server.rank)
+                if update is None
+                else run.network.transfer(rank, server.rank, run.nbytes)
+            )
+        if update is not None:
+            account = run.record.accounts[rank]
+            account.exchanges += 1
+            account.bytes_sent += run.nbytes if remote else 0
+            self._held_back = False
+        model = yield from server.serve(rank, update, pull=pull)
+        if model is not None:
+            self._pulled.copy_(model)
+            self._in_flight = True
+        if remote:
+            yield run.network.transfer(server.rank, rank, run.nbytes) if pull else run.network.message(server.rank, rank)
+            run.record.accounts[server.rank].bytes_sent += run.nbytes if pull else 0
+        if pull and self._x.numel():
+            self._x.copy_(self._pulled)
+        run.record.wait(rank, began_s, run.environment.now, server.rank)

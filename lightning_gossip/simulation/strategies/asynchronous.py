@@ -1,0 +1,103 @@
+"""What the asynchronous strategies have in common: how long a worker's steps take, and the rendezvous."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Callable
+
+from simpy.events import Event
+
+from lightning_gossip.simulation.problems.batch_assignment import Session
+from lightning_gossip.simulation.record import Distances
+from lightning_gossip.simulation.run import Process, Run
+
+_STEP_WINDOW = 9  # steps whose median is a worker's step time
+_SHORTEST_S = 1e-12  # so that a rate is finite; late in a long run a shorter step is lost in the rounding of the time
+
+
+class StepTimes:
+    """How long a worker's steps take as it measures them itself: the median of the last few, as in the runtime."""
+
+    def __init__(self) -> None:
+        self._steps_s: deque[float] = deque(maxlen=_STEP_WINDOW)
+        self._last_s = 0.0
+        self.median_s: float | None = None
+
+    def begin(self, at_s: float) -> None:
+        """A session begins; what was before is no step."""
+        self._last_s = at_s
+
+    def tick(self, at_s: float) -> float:
+        """A step has ended; returns its length, in seconds."""
+        step_s = max(at_s - self._last_s, _SHORTEST_S)
+        self._steps_s.append(step_s)
+        self._last_s = at_s
+        self.median_s = statistics.median(self._steps_s)
+        return step_s
+
+
+class Rendezvous:
+    """All living workers together at the end of a session; used by the asynchronous strategies.
+
+    Args:
+        run: whose.
+        settle: a process that ends what is under way, when all have arrived.
+        average: makes the mean, and returns the distances to it; None where there are no models.
+        open_session: begins a session.
+        cost_s: asked for the seconds that the average takes.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        settle: Callable[[], Process],
+        average: Callable[[], Distances | None],
+        open_session: Callable[[Session], None],
+        cost_s: Callable[[], float],
+    ) -> None:
+        self._run = run
+        self._settle = settle
+        self._average = average
+        self._open = open_session
+        self._cost_s = cost_s
+        self._arrived_s: dict[int, float] = {}  # when, by rank
+        self._number = 0
+        self._release = run.environment.event()
+        self._meeting = False
+
+    def begin(self) -> None:
+        """The first session."""
+        self._open(self._run.plan.open(0, self._run.living))
+
+    def arrive(self, rank: int) -> Event:
+        """A worker has come; the event is the beginning of the next session."""
+        self._arrived_s[rank] = self._run.environment.now
+        self._run.record.event(self._run.environment.now, "arrive", rank)
+        self.check()
+        return self._release
+
+    def check(self) -> None:
+        """Meet, if all living workers have come; also to be called when a worker has failed."""
+        if not self._meeting and self._run.living and self._arrived_s.keys() >= set(self._run.living):
+            self._meeting = True
+            self._run.environment.process(self._meet())
+
+    def _meet(self) -> Process:
+        run = self._run
+        yield from self._settle()
+        yield run.environment.timeout(self._cost_s())
+        for rank in run.living:
+            run.record.wait(rank, self._arrived_s[rank], run.environment.now)
+        run.end_session(self._average())
+        run.evaluate()
+        self._number += 1
+        if self._number == run.plan.sessions:
+            run.finish("done")
+            return
+        self._arrived_s.clear()
+        self._meeting = False
+        release, self._release = self._release, run.environment.event()
+        self._open(run.plan.open(self._number, run.living))
+        release.succeed()

@@ -1,0 +1,189 @@
+"""D-PSGD under virtual time: every step all workers average with their neighbours (Lian et al. 2017, arXiv 1705.09056).
+
+Nobody waits for all, but everybody for its neighbours. With s_i the beginning of worker i's round, c_i its compute time, and
+T_ij the time of a model from j to i, the round ends at
+
+    s_i' = max( s_i + c_i,  max_j ( max(s_i, s_j) + T_ij ) )         overlap: X W − γ G, as in the paper
+    s_i' = max_j ( max(s_i + c_i, s_j + c_j) + T_ij )                without: (X − γ G) W
+
+so a delay spreads by one edge a round. What the models become depends on the rounds alone and not on the times; so one process
+makes all rounds, in order. A port divides its bandwidth equally among the models of a round; on a bottleneck all models of a
+round are taken to be under way at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_gossip.algorithm.checks import check_choice
+from lightning_gossip.algorithm.laws import FloatArray
+from lightning_gossip.algorithm.topology.generators import make_topology
+from lightning_gossip.algorithm.topology.mixing import MixingWeights, mixing_matrix
+from lightning_gossip.simulation.cluster.collective_costs import ring_all_reduce_s, transfer_s
+from lightning_gossip.simulation.problems.batch_assignment import Task
+from lightning_gossip.simulation.run import Process, Run
+from lightning_gossip.simulation.strategies.adpsgd import AtRendezvous, TopologySpec, check_at_rendezvous, topology_name
+from lightning_gossip.simulation.strategies.synchronous import Lockstep, Rounds, stall_if_failed
+
+_STATUS = 2  # elements that go with a model, as in the runtime
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPSGD(Lockstep):
+    """Synchronous averaging with the neighbours; the options of :class:`~lightning_gossip.strategies.DPSGDStrategy`.
+
+    Args:
+        topology: who averages with whom: a name, a topology, or the edges.
+        weights: of the mixing matrix, ``"metropolis"`` or ``"uniform"``.
+        overlap: average the models of before the step while the gradient is computed.
+        at_rendezvous: ``"adopt"`` makes every worker take the mean at an epoch's end; ``"evaluate"`` only looks at it.
+    """
+
+    name = "dpsgd"
+
+    topology: TopologySpec = "ring"
+    weights: MixingWeights = "metropolis"
+    overlap: bool = True
+    at_rendezvous: AtRendezvous = "adopt"
+
+    def __post_init__(self) -> None:
+        check_choice("weights", self.weights, ("metropolis", "uniform"))
+        check_choice("overlap", self.overlap, (True, False))
+        check_at_rendezvous(self.at_rendezvous)
+
+    @property
+    def topology_name(self) -> str:
+        """See :class:`Strategy`."""
+        return topology_name(self.topology)
+
+    def check(self, workers: int) -> None:
+        """See :meth:`Strategy.check`."""
+        make_topology(self.topology, workers)
+
+    def rounds(self, run: Run) -> Rounds:
+        """See :meth:`Lockstep.rounds`."""
+        return NeighbourRounds(self, run)
+
+
+class NeighbourRounds(Rounds):
+    """All workers' rounds of one run."""
+
+    def __init__(self, strategy: DPSGD, run: Run) -> None:
+        topology = make_topology(strategy.topology, run.workers)
+        self._run = run
+        self._overlap = strategy.overlap
+        self._adopts = strategy.at_rendezvous == "adopt"
+        self._degrees = [topology.degree(rank) for rank in range(run.workers)]
+        width = max(self._degrees)
+        self._edges = topology.edges
+        self._neighbours = np.arange(run.workers)[:, None].repeat(width, axis=1)  # padded by the worker itself
+        for rank in range(run.workers):
+            self._neighbours[rank, : self._degrees[rank]] = topology.neighbours(rank)
+        self._nbytes = run.nbytes + _STATUS * run.models.x.element_size()
+        self._starts_s = np.zeros(run.workers)
+        self._transfers_s = self._transfer_times(0.0)
+        self._terms = _terms(self._neighbours, self._degrees, mixing_matrix(topology, strategy.weights))
+
+    def round(self, number: int, tasks: Sequence[Task]) -> Process:
+        """See :meth:`Rounds.round`."""
+        run = self._run
+        starts_s = self._starts_s
+        for rank, task in enumerate(tasks):
+            run.models.begin(rank, task.batch)
+        times_s = np.array([times.next_s() for times in run.compute_times])
+        computed_s = starts_s + times_s
+        if stall_if_failed(run, computed_s.tolist()):
+            return
+        if run.links.slowdowns is not None:
+            self._transfers_s = self._transfer_times(float(starts_s.max()))
+        sent_s = starts_s if self._overlap else computed_s
+        arrivals_s = np.maximum(sent_s[:, None], sent_s[self._neighbours]) + self._transfers_s
+        ends_s = np.maximum(computed_s, arrivals_s.max(axis=1, initial=-np.inf))
+        yield run.environment.timeout(max(0.0, float(ends_s.max()) - run.environment.now))
+        if run.models.numel:
+            correction = self._correction() if self._overlap else None
+            run.models.optimizer.step(slice(None), run.models.gradients(), run.lr)
+            run.models.x.add_(self._correction() if correction is None else correction)
+        self._write_down(tasks, starts_s, computed_s, ends_s)
+        self._starts_s = ends_s
+
+    def end_session(self) -> Process:
+        """See :meth:`Rounds.end_session`."""
+        run = self._run
+        came_s = self._starts_s
+        cost_s = ring_all_reduce_s(run.links, run.workers, run.nbytes, at_s=run.environment.now, seed=run.seed)
+        yield run.environment.timeout(max(0.0, float(came_s.max()) + cost_s - run.environment.now))
+        for rank, at_s in enumerate(came_s.tolist()):
+            run.record.wait(rank, at_s, run.environment.now)
+        self._starts_s = np.full(run.workers, run.environment.now)
+        distance = run.distance(run.models.x)
+        if self._adopts and run.models.numel:
+            run.models.x.copy_(run.models.x.sum(0).div_(run.workers))
+        run.end_session(distance)
+
+    def _write_down(self, tasks: Sequence[Task], starts_s: FloatArray, computed_s: FloatArray, ends_s: FloatArray) -> None:
+        record = self._run.record
+        rows = zip(tasks, starts_s.tolist(), computed_s.tolist(), ends_s.tolist(), strict=True)
+        for rank, (task, start_s, stop_s, end_s) in enumerate(rows):
+            record.compute(rank, start_s, stop_s)
+            record.wait(rank, stop_s, end_s)
+            account = record.accounts[rank]
+            account.exchanges += self._degrees[rank]
+            account.bytes_sent += self._degrees[rank] * self._nbytes
+            record.event(end_s, "step", rank)
+            self._run.count_step(rank, task.size)
+        self._run.evaluate_if_due(len(tasks))
+
+    def _correction(self) -> Tensor:
+        """Σ_j W_ij (x_j − x_i), summed in the order of the neighbours, as the runtime does it; shape (n, d)."""
+        x = self._run.models.x
+        correction = torch.zeros_like(x)
+        for rows, peers, weight in self._terms:
+            if len(rows) == len(x):
+                correction.add_(x[peers].sub_(x), alpha=weight)
+            else:
+                correction[rows] = correction[rows].add_(x[peers].sub_(x[rows]), alpha=weight)
+        return correction
+
+    def _transfer_times(self, at_s: float) -> FloatArray:
+        """T_ij by worker and neighbour, shape (n, largest degree); where padded, less than any time."""
+        run, degrees = self._run, self._degrees
+        by_edge = {
+            (i, j): transfer_s(
+                run.links,
+                i,
+                j,
+                self._nbytes,
+                flows=2 * len(self._edges),
+                at_s=at_s,
+                seed=run.seed,
+                sharing=max(degrees[i], degrees[j]),
+            )
+            for i, j in self._edges
+        }
+        times_s = np.full(self._neighbours.shape, -np.inf)
+        for rank, degree in enumerate(degrees):
+            for place in range(degree):
+                peer = int(self._neighbours[rank, place])
+                times_s[rank, place] = by_edge[min(rank, peer), max(rank, peer)]
+        return times_s
+
+
+def _terms(
+    neighbours: np.typing.NDArray[np.intp], degrees: Sequence[int], matrix: FloatArray
+) -> list[tuple[Tensor, Tensor, float]]:
+    """The correction's terms: by place in the order of the neighbours and by weight, the workers and their peers."""
+    terms = []
+    for place in range(neighbours.shape[1]):
+        groups: dict[float, list[int]] = {}
+        for rank, degree in enumerate(degrees):
+            if place < degree:
+                groups.setdefault(float(matrix[rank, neighbours[rank, place]]), []).append(rank)
+        for weight, rows in groups.items():
+            terms.append((torch.tensor(rows), torch.from_numpy(neighbours[rows, place].astype(np.int64)), weight))
+    return terms

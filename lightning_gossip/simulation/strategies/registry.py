@@ -1,0 +1,75 @@
+"""The strategies by name, the same names and options as those of the package's Lightning strategies."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.simulation.run import Strategy
+from lightning_gossip.simulation.strategies.adpsgd import ADPSGD
+from lightning_gossip.simulation.strategies.apsgd import APSGD
+from lightning_gossip.simulation.strategies.dpsgd import DPSGD
+from lightning_gossip.simulation.strategies.periodic_averaging import AdaptiveAveraging, PeriodicAveraging
+from lightning_gossip.simulation.strategies.synchronous import QSGD, AllReduce
+
+STRATEGIES: Mapping[str, Callable[..., Strategy]] = MappingProxyType(
+    {
+        "adpsgd": ADPSGD,
+        "dpsgd": DPSGD,
+        "apsgd": APSGD,
+        "periodic_averaging": PeriodicAveraging,
+        "adaptive_averaging": AdaptiveAveraging,
+        "qsgd": QSGD,
+        "ddp": AllReduce,
+        "allreduce": AllReduce,
+    }
+)
+"""Name → description. A new strategy is one new file and one row here."""
+
+_ONLY_REAL = frozenset(
+    {
+        "exchange_timeout_s",
+        "checkpoint",
+        "averaged_buffers",
+        "start_method",
+        "timeout",
+        "interface",
+        "refuse_nonfinite",
+        "on_nonfinite",
+        "on_peer_failure",
+        "min_workers",
+        "max_workers",
+        "peer_timeout_s",
+        "joiner_optimizer",
+        "store",
+        "_target_",
+        "_convert_",
+    }
+)
+
+
+def make_strategy(name: str, **options: Any) -> Strategy:
+    """A strategy by its name in `STRATEGIES`.
+
+    Args:
+        name: of it.
+        options: as of the Lightning strategy of this name; those that only a real run has (time-outs,
+            checkpoints, launching, survival) are left out.
+
+    Raises:
+        ConfigurationError: for an unknown name or option, or a value out of its range.
+
+    >>> make_strategy("adpsgd", topology="exponential", checkpoint="mean").topology
+    'exponential'
+    """
+    if name not in STRATEGIES:
+        close = difflib.get_close_matches(str(name), STRATEGIES, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ConfigurationError(f"unknown strategy {name!r}; the known ones are {', '.join(STRATEGIES)}.{hint}")
+    try:
+        return STRATEGIES[name](**{key: value for key, value in options.items() if key not in _ONLY_REAL})
+    except TypeError as error:
+        raise ConfigurationError(f"the strategy {name!r} does not take these options: {error}.") from error

@@ -1,0 +1,327 @@
+"""What all decentralized strategies are to Lightning.
+
+Translate, delegate, return: everything that lasts for one fit is in :class:`~lightning_gossip.strategies.fit.fit.Fit`, and what
+the strategies differ in is in their :class:`~lightning_gossip.strategies.worker_algorithm.Algorithm`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, cast
+
+import lightning.pytorch as pl
+import torch.distributed as dist
+from lightning.fabric.utilities.distributed import _distributed_is_initialized
+from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch.strategies.strategy import TBroadcast
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.distributed import ReduceOp
+from torch.nn import Module
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from lightning_gossip.errors import ConfigurationError, reason_of
+from lightning_gossip.runtime.clock import Timeline
+from lightning_gossip.runtime.membership import uses
+from lightning_gossip.runtime.peer_errors import answering
+from lightning_gossip.runtime.sync_point import gather, together
+from lightning_gossip.strategies.data.exact_evaluation import equally_long, share_evaluation
+from lightning_gossip.strategies.fit.callback import StrategyHooks
+from lightning_gossip.strategies.fit.fit import Fit
+from lightning_gossip.strategies.fit.loop_patches import defer_epoch_schedulers, free_epoch_loop, synchronize_results
+from lightning_gossip.strategies.fit.slurm_requeue import Requeue
+from lightning_gossip.strategies.lightning import asking
+from lightning_gossip.strategies.lightning.patches import Patches
+from lightning_gossip.strategies.lightning.worker_processes import WorkerProcesses
+from lightning_gossip.strategies.options import (
+    AtRendezvous,
+    CheckpointKind,
+    FitOptions,
+    WorkSharing,
+)
+from lightning_gossip.strategies.report import FitReport
+from lightning_gossip.strategies.state import checkpoint_contents
+from lightning_gossip.strategies.state.shared_tensors import check_averaged_buffers
+from lightning_gossip.strategies.worker_algorithm import Algorithm
+
+
+class DecentralizedStrategy(WorkerProcesses):
+    """Base of the strategies of this package. Behaves like Lightning's DDP wherever the workers are together.
+
+    Args:
+        work_sharing: ``"auto"`` shares each epoch's batches between the workers where that is possible (a map-style data set
+            with an ordinary sampler), so that fast workers take more of them; ``True`` insists; ``False`` gives equal shares.
+        at_rendezvous: ``"adopt"`` makes every worker go on from the mean model; ``"evaluate"`` validates and saves the mean,
+            then puts each worker's own model back (for comparisons of algorithms).
+        checkpoint: ``"mean"`` writes an ordinary Lightning checkpoint: the mean model and the mean of the optimizers' states;
+            ``"replicas"`` also writes each worker's own state beside it, and resumes from it.
+        averaged_buffers: patterns (``fnmatch``) of the names of buffers that are averages over batches, as
+            ``("*.running_covariance",)``: they are averaged as parameters are. BatchNorm's statistics are so anyway. Of every
+            other buffer all workers take the lowest rank's when they meet (docs/assumptions.md).
+        processes: see :class:`~lightning_gossip.strategies.lightning.worker_processes.WorkerProcesses`.
+
+    Raises:
+        ConfigurationError: for a value that cannot work, and for an unknown argument.
+    """
+
+    name: str  # what the strategy is called in Trainer(strategy=...)
+    shares_work: ClassVar[bool] = True  # whether workers may make different numbers of steps
+
+    def __init__(
+        self,
+        *,
+        work_sharing: WorkSharing = "auto",
+        at_rendezvous: AtRendezvous = "adopt",
+        checkpoint: CheckpointKind = "mean",
+        averaged_buffers: Sequence[str] = (),
+        **processes: Any,
+    ) -> None:
+        super().__init__(**processes)
+        options = FitOptions(work_sharing, at_rendezvous, checkpoint, averaged_buffers)
+        if not self.shares_work and work_sharing is True:
+            raise ConfigurationError(
+                f"work_sharing=True is not possible with {type(self).__name__}: its workers make the same number of steps."
+                " Leave it out, or use the strategy 'adpsgd' or 'apsgd'."
+            )
+        self.fit_options = options if self.shares_work else replace(options, work_sharing=False)
+        self.report = FitReport()
+        self.timeline = Timeline()
+        self._fit: Fit | None = None
+        self._patches = Patches()
+        self._loaded: tuple[dict[str, Any], _PATH] | None = None
+
+    @abstractmethod
+    def algorithm(self, timeline: Timeline) -> Algorithm:
+        """A new worker's part of the algorithm, for one fit."""
+
+    @property
+    def epoch_progress(self) -> tuple[int, int] | None:
+        """Batches of the epoch that all workers have taken, and all of them; None where the work is not shared."""
+        queue = self._fit.work.shared.queue if self._fit is not None and self._fit.work.shared is not None else None
+        return None if queue is None else (queue.taken, queue.batches)
+
+    @property
+    def collectives_made(self) -> int:
+        """Collectives that the algorithm has made in this fit; Lightning's own are not among them."""
+        return 0 if self._fit is None else self._fit.collectives_made
+
+    @override
+    def preflight(self, trainer: pl.Trainer, model: pl.LightningModule) -> None:
+        super().preflight(trainer, model)
+        if not is_overridden("configure_model", model):  # else its layers come later
+            check_averaged_buffers(model, self.fit_options.averaged_buffers)
+
+    # -- setup and teardown ------------------------------------------------------------------------------------------
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        synchronize_results(trainer, self._patches, meet=self._end_session)
+        share_evaluation(trainer, self._patches)
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._begin_fit(trainer)
+        super().setup(trainer)
+
+    def _end_session(self) -> None:
+        if self._fit is not None:
+            self._fit.leave_epoch()
+
+    def _begin_fit(self, trainer: pl.Trainer) -> None:
+        timeline = Timeline()
+        loaded, path = self._loaded or ({}, None)
+        self._fit = fit = Fit(
+            trainer,
+            (lambda: self.algorithm(timeline)) if self.workers > 1 else None,
+            self.fit_options,
+            timeline=timeline,
+            restored=loaded.get(checkpoint_contents.KEY),
+            restored_from=path,
+        )
+        self._loaded = None
+        self.report, self.timeline = fit.account.report, timeline
+        fit.work.install(self._patches)
+        fit.metrics.install()
+        trainer.callbacks.insert(0, StrategyHooks(fit, Requeue(trainer, self._patches, fit.request_stop)))  # type: ignore[attr-defined]
+        free_epoch_loop(trainer, fit, self._patches, forward_signal=self.signal_started_workers)
+        defer_epoch_schedulers(trainer, fit, self._patches)
+        asking.install(trainer, fit, self._patches)
+        if self.workers > 1:
+            asking.refuse_other_runs(trainer, self._patches)
+        if self.members is not None:
+            self.members.changed[:] = [self.members_changed, fit.changes.note]
+
+    @override
+    def teardown(self) -> None:
+        if self._fit is not None:
+            self._fit.metrics.restore()
+            self._fit.close()
+            trainer = self._fit.trainer
+            trainer.callbacks[:] = [c for c in trainer.callbacks if not isinstance(c, StrategyHooks)]  # type: ignore[attr-defined]
+            self._fit = None
+        self._patches.restore()
+        self._loaded = None
+        super().teardown()
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    @override
+    def process_dataloader(self, dataloader: object) -> object:
+        return self._fit.work.process(dataloader) if self._fit is not None else dataloader
+
+    @override
+    def on_train_start(self) -> None:
+        self._running_fit.begin()
+
+    @override
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self._running_fit.before_batch(batch)
+
+    @override
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], Any],
+        model: pl.LightningModule | Module | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        output = super().optimizer_step(optimizer, closure, model, **kwargs)
+        self._running_fit.optimizer_stepped(max(float(group["lr"]) for group in optimizer.param_groups))
+        return output
+
+    @override
+    def post_backward(self, closure_loss: Tensor) -> None:
+        super().post_backward(closure_loss)
+        if self._fit is not None:
+            self._fit.after_backward()
+
+    @override
+    def on_train_end(self) -> None:
+        self._running_fit.end()
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        if not isinstance(exception, SIGTERMException):
+            uses.fail()
+            self.tell_once(exception)  # before the others hear of it, and fail by it
+        if self.members is not None and not isinstance(exception, SIGTERMException):
+            self.members.watch.failed(reason_of(exception))
+            self.members.watch.rest()  # it has said so when this returns
+        if self._fit is not None and not isinstance(exception, SIGTERMException):
+            self._fit.fail()
+
+    # What Lightning, its callbacks and users synchronise through the strategy. Inside an epoch there is nobody to answer: the
+    # worker gets its own value, with a warning; but between two steps of static shares, which all make, all meet first.
+    # A worker that has failed waits for nobody.
+
+    @override
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        if self._all_are_here("a barrier"):
+            if self.members is not None:
+                gather(None, kind="a barrier")
+            else:
+                with answering("a barrier"):
+                    super().barrier(*args, **kwargs)
+
+    @override
+    def broadcast(self, obj: TBroadcast, src: int = 0) -> TBroadcast:
+        if self._fit is not None and self._fit.in_session and isinstance(obj, str) and (obj, src) == (self._fit.log_dir[0], 0):
+            return cast(TBroadcast, self._fit.log_dir[1])  # trainer.log_dir broadcasts whenever it is read
+        if not self._all_are_here("a broadcast"):
+            return obj
+        if self.members is not None:
+            return self.members.broadcast(obj, src)
+        with answering("a broadcast"):
+            return super().broadcast(obj, src)
+
+    @override
+    def reduce(self, tensor: Tensor, group: Any | None = None, reduce_op: ReduceOp | str | None = "mean") -> Tensor:
+        if not self._all_are_here("a reduction"):
+            return tensor
+        if group is not None or not isinstance(tensor, Tensor):
+            return super().reduce(tensor, group, reduce_op)
+        self._wait_for_all()
+        return together(lambda: super(DecentralizedStrategy, self).reduce(tensor.clone(), group, reduce_op))
+
+    @override
+    def all_gather(self, tensor: Tensor, group: Any | None = None, sync_grads: bool = False) -> Tensor:
+        if group is dist.group.WORLD:  # what LightningModule.all_gather passes
+            group = None
+        if self._fit is not None and group is None:
+            gathered = self._fit.gather_in_step(tensor, sync_grads=sync_grads)
+            if gathered is not None:
+                return gathered
+        if not self._all_are_here("all_gather", warns=False):
+            why = "" if self._fit is None else f", and {self._fit.why_apart}"
+            raise ConfigurationError(
+                f"all_gather in a training step needs all workers at the same step{why}. Use what this worker has, gather in"
+                " on_train_epoch_end, or train with strategy='ddp'."
+            )
+        if group is not None:
+            return super().all_gather(tensor, group, sync_grads)
+        if _distributed_is_initialized():
+            tensor = equally_long(tensor)  # a round, in which a worker that comes late is waited for
+        if sync_grads:
+            return super().all_gather(tensor, None, sync_grads)
+        return together(lambda: super(DecentralizedStrategy, self).all_gather(tensor, None, sync_grads))
+
+    def _wait_for_all(self) -> None:
+        """Before a collective of the user's, to which a worker may come late: what follows is not waited for as long."""
+        if self.members is not None:
+            gather(None, kind="a collective")
+
+    def _all_are_here(self, what: str, *, warns: bool = True) -> bool:
+        if self._fit is not None:
+            return self._fit.meet_for(what, warns=warns)
+        trainer = None if self.lightning_module is None else self.lightning_module._trainer
+        # a failure in setup, of which callbacks hear before the strategy does
+        return trainer is None or trainer.state.status is not TrainerStatus.INTERRUPTED
+
+    @property
+    def _running_fit(self) -> Fit:
+        if self._fit is None:
+            raise ConfigurationError(
+                f"{type(self).__name__} trains in Trainer.fit only. Call trainer.fit(model) of lightning.pytorch."
+            )
+        return self._fit
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    @override
+    def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
+        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        self._loaded = (checkpoint, checkpoint_path)
+        return checkpoint
+
+    @override
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        state = super().optimizer_state(optimizer)
+        # inside an epoch somebody dumps a checkpoint without saving it: this worker's own
+        if self._fit is None or self._fit.failed or self._fit.in_session or not _distributed_is_initialized():
+            return state
+        return checkpoint_contents.mean_optimizer_state(state, self.root_device)
+
+    @override
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
+        together = self._fit is not None and not self._fit.failed and not self._fit.in_session
+        if self._fit is not None and together:
+            self._fit.extend_checkpoint(checkpoint, filepath)
+        members = self.members
+        if members is None or not together:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+            return
+        writer = None
+        while writer not in members.members:  # killed while it wrote: the next one does
+            writer = members.members[0]
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+            gather(None, kind="the end of a checkpoint's writing")
+
+    @override
+    def remove_checkpoint(self, filepath: _PATH) -> None:
+        super().remove_checkpoint(filepath)
+        if self.is_global_zero:
+            checkpoint_contents.remove_replicas(filepath)

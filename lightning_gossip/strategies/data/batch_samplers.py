@@ -1,0 +1,365 @@
+"""How the epoch's batches reach a worker: shared (each claims the next one) or in equal static shares.
+
+They are batch samplers of the DataLoader that Lightning is given. While the training loop takes shared batches they have no
+length, so that Lightning fetches one batch ahead and knows the last one when it comes; everybody else reads the nominal one
+(docs/assumptions.md).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from torch.utils.data import Dataset, DistributedSampler, Sampler
+from typing_extensions import override
+
+from lightning_gossip.algorithm.work_sharing import Batch, EpochPlan, at_least_one_each, check_enough_batches
+from lightning_gossip.runtime.work_sharing.claim_counter import EpochQueue, Store
+from lightning_gossip.runtime.work_sharing.claim_prefetch import Claims
+from lightning_gossip.runtime.work_sharing.completion_log import Journal
+
+
+@dataclass
+class EpochPosition:
+    """Where an interrupted epoch stood: the batches of it that nobody has trained on. Plain values, for checkpoints."""
+
+    epoch: int
+    pending: list[int]  # indices into the plan's batches of this epoch
+    pieces: list[Batch]  # sample indices of batches that an earlier resume had to cut finer
+
+
+class EpochBatches(Sampler[Batch], ABC):
+    """The batches of an epoch that one worker trains on, one epoch after the other.
+
+    Args:
+        plan: of the epoch, the same on all workers.
+        rank: this worker.
+        workers: how many there are.
+        epoch: asked for the current epoch when an iteration begins.
+        training: asked whether an iteration that begins is the training loop's.
+        journal: where finished batches are noted for those who outlive this worker; None if nobody asks.
+    """
+
+    def __init__(
+        self,
+        plan: EpochPlan,
+        *,
+        rank: int,
+        workers: int,
+        epoch: Callable[[], int],
+        training: Callable[[], bool],
+        journal: Journal | None = None,
+    ) -> None:
+        self.plan = plan
+        self.rank = rank
+        self.workers = workers
+        self.journal = journal
+        self.orphans: list[int] = []  # claimed by workers that have died: as if this one held them
+        self.hand_outs = 0  # how many iterations of the training loop there have been, the same on all workers
+        self.sampler: Sampler[int] | None = None  # what the loader shows as its sampler
+        self._epoch = epoch
+        self._training = training
+        self._resume_at: EpochPosition | None = None
+        self._batches: list[Batch] = []  # of the current epoch, by position
+        self._indices: list[int] | None = None  # of these batches in the plan; None if they were cut finer
+        self._of_epoch = -1  # these batches
+        self._before = Fraction(0)  # share of the epoch trained on before the resume in its middle
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The training loop's iteration hands batches out; any other one looks at this worker's nominal share."""
+        return self._hand_out() if self._training() else iter(self.nominal_share())
+
+    def __len__(self) -> int:
+        """Nominal, see :attr:`nominal_length`."""
+        return self.nominal_length
+
+    @property
+    def batch_size(self) -> int:
+        """Samples a batch, as the user's batch sampler has it."""
+        return self.plan.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether a smaller last batch is left out, as the user's batch sampler has it."""
+        return self.plan.drop_last
+
+    def nominal_share(self) -> list[Batch]:
+        """This worker's batches of the current epoch if all were equally fast."""
+        batches = self.plan.batches(self._epoch())
+        return [batches[position] for position in equal_share(len(batches), self.rank, self.workers)]
+
+    @abstractmethod
+    def _hand_out(self) -> Iterator[Batch]:
+        """This worker's batches of the epoch, for training."""
+
+    @property
+    def nominal_length(self) -> int:
+        """Batches an epoch a worker if all were equally fast."""
+        return math.ceil(len(self.plan) / self.workers)
+
+    @property
+    def batches(self) -> int:
+        """Batches of the current epoch, of all workers; fewer after a resume in its middle."""
+        return len(self._batches)
+
+    def share(self, batches: int) -> Fraction:
+        """Which share of the whole epoch is done with so many batches of the current one, those before a resume included."""
+        return self._whole(Fraction(batches, max(1, len(self._batches))))
+
+    def _whole(self, share: Fraction) -> Fraction:
+        """A share of what is left of the epoch after a resume, as a share of the whole epoch that is then done."""
+        return self._before + (1 - self._before) * share
+
+    @property
+    @abstractmethod
+    def progress(self) -> Fraction | None:
+        """Which share of the whole epoch is done with the batch at hand; None before the first one."""
+
+    @abstractmethod
+    def step(self) -> int:
+        """Note that the oldest batch handed out has been trained on; returns its position in the epoch."""
+
+    @abstractmethod
+    def unstepped(self) -> list[int]:
+        """Positions that are this worker's and that it has not trained on."""
+
+    @abstractmethod
+    def stepped(self) -> list[int]:
+        """Positions that this worker has trained on in this hand-out."""
+
+    def move_to(self, key: str) -> None:
+        """Take part in the hand-outs under another prefix of keys."""
+        if self.journal is not None:
+            self.journal.key = key
+
+    def find_orphans(self, everyones: Iterable[Iterable[int]], finished: Iterable[int]) -> list[int]:
+        """Positions that workers have died with: nobody alive has trained on them or holds them, and they are not free.
+
+        Args:
+            everyones: stepped and unstepped positions of the workers that are left.
+            finished: those that the dead have trained on, by their journals.
+        """
+        known = {position for theirs in everyones for position in theirs}.union(finished, self.unclaimed())
+        return [position for position in range(len(self._batches)) if position not in known]
+
+    def _note(self, position: int) -> None:
+        if self.journal is not None:
+            self.journal.finished(position)
+
+    @abstractmethod
+    def unclaimed(self) -> list[int]:
+        """Positions that are nobody's yet; meaningful while nobody claims."""
+
+    def resume(self, position: EpochPosition) -> None:
+        """The next iteration over this epoch takes its pending batches only."""
+        self._resume_at = position
+
+    def position(self, unstepped: Iterable[int]) -> EpochPosition:
+        """Where the epoch stands, given what all workers together have not trained on; nobody may claim meanwhile."""
+        pending = sorted({position for position in [*unstepped, *self.unclaimed()] if position < len(self._batches)})
+        if self._indices is None:
+            return EpochPosition(self._of_epoch, [], [self._batches[position] for position in pending])
+        return EpochPosition(self._of_epoch, [self._indices[position] for position in pending], [])
+
+    def _begin(self) -> list[Batch]:
+        """The batches of the epoch that begins or goes on."""
+        epoch = self._of_epoch = self._epoch()
+        batches = self.plan.batches(epoch)
+        self._indices, self._before = list(range(len(batches))), Fraction(0)
+        resume, self._resume_at = self._resume_at, None
+        if resume is not None and resume.epoch == epoch and (resume.pending or resume.pieces):
+            left = [batches[index] for index in resume.pending] + resume.pieces
+            self._before = 1 - Fraction(sum(map(len, left)), sum(map(len, batches)))
+            batches = at_least_one_each(left, self.workers)
+            self._indices = resume.pending if not resume.pieces and len(left) == len(batches) else None
+        self._batches = batches
+        self.orphans = []
+        self.hand_outs += 1
+        if self.journal is not None:
+            self.journal.begin(f"{epoch}/{self.hand_outs}")
+        return batches
+
+
+class SharedBatches(EpochBatches):
+    """The batches that this worker claims from the epoch shared by all. Nobody knows how many they will be.
+
+    Args:
+        plan, rank, workers, epoch, training, journal: see :class:`EpochBatches`.
+        store: holds the shared counter; a connection for nothing else, since a claim may be under way while training goes on.
+        key: prefix of this fit's keys in the store, the same on all workers and new for each fit.
+        lookahead: see :func:`~lightning_gossip.strategies.data.dataloader.lookahead_of`.
+        batch_s: asked for this worker's time a batch in seconds.
+        gone: asked at each hand-out for what tells which of its ranks have died since.
+    """
+
+    def __init__(
+        self,
+        plan: EpochPlan,
+        *,
+        rank: int,
+        workers: int,
+        epoch: Callable[[], int],
+        training: Callable[[], bool],
+        store: Store,
+        key: str,
+        lookahead: int,
+        batch_s: Callable[[], float | None],
+        journal: Journal | None = None,
+        gone: Callable[[], Callable[[], frozenset[int]]] = lambda: frozenset,
+    ) -> None:
+        check_enough_batches(len(plan), workers)
+        super().__init__(plan, rank=rank, workers=workers, epoch=epoch, training=training, journal=journal)
+        self._claims: Claims | None = None
+        self._store = store
+        self._key = key
+        self._lookahead = lookahead
+        self._batch_s = batch_s
+        self._gone = gone
+
+    @override
+    def __len__(self) -> int:
+        if self._training():
+            raise TypeError("how many of the epoch's batches this worker will get is not known")  # as without a length
+        return self.nominal_length
+
+    @property
+    def queue(self) -> EpochQueue | None:
+        """Of the current hand-out; None before the first."""
+        return None if self._claims is None else self._claims.queue
+
+    def close(self) -> None:
+        """Claim no more. May be called twice."""
+        if self._claims is not None:
+            self._claims.close()
+
+    @override
+    def _hand_out(self) -> Iterator[Batch]:
+        batches = self._begin()
+        queue = EpochQueue(
+            self._store,
+            f"{self._key}/{'together' if self.journal is None else self.journal.whose}/{self._epoch()}/{self.hand_outs}",
+            rank=self.rank,
+            workers=self.workers,
+            batches=len(batches),
+            lookahead=self._lookahead,
+            speeds_key=f"{self._key}/{self.workers}",
+            gone=self._gone(),
+        )
+        self._claims = Claims(queue, self._batch_s)
+        yield from (batches[position] for position in self._claims)
+
+    @override
+    def move_to(self, key: str) -> None:
+        super().move_to(key)
+        self._key = key
+
+    @property
+    @override
+    def progress(self) -> Fraction | None:
+        return None if self.queue is None else self.share(self.queue.ledger.current + 1)
+
+    @override
+    def step(self) -> int:
+        assert self.queue is not None
+        position = self.queue.ledger.current
+        self.queue.ledger.step()
+        self._note(position)
+        return position
+
+    @override
+    def unstepped(self) -> list[int]:
+        if self._claims is None:
+            return []
+        self._claims.settle()
+        return self._claims.queue.ledger.unstepped() + self.orphans
+
+    @override
+    def stepped(self) -> list[int]:
+        return [] if self.queue is None else self.queue.ledger.stepped_on()
+
+    @override
+    def unclaimed(self) -> list[int]:
+        return [] if self.queue is None else self.queue.unclaimed()
+
+
+class StaticBatches(EpochBatches):
+    """Every n-th batch of the epoch, the same number for each worker; the first ones again where it does not come out even."""
+
+    _own: Sequence[int] = ()  # positions of the hand-out under way
+    _stepped = 0  # how many of them have been trained on
+
+    @override
+    def _hand_out(self) -> Iterator[Batch]:
+        batches = self._begin()
+        self._own = equal_share(len(batches), self.rank, self.workers)
+        self._stepped = 0
+        for position in self._own:
+            yield batches[position]
+
+    def resumed_share(self, position: EpochPosition) -> int:
+        """How many batches this worker gets of an epoch that goes on from a position."""
+        return math.ceil(max(len(position.pending) + len(position.pieces), self.workers) / self.workers)
+
+    @property
+    @override
+    def progress(self) -> Fraction | None:
+        return self._whole(Fraction(self._stepped + 1, len(self._own))) if self._own else None
+
+    @override
+    def step(self) -> int:
+        self._stepped += 1
+        self._note(self._own[self._stepped - 1])
+        return self._own[self._stepped - 1]
+
+    @override
+    def unstepped(self) -> list[int]:
+        return [*self._own[self._stepped :], *self.orphans]
+
+    @override
+    def stepped(self) -> list[int]:
+        return list(self._own[: self._stepped])
+
+    @override
+    def unclaimed(self) -> list[int]:
+        return []
+
+
+def equal_share(batches: int, rank: int, workers: int) -> list[int]:
+    """Positions of every n-th batch, equally many for each worker: the first ones again where it does not come out even.
+
+    >>> [equal_share(5, rank, 2) for rank in (0, 1)]
+    [[0, 2, 4], [1, 3, 0]]
+    """
+    share = math.ceil(batches / workers)
+    return [i % batches for i in range(rank, share * workers, workers)]
+
+
+class NominalSampler(DistributedSampler[Any]):
+    """What users read as the training loader's sampler: this worker's samples of the epoch if all were equally fast.
+
+    Training does not draw from it, so ``set_epoch`` changes nothing: the epoch is the trainer's.
+
+    Args:
+        dataset: of the loader.
+        batches: of this worker.
+    """
+
+    def __init__(self, dataset: Dataset[Any], batches: EpochBatches) -> None:
+        plan = batches.plan
+        super().__init__(
+            dataset,
+            num_replicas=batches.workers,
+            rank=batches.rank,
+            shuffle=plan.shuffle,
+            seed=plan.seed,
+            drop_last=plan.drop_last,
+        )
+        self._batches = batches
+
+    @override
+    def __iter__(self) -> Iterator[int]:
+        return (sample for batch in self._batches.nominal_share() for sample in batch)

@@ -1,0 +1,311 @@
+"""Work sharing in a Trainer: which batches this worker gets, and what the progress of all means for step counts.
+
+One object a fit. It follows which batch a step is about, moves step schedules to the global count, and knows where an
+interrupted epoch stands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from fractions import Fraction
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.fabric.utilities import rank_zero_warn
+from lightning.fabric.utilities.data import _auto_add_worker_init_fn
+from lightning.pytorch.utilities.data import _extract_batch_size
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.strategies.data.batch_samplers import EpochBatches, EpochPosition, SharedBatches, StaticBatches
+from lightning_gossip.strategies.data.dataloader import TrainingLoader, plan_of, with_epoch_batches
+from lightning_gossip.strategies.data.lr_schedulers import GlobalCount
+from lightning_gossip.strategies.lightning.loop_progress import align_epoch
+from lightning_gossip.strategies.lightning.patches import Patches
+from lightning_gossip.strategies.options import WorkSharing
+
+
+class FitWork:
+    """The batches of one worker in one fit.
+
+    Args:
+        trainer: whose fit.
+        option: share the work, do not, or ``"auto"``: where it is possible.
+        key: unique to this fit, the same on all workers.
+        seed: of the permutations, the same on all workers.
+        batch_s: asked for this worker's time a batch in seconds.
+    """
+
+    def __init__(
+        self,
+        trainer: pl.Trainer,
+        option: WorkSharing,
+        *,
+        key: str,
+        seed: int,
+        batch_s: Callable[[], float | None],
+    ) -> None:
+        self.batches: EpochBatches | None = None
+        self.reloaded = False  # whether the loader is another one than that of the last epoch
+        self.samples = 0
+        self.loader = TrainingLoader(trainer, option)
+        self._trainer = trainer
+        self._key = key
+        self._seed = seed
+        self._batch_s = batch_s
+        self._count: GlobalCount | None = None
+        self._loaded = False
+
+    # -- the data loader ---------------------------------------------------------------------------------------------
+
+    def install(self, patches: Patches) -> None:
+        """Take part in Lightning's loop over the training loader."""
+        self.loader.install(patches)
+        fit_loop, loop = self._trainer.fit_loop, self._trainer.fit_loop.epoch_loop
+        fit_loop._combined_loader = None  # of Lightning's own, if somebody has asked for a length in setup()
+        setup_data, reset, is_last = fit_loop.setup_data, loop.reset, loop._num_ready_batches_reached
+
+        def setup_data_and_show_length() -> None:
+            setup_data()
+            self.show_nominal_length()
+
+        def reset_without_length() -> None:  # where a worker stands in an epoch says nothing of the epoch's end
+            with self._unlimited():
+                reset()
+
+        patches.set(fit_loop, "setup_data", setup_data_and_show_length)
+        patches.set(loop, "reset", reset_without_length)
+        patches.set(
+            loop,
+            "_num_ready_batches_reached",
+            lambda: is_last() if self.shared is None else bool(loop.batch_progress.is_last_batch),
+        )
+
+    @contextmanager
+    def _unlimited(self) -> Iterator[None]:
+        fit_loop = self._trainer.fit_loop
+        shown = fit_loop.max_batches
+        if self.shared is not None:
+            fit_loop.max_batches = math.inf
+        try:
+            yield
+        finally:
+            fit_loop.max_batches = shown
+
+    def show_nominal_length(self) -> None:
+        """``trainer.num_training_batches`` of an epoch without fixed owners of its batches: as if all were equally fast."""
+        if self.shared is not None:
+            self._trainer.fit_loop.max_batches = self.shared.nominal_length
+
+    def show_length(self) -> None:
+        """The same with a batch at hand: more if this worker has taken more, and right at its last one."""
+        if self.shared is not None:
+            progress = self._trainer.fit_loop.epoch_loop.batch_progress
+            ready = progress.current.ready
+            self._trainer.fit_loop.max_batches = ready if progress.is_last_batch else max(self.shared.nominal_length, ready + 1)
+
+    def process(self, dataloader: Any) -> Any:
+        """The loader that Lightning is to use, given what it would use under DDP."""
+        loaders = self.loader.look()
+        if not loaders:
+            return dataloader  # not for training
+        self.reloaded, self._loaded = self._loaded, True
+        self.batches = self.loader.batches(loaders, key=self._store_key, seed=self._seed, batch_s=self._batch_s)
+        if self.batches is None:
+            return dataloader
+        self._resize_count()
+        return with_epoch_batches(loaders[0], self.batches)
+
+    @property
+    def shared(self) -> SharedBatches | None:
+        """The shared batches, if the work is shared."""
+        return self.batches if isinstance(self.batches, SharedBatches) else None
+
+    # -- progress ----------------------------------------------------------------------------------------------------
+
+    def begin_fit(self) -> None:
+        """Lightning's state is loaded: step schedules follow the global count from here."""
+        if self.batches is None or not self._trainer.lightning_module.automatic_optimization:
+            return
+        configs = self._trainer.lr_scheduler_configs
+        plateaus = [config for config in configs if isinstance(config.scheduler, ReduceLROnPlateau)]
+        if self.shared is not None and any(config.interval == "step" for config in plateaus):
+            raise ConfigurationError(
+                "ReduceLROnPlateau with interval='step' would follow each worker's own losses, and learning rates would"
+                " part. Use interval='epoch'."
+            )
+        if self.shared is None and self._trainer.limit_train_batches != 1.0:
+            return  # each worker counts its own steps
+        self._count = GlobalCount(len(self.batches.plan), self.batches.workers)
+        self._count.begin(self._trainer.global_step, [config for config in configs if config not in plateaus])
+
+    def planned_steps(self, *, epochs_done: int = 0, steps_done: int = 0) -> int | None:
+        """Optimizer steps that each worker makes, if all are equally fast; None if nobody can tell.
+
+        Args:
+            epochs_done, steps_done: not counted any more, default: of the whole run.
+        """
+        trainer = self._trainer
+        batches = self.shared.nominal_length if self.shared is not None else trainer.fit_loop.max_batches
+        by_epochs = by_steps = math.inf
+        if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+            by_epochs = (trainer.max_epochs - epochs_done) * (
+                batches if math.isinf(batches) else math.ceil(batches / trainer.accumulate_grad_batches)
+            )
+        if trainer.max_steps >= 0:
+            manual = not trainer.lightning_module.automatic_optimization
+            # it counts each optimizer's
+            by_steps = trainer.max_steps / (max(1, len(trainer.optimizers)) if manual else 1) - steps_done
+        steps = min(by_epochs, by_steps)
+        return None if math.isinf(steps) else int(steps)
+
+    def _resize_count(self) -> None:
+        if self._count is not None and self.batches is not None:
+            self._count.resize(len(self.batches.plan))
+
+    def begin_batch(self, batch: Any) -> None:
+        """A batch is about to be trained on."""
+        # 1 where Lightning cannot tell its size either
+        self.samples += next((size for size in _extract_batch_size(batch) if size is not None), 1)
+        if self._count is not None and self.batches is not None and (progress := self.batches.progress) is not None:
+            self._count.advance(progress, self._trainer.accumulate_grad_batches)
+
+    def end_batch(self) -> None:
+        """It has been."""
+        if self.batches is not None:
+            self.batches.step()
+
+    def end_epoch(self) -> None:
+        """All workers have ended the epoch: schedules stand at the same count everywhere."""
+        if self._count is not None:
+            self._count.end_epoch()
+
+    def close(self) -> None:
+        """Take no batch any more. May be called twice."""
+        if self.shared is not None:
+            self.shared.close()
+
+    @property
+    def left_early(self) -> bool:
+        """Whether this worker left the last batches of the epoch to faster ones."""
+        return self.shared is not None and self.shared.queue is not None and self.shared.queue.left_early
+
+    # -- workers that come later ---------------------------------------------------------------------------------------
+
+    @property
+    def hands_out_again(self) -> bool:
+        """Whether Lightning begins a new iteration for the coming epoch, so that others may take part in it."""
+        loop = self._trainer.fit_loop
+        return self._trainer.current_epoch > 0 and not loop.is_resuming and not loop.epoch_loop.restarting
+
+    def news(self) -> dict[str, Any]:
+        """What a worker that comes later needs to take batches of the same epochs."""
+        return {
+            "key": self._key,
+            "seed": self._seed,
+            "plan": None if self.batches is None else asdict(self.batches.plan),
+            "hand_outs": 0 if self.batches is None else self.batches.hand_outs,
+            "loaded_at": self._trainer.fit_loop._last_train_dl_reload_epoch,
+            "count": None if self._count is None else self._count.state(Fraction(0)),
+        }
+
+    @property
+    def about(self) -> str:
+        """What must be equal on a worker that comes later."""
+        if self.batches is None:
+            return "its own"
+        plan = {**asdict(self.batches.plan), "seed": 0}
+        if self._trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
+            del plan["samples"]  # one that comes later reads the loader of its first epoch when it knows that
+        return str(plan)
+
+    def follow(self, news: dict[str, Any]) -> None:
+        """Take batches of the epochs that :meth:`news` tells of.
+
+        Raises:
+            ConfigurationError: if this worker was started with other data.
+        """
+        self._key, self._seed = news["key"], news["seed"]
+        if self._trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
+            self._trainer.fit_loop._last_train_dl_reload_epoch = news["loaded_at"]
+            self._read_again()
+        mine = None if self.batches is None else asdict(self.batches.plan)
+        if (mine is None) != (news["plan"] is None) or (mine and {**mine, "seed": 0} != {**news["plan"], "seed": 0}):
+            raise ConfigurationError(
+                f"This worker came later, with other data or batches ({mine}) than the others ({news['plan']}). Start it with"
+                " the same command."
+            )
+        if self.batches is not None:
+            self.batches.plan = type(self.batches.plan)(**news["plan"])
+            self.batches.hand_outs = news["hand_outs"]
+            self.batches.move_to(self._store_key)
+        if self._count is not None and news["count"] is not None:
+            self._count.load(news["count"], Fraction(0))
+            self._resize_count()
+
+    def _read_again(self) -> None:
+        """The user's loader as it is in this epoch. No collective, since the others have read theirs."""
+        if self.batches is not None:
+            loaders, combined = self.loader.read(), self._trainer.fit_loop._combined_loader
+            plan = plan_of(loaders[0], self._seed)
+            if isinstance(plan, str):
+                raise ConfigurationError(f"This worker came later, and its training data cannot be shared: {plan}.")
+            self.batches.plan = plan
+            assert combined is not None
+            combined.flattened = [with_epoch_batches(loaders[0], self.batches)]
+            _auto_add_worker_init_fn(combined.flattened[0], self._trainer.global_rank)
+
+    @property
+    def _store_key(self) -> str:
+        return f"lightning_gossip/{self._key}/work"
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def state(self, unstepped: list[int]) -> dict[str, Any] | None:
+        """Where the epoch stands, for a checkpoint; None if the batches are Lightning's own.
+
+        Args:
+            unstepped: positions that all workers together hold and have not trained on.
+        """
+        if self.batches is None:
+            return None
+        mid_epoch = not self._trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        position = self.batches.position(unstepped) if mid_epoch else None
+        done = self.batches.share(self.batches.batches - len(position.pending or position.pieces)) if position else Fraction(0)
+        return {
+            "plan": asdict(self.batches.plan),
+            "position": asdict(position) if position else None,
+            "count": self._count.state(done) if self._count is not None else None,
+        }
+
+    def resume(self, state: dict[str, Any] | None) -> None:
+        """Go on where a checkpoint left off. Call after :meth:`begin_fit`, before the first batch."""
+        if state is None or self.batches is None:
+            return
+        plan, theirs = asdict(self.batches.plan), state["plan"]
+        self._seed = theirs["seed"]  # of loaders to come
+        self.batches.plan = replace(self.batches.plan, seed=theirs["seed"])
+        if {**theirs, "seed": 0} != {**plan, "seed": 0}:
+            if state["position"] is not None or not self._trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
+                rank_zero_warn(
+                    f"The checkpoint was written with other data or batches ({theirs}, now {plan}): the epoch under way"
+                    " begins anew."
+                )
+            self.loader.begin_again()
+            self._load_count(state)
+            return
+        if state["position"] is not None:
+            position = EpochPosition(**state["position"])
+            self.batches.resume(position)
+            if isinstance(self.batches, StaticBatches) and (position.pending or position.pieces):
+                align_epoch(self._trainer, self.batches.nominal_length - self.batches.resumed_share(position))
+        self.loader.begin_again()  # the first iterator was made before the state was known
+        self._load_count(state)
+
+    def _load_count(self, state: dict[str, Any]) -> None:
+        if self._count is not None and self.batches is not None and state["count"] is not None:
+            self._count.load(state["count"], self.batches.share(0))
+            self._resize_count()

@@ -1,0 +1,126 @@
+"""What one worker does in a fit: its steps, its batches and how long they take, its waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from lightning_gossip.runtime.clock import StepTimer, Timeline, now_s
+from lightning_gossip.runtime.membership import membership
+from lightning_gossip.runtime.sync_point import gather
+from lightning_gossip.strategies.data.epoch_progress import FitWork
+from lightning_gossip.strategies.report import FitReport, WorkerReport
+from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Which share of the run is done: ``done`` at step ``began``, and the rest in the ``left`` steps after it."""
+
+    began: int
+    left: int | None
+    done: Fraction = Fraction(0)
+
+    def at(self, steps: int) -> Fraction | None:
+        """In [0, 1]; None if nobody knows how long the run is."""
+        if not self.left:
+            return None
+        return min(Fraction(1), self.done + (1 - self.done) * Fraction(steps - self.began, self.left))
+
+
+class Account:
+    """Counts and times for one worker, and makes its report.
+
+    Args:
+        rank: the worker's.
+        timeline: where computing and waiting are recorded.
+    """
+
+    def __init__(self, rank: int, timeline: Timeline) -> None:
+        self.report = FitReport()
+        self.own = WorkerReport(rank=rank)
+        self.forward_passes = 0  # since the last step
+        self.steps = 0  # of this worker; agreed upon at each rendezvous
+        self._timeline = timeline
+        self._timer = StepTimer()
+        self._step_s: float | None = 0.0  # since the last step; None if not all of it was seen
+        self._share = _Share(0, None)
+        self._waited_s = 0.0  # of the algorithm's waits, those already accounted for
+
+    @property
+    def batch_s(self) -> float | None:
+        """Median seconds a batch, if known."""
+        return self._timer.median_s
+
+    def begin(self, steps: int, planned: int | None) -> None:
+        """The fit begins.
+
+        Args:
+            steps: made before (a resumed fit).
+            planned: of the whole run, if known.
+        """
+        self.steps, self._share = steps, _Share(0, planned)
+
+    def plan_anew(self, left: int | None) -> None:
+        """So many steps are left of the run, if known: what has been done stays the share of it that it was."""
+        self._share = _Share(self.steps, left, self._share.at(self.steps) or Fraction(0))
+
+    def open_session(self) -> None:
+        """Training begins after a rendezvous."""
+        self.forward_passes, self._step_s = 0, 0.0
+        self._timer.tick(now_s())
+
+    def close_session(self) -> None:
+        """All have met; what comes next is no batch."""
+        self._timer.pause()
+
+    def end_batch(self, algorithm: Algorithm | None) -> None:
+        """A batch has been trained on."""
+        self.forward_passes += 1
+        ended_s = now_s()
+        batch_s = self._timer.tick(ended_s)
+        if batch_s is None:
+            self._step_s = None
+            return
+        if self._step_s is not None:
+            self._step_s += batch_s
+        waited_s = 0.0 if algorithm is None else algorithm.waited_s - self._waited_s
+        self._waited_s += waited_s
+        self.own.wait_s += waited_s
+        self.own.busy_s += max(0.0, batch_s - waited_s)
+        self._timeline.record("compute", ended_s - batch_s, ended_s)
+
+    def count_step(self, *, lr: float, epoch: int) -> Step:
+        """The optimizers have stepped; ends the count of forward passes."""
+        self.own.steps += 1
+        self.steps += 1
+        passes, self.forward_passes = self.forward_passes, 0
+        seconds, self._step_s = self._step_s, 0.0
+        return Step(
+            number=self.steps,
+            forward_passes=passes,
+            seconds=seconds,
+            lr=lr,
+            epoch=epoch,
+            progress=None if (share := self._share.at(self.steps)) is None else float(share),
+        )
+
+    def waited(self, began_s: float, algorithm: Algorithm) -> None:
+        """This worker has waited at a rendezvous since ``began_s``, until the last one came."""
+        ended_s = now_s()
+        self._timeline.record("wait", began_s, ended_s)
+        self.own.last_wait_s = ended_s - began_s
+        self.own.wait_s += self.own.last_wait_s
+        self._waited_s = algorithm.waited_s
+
+    def publish(self, work: FitWork, algorithm: Algorithm | None) -> None:
+        """Tell all workers, and hear from them. Collective."""
+        self.own.samples, self.own.left_early, self.own.batch_s = work.samples, work.left_early, self.batch_s
+        if algorithm is not None:
+            algorithm.complete(self.own)
+        everyones = gather((self.steps, self.own.as_dict()), kind="the accounts")
+        self.steps = round(sum(steps for steps, _ in everyones) / len(everyones))  # schedules by step go on alike
+        self.report.workers = [WorkerReport(**own) for _, own in everyones]
+        self.report.rendezvous += 1
+        members = membership.current()
+        self.report.lost = [] if members is None else [worker.number for worker in members.lost]

@@ -1,0 +1,1 @@
+"""What a fit does when workers have died or come."""

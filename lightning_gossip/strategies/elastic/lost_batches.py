@@ -1,0 +1,81 @@
+"""What workers that have died leave of an epoch, and how those who are left train on it."""
+
+from __future__ import annotations
+
+import lightning.pytorch as pl
+
+from lightning_gossip.runtime.membership.membership import Membership
+from lightning_gossip.runtime.sync_point import gather
+from lightning_gossip.strategies.data.batch_samplers import StaticBatches
+from lightning_gossip.strategies.data.epoch_progress import FitWork
+from lightning_gossip.strategies.lightning.loop_progress import align_epoch, resize_epoch
+
+
+class Inheritance:
+    """Of one worker in one fit. All members call the same methods at the same points.
+
+    Args:
+        trainer: whose fit.
+        work: its batches.
+    """
+
+    def __init__(self, trainer: pl.Trainer, work: FitWork) -> None:
+        self._trainer = trainer
+        self._work = work
+
+    def is_of(self, generation: int) -> bool:
+        """Whether the batches under way were handed out to these members; True where they are Lightning's own."""
+        batches = self._work.batches
+        journal = None if batches is None else batches.journal
+        return journal is None or journal.generation == generation
+
+    def inherit(self, members: Membership) -> None:
+        """Workers have died in this hand-out: rank 0 holds from now on what they have not finished. Collective."""
+        batches = self._work.batches
+        if batches is None or batches.journal is None:
+            return
+        finished = [position for worker in members.lost for position in batches.journal.read(str(worker))]
+        batches.orphans = []  # of an earlier meeting in this hand-out: they are found again
+        # the journal of a worker that was only taken for dead may grow: one worker's reading counts
+        everyones = gather((batches.stepped() + batches.unstepped(), finished), kind="what the dead have left")
+        orphans = batches.find_orphans([theirs for theirs, _ in everyones], everyones[0][1])
+        batches.orphans = orphans if members.rank == 0 else []
+
+    def go_on(self) -> bool:
+        """Hand out again what is left of the epoch although all have ended it. Collective.
+
+        Returns:
+            Whether there was anything.
+        """
+        batches = self._work.batches
+        if batches is None or self._trainer.limit_train_batches != 1.0:
+            return False  # of an epoch that is cut off, each worker's part is as good as another's
+        unstepped = [
+            position for theirs in gather(batches.unstepped(), kind="what is left of the epoch") for position in theirs
+        ]
+        position = batches.position(unstepped)
+        if not position.pending and not position.pieces:
+            return False
+        self.follow_members()
+        loop = self._trainer.fit_loop
+        fetcher = loop._data_fetcher
+        assert fetcher is not None
+        batches.resume(position)
+        self._work.loader.begin_again()
+        if isinstance(batches, StaticBatches):
+            align_epoch(self._trainer, batches.nominal_length - batches.resumed_share(position))
+            fetcher.fetched += loop.epoch_loop.batch_progress.current.ready  # so that it knows the last batch
+        loop.epoch_loop.batch_progress.is_last_batch = False
+        return True
+
+    def follow_members(self) -> None:
+        """The next hand-out is for the workers that are there now."""
+        batches, fit_loop = self._work.batches, self._trainer.fit_loop
+        if batches is None:
+            fit_loop._combined_loader = None  # the loader is asked for again, and gets a sampler for these workers
+            fit_loop.setup_data()
+        else:
+            batches.rank, batches.workers = self._trainer.global_rank, self._trainer.world_size
+            if isinstance(batches, StaticBatches):
+                resize_epoch(self._trainer, batches.nominal_length)
+        fit_loop.epoch_loop.val_loop._combined_loader = None

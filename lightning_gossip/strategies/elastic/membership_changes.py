@@ -1,0 +1,177 @@
+"""What a fit does when workers have died or come; nothing where deaths are not survived."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+
+from lightning_gossip.runtime.membership.membership import Membership
+from lightning_gossip.runtime.membership.round_store import Worker
+from lightning_gossip.runtime.sync_point import gather
+from lightning_gossip.strategies.data.epoch_progress import FitWork
+from lightning_gossip.strategies.data.step_accounting import Account
+from lightning_gossip.strategies.elastic import state_transfer
+from lightning_gossip.strategies.elastic.lost_batches import Inheritance
+from lightning_gossip.strategies.lightning import csv_logger_takeover
+from lightning_gossip.strategies.lightning.fault_tolerance import Survival
+from lightning_gossip.strategies.state.shared_tensors import SharedModel, fingerprint, start_equal
+from lightning_gossip.strategies.worker_algorithm import Algorithm
+
+
+class Changes:
+    """Of one worker in one fit. All members call the same methods at the same points.
+
+    Args:
+        trainer: whose fit.
+        work: its batches.
+        account: its steps.
+        model: its model.
+    """
+
+    def __init__(self, trainer: pl.Trainer, work: FitWork, account: Account, model: SharedModel) -> None:
+        self._model = model
+        self._trainer = trainer
+        self._work = work
+        self._account = account
+        self._inheritance = Inheritance(trainer, work)
+        self._due = False  # members have changed since the last hand-out of batches
+        self._has_just_come = False
+
+    def note(self) -> None:
+        """Ranks are others than before; what depends on them follows where nothing is under way."""
+        self._due = True
+        if self._trainer.is_global_zero:
+            csv_logger_takeover.take_over(self._trainer)
+
+    def begin_fit(self) -> None:
+        """Look out for those who come later, or be taken in as one."""
+        members = self._members
+        if members is None:
+            return
+        members.watch.look_out(self._numbers)
+        if members.alone:
+            self._join(members, ready=0)
+            self._due = False
+            self._has_just_come = True  # the others take nobody else in before this epoch
+            self._inheritance.follow_members()
+        else:
+            members.entrance.open()
+
+    def begin_epoch(self, algorithm: Algorithm | None) -> bool:
+        """Take in those who wait, or be taken in; nobody has taken a batch of the epoch yet.
+
+        Returns:
+            Whether this worker was taken in.
+        """
+        members = self._members
+        joins = members is not None and members.alone
+        if members is not None and joins:
+            self._join(members, ready=1)
+        elif members is not None and self._work.hands_out_again and not self._has_just_come:
+            self._admit(members)
+        self._has_just_come = False
+        while self._due:  # somebody may die meanwhile
+            self._due = False
+            self._inheritance.follow_members()
+            if algorithm is not None:
+                algorithm.follow_members()
+        return joins
+
+    def inherit(self) -> bool:
+        """Whether workers have died since the batches were handed out; what they have not finished is then known."""
+        members = self._members
+        if members is None or members.alone or self._inheritance.is_of(members.generation):
+            return False
+        self._inheritance.inherit(members)
+        return True
+
+    def go_on(self, algorithm: Algorithm | None) -> bool:
+        """Add an appendix to an epoch that all have ended, of what the dead have left; False if there is nothing."""
+        # one whose loop ends before its last batch (early stopping) cannot go on, and then nobody does
+        if (
+            not all(gather(bool(self._trainer.is_last_batch), kind="whether the epoch can go on"))
+            or not self._inheritance.go_on()
+        ):
+            return False
+        self._due = False
+        if algorithm is not None:
+            algorithm.follow_members()
+        return True
+
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether the others have gone on without this worker, which was taken for dead."""
+        return self._members is not None and self._members.alone
+
+    def raise_failure(self) -> None:
+        """Raise if another worker has failed or the store is gone: an epoch is too long to wait for its end."""
+        if self._members is not None:
+            self._members.watch.raise_failure()
+
+    def end_fit(self) -> None:
+        """Nobody is taken in any more."""
+        if self._members is not None:
+            self._members.entrance.close()
+
+    def _admit(self, members: Membership) -> None:
+        free = self._survival.most(self._trainer.strategy.workers) - len(members.members)  # type: ignore[attr-defined]
+        joiners = gather(self._welcome(members), kind="who is welcome")[0][: max(0, free)]
+        if joiners:
+            news = members.broadcast(state_transfer.tell(self._trainer, self._work, steps=self._account.steps))
+            members.entrance.admit(joiners, news)
+            self._share_state(receives=False)
+
+    def _welcome(self, members: Membership) -> list[Worker]:
+        """Who waits and fits; rank 0, whose word counts, tells the others why not, since in the job they would end it."""
+        fit = []
+        for worker, theirs in members.entrance.waiting(self._numbers).items():
+            if theirs == self._about:
+                fit.append(worker)
+            elif members.rank == 0:
+                members.entrance.refuse(
+                    worker,
+                    f"Rank {worker.number} came later with another model, data or batches ({theirs}) than the others"
+                    f" ({self._about}), who go on without it. Start it with the same command.",
+                )
+        return fit
+
+    @property
+    def _about(self) -> str:
+        return f"model {fingerprint(self._trainer.lightning_module):x}, data {self._work.about}"
+
+    def _join(self, members: Membership, *, ready: int) -> None:
+        while members.alone:  # again, if the others have gone on without it before it had all
+            news = members.entrance.join(members.timeout_s, self._about)
+            state_transfer.follow(news, self._trainer, self._work, ready=ready)
+            self._account.steps = news.steps
+            self._due = True
+            self._share_state(receives=True)
+
+    def _share_state(self, *, receives: bool) -> None:
+        """The mean model, and by option an optimizer state, of rank 0, which those who come never are; all take part."""
+        start_equal(self._trainer.lightning_module)
+        self._model.agree()
+        if receives and self._members is not None:
+            self._members.entrance.check_hosts()
+        if self._survival.joiner_optimizer == "copy":
+            state_transfer.copy_optimizers(self._trainer, receives=receives)
+
+    @property
+    def _members(self) -> Membership | None:
+        members: Membership | None = self._strategy.members
+        return members
+
+    @property
+    def _survival(self) -> Survival:
+        survival: Survival = self._strategy.survival
+        return survival
+
+    @property
+    def _numbers(self) -> range:
+        """Ranks that a worker may have been started with."""
+        return range(self._survival.most(self._strategy.workers))
+
+    @property
+    def _strategy(self) -> Any:
+        return self._trainer.strategy

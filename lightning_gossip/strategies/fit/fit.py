@@ -1,0 +1,506 @@
+"""One fit of one worker: sessions of training without a collective, and the rendezvous between them."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.fabric.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+
+from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.runtime.clock import Timeline, now_s
+from lightning_gossip.runtime.sync_point import Agreement, Coming, Purpose, Rendezvous, agree, gather
+from lightning_gossip.strategies.data.epoch_progress import FitWork
+from lightning_gossip.strategies.data.step_accounting import Account
+from lightning_gossip.strategies.elastic.membership_changes import Changes
+from lightning_gossip.strategies.fit import resume
+from lightning_gossip.strategies.fit.metrics import LocalMetrics
+from lightning_gossip.strategies.lightning.asking import Ask
+from lightning_gossip.strategies.lightning.csv_logger_takeover import local_log_dir
+from lightning_gossip.strategies.lightning.loop_progress import epochs_processed, mean_step, set_global_step
+from lightning_gossip.strategies.options import FitOptions
+from lightning_gossip.strategies.state import checkpoint_contents
+from lightning_gossip.strategies.state.averaged_weights import AveragedWeights
+from lightning_gossip.strategies.state.local_model import OwnModel
+from lightning_gossip.strategies.state.nonfinite import warn_of_mean
+from lightning_gossip.strategies.state.one_model import compare_rest, unite
+from lightning_gossip.strategies.state.shared_tensors import SharedModel, check_averaged_buffers
+from lightning_gossip.strategies.state.step_watch import StepWatch
+from lightning_gossip.strategies.worker_algorithm import Algorithm
+
+log = logging.getLogger(__name__)
+_said: set[str] = set()
+
+
+def warn_once(what: str) -> bool:
+    """Whether this is said for the first time in this process."""
+    first = what not in _said
+    _said.add(what)
+    return first
+
+
+class Fit:
+    """The state of one worker from ``Trainer.fit``'s setup to its teardown.
+
+    Args:
+        trainer: whose fit.
+        make_algorithm: makes what happens between two rendezvous; None with a single worker, which trains plainly.
+        options: of the strategy.
+        timeline: where computing and waiting are recorded.
+        restored: our part of the checkpoint that the fit resumes from, if any.
+        restored_from: where that checkpoint lies.
+    """
+
+    def __init__(
+        self,
+        trainer: pl.Trainer,
+        make_algorithm: Callable[[], Algorithm] | None,
+        options: FitOptions,
+        *,
+        timeline: Timeline,
+        restored: dict[str, Any] | None,
+        restored_from: str | os.PathLike[str] | None,
+    ) -> None:
+        strategy = trainer.strategy
+        self.trainer = trainer
+        self.account = Account(trainer.global_rank, timeline)
+        self.in_session = False
+        self.metrics = LocalMetrics(lambda: not self.in_session)
+        self.stop_requested = False
+        self.failed = False
+        self.at_epoch_end: Callable[[], None] | None = None  # a schedule by epoch that waits for the epoch's end
+        self.is_cut = False  # the epoch has ended, for all, before its last batch
+        self.log_dir: tuple[str | None, str | None] = (None, None)  # this worker's own, and rank 0's
+        self._stopped_together = False
+        self._make_algorithm = make_algorithm
+        self._algorithm: Algorithm | None = None
+        self._options = options
+        self._restored = restored
+        self._restored_from = restored_from
+        self._meeting = Rendezvous(strategy.root_device)
+        self._optimizer_stepped = False
+        self._lr = 0.0
+        self._in_step = False
+        self._under_way = False  # an epoch that this worker has begun, and whose end all have not met at
+        self._agreed_step: int | None = None  # while something is done together in the middle of an epoch
+        self._asks: list[Ask] = []  # in the training step that is under way
+        self._batches_in_epoch = 0
+        self._own_model = OwnModel()
+        self._model = SharedModel(trainer.lightning_module, options.averaged_buffers)
+        self._averages = AveragedWeights(trainer, options.averaged_buffers)
+        self._steps = StepWatch(lambda: self._model.optimized)
+        self._watches_steps = False
+        self._has_opened = False  # a session, since the last batch: its first step is seen from there
+        key, seed = strategy.broadcast((uuid.uuid4().hex[:12], int(os.environ.get("PL_GLOBAL_SEED", 0))))
+        self.work = FitWork(trainer, options.work_sharing, key=key, seed=seed, batch_s=lambda: self.account.batch_s)
+        self.changes = Changes(trainer, self.work, self.account, self._model)
+
+    # -- in the order of the training loop ---------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """All workers have loaded what there was to load and start to train; again if a tuner trains first."""
+        check_averaged_buffers(self.trainer.lightning_module, self._options.averaged_buffers)
+        self.trainer.strategy.barrier("fit begins")  # a worker that has ended is noticed here, and not in making the groups
+        if self._make_algorithm is not None:
+            self._algorithm = self._make_algorithm()
+        self.work.begin_fit()
+        if self._restored is not None:
+            resume.apply(self._restored, self._restored_from, self.trainer, self.work, self._algorithm)
+            self._model.learn(self._restored.get("trained", ()))
+        steps = self.trainer.global_step if self._restored is None else self._restored["steps"]
+        self.account.begin(steps, self.work.planned_steps())
+        self.work.reloaded = False
+        own = local_log_dir(self.trainer)
+        self.log_dir = own, self.trainer.strategy.broadcast(own)  # one that comes later asks itself, and only then is taken in
+        self.changes.begin_fit()
+        if self._algorithm is not None:
+            self._algorithm.start()
+
+    def begin_epoch(self) -> None:
+        """Nobody has taken a batch of the epoch yet."""
+        self._under_way, self.is_cut = True, False
+        if self.changes.begin_epoch(self._algorithm):
+            self._own_model.forget()  # it is of the time when this worker was left behind
+        if self.work.reloaded:
+            self.work.reloaded = False
+            done = {"epochs_done": epochs_processed(self.trainer), "steps_done": self.account.steps}
+            self.account.plan_anew(self.work.planned_steps(**done))
+
+    def before_batch(self, batch: Any) -> None:
+        """A batch has been fetched and is about to be trained on."""
+        self._under_way, self.is_cut = True, False
+        if not self.in_session:
+            self._open_session()
+        self.work.begin_batch(batch)
+        self._in_step = True
+        self._batches_in_epoch += 1
+        if self._algorithm is not None and self.account.forward_passes == 0:
+            self._algorithm.begin_step()
+        self._watch_steps()
+
+    def after_backward(self) -> None:
+        """A backward pass has ended."""
+        last = not self.trainer.lightning_module.automatic_optimization or not self.trainer.fit_loop._should_accumulate()
+        if self._algorithm is not None and last:
+            self._algorithm.reduce_gradients()
+
+    def optimizer_stepped(self, lr: float) -> None:
+        """Lightning has called an optimizer on the current batch, with this learning rate."""
+        self._optimizer_stepped = True
+        self._lr = lr
+
+    def after_batch(self) -> None:
+        """The batch has been trained on, its hooks come next: push and pull, and meet the others if somebody wants to.
+
+        Raises:
+            SIGTERMException: if some worker was told to stop.
+        """
+        self._in_step = False
+        self.changes.raise_failure()
+        self.work.end_batch()
+        self.account.end_batch(self._algorithm)
+        if self._optimizer_stepped or self._has_stepped_unheard():
+            step = self.account.count_step(lr=self._lr, epoch=self.trainer.current_epoch)
+            if self._algorithm is not None:
+                self._algorithm.step(step)
+            if self._watches_steps:
+                self._steps.mark(heard=self._optimizer_stepped)
+            self._optimizer_stepped = False
+        asks, self._asks = self._asks, []
+        if self.stop_requested:
+            self.rendezvous(Purpose.STOP, asks=asks, calls=True)
+        elif asks:
+            self._ask(asks)
+        elif self._algorithm is not None and self._algorithm.meeting_called():
+            self._come(Purpose.CALLED)
+
+    def after_batch_hooks(self) -> None:
+        """All hooks of the batch have run: meet at the epoch's end, and call the others if this worker leaves it early."""
+        if self._in_step:
+            return  # a tuner has put all callbacks aside, ours too: all meet when it has left its loop
+        loop = self.trainer.fit_loop
+        leaves = bool(self.trainer.should_stop and loop._can_stop_early)
+        if self.trainer.is_last_batch or loop.epoch_loop._is_training_done:
+            self.rendezvous(Purpose.EPOCH_END)
+        elif leaves:
+            self.rendezvous(Purpose.EPOCH_END, calls=True)
+
+    def rendezvous(self, purpose: Purpose, *, asks: Sequence[Ask] = (), calls: bool = False) -> None:
+        """Wait until all workers have come for this: the model becomes the exact mean. Nothing between two epochs.
+
+        If some worker was told to stop, all of them end, as after a SIGTERM to each: here if the epoch has batches left,
+        otherwise after its validation, where Lightning does so.
+
+        Args:
+            purpose: the epoch's end, a validation or a stop.
+            asks: what is to be done together first, if this is rank 0.
+            calls: whether to ask the others to come after their current step.
+
+        Raises:
+            SIGTERMException: on all workers.
+        """
+        while self._under_way and not self.failed:
+            if self._come(purpose, asks=asks, calls=calls).over:
+                return
+            asks, calls = (), False
+
+    def end_epoch(self) -> None:
+        """Lightning has left the batches of the epoch; usually all workers have met before.
+
+        Raises:
+            ConfigurationError: if this worker had no batch in it.
+        """
+        self.leave_epoch()
+        if self._algorithm is not None and self._batches_in_epoch == 0 and not self.trainer.should_stop:
+            raise ConfigurationError(
+                f"Rank {self.trainer.global_rank} had no batch in epoch {self.trainer.current_epoch}. Each worker needs at"
+                " least one: use a smaller batch_size, fewer workers, or a data set that has something for each."
+            )
+        self._batches_in_epoch = 0
+
+    def leave_epoch(self) -> None:
+        """Lightning's loop has ended, perhaps before the last batch and for a reason that the others do not know."""
+        self._in_step = False
+        self.rendezvous(Purpose.EPOCH_END, calls=bool(self.trainer.should_stop))
+
+    def end(self) -> None:
+        """All workers have ended the fit.
+
+        Raises:
+            SIGTERMException: on a worker that was told to stop too late for the others to hear of it.
+        """
+        self.changes.end_fit()
+        self.close(together=True)
+        if self.stop_requested and not self._stopped_together:
+            self.failed = True  # nobody else stops
+            raise SIGTERMException
+
+    # -- from outside the training loop ------------------------------------------------------------------------------
+
+    def request_stop(self) -> None:
+        """This worker was told to stop (SIGTERM). Called by a signal handler: only sets a flag."""
+        self.stop_requested = True
+
+    def ask(self, ask: Ask) -> None:
+        """Do what a user asks for inside an epoch, together with all workers: now, or after the step that is under way.
+
+        Rank 0's word counts. Where workers are at different steps, what other ranks ask for is what rank 0 asks for at another
+        time, and nothing is done. Where they are in step, all come.
+
+        Args:
+            ask: what to do.
+
+        Raises:
+            SIGTERMException: if some worker was told to stop; what rank 0 was asked for has been done.
+        """
+        if self._algorithm is None or self.failed:
+            ask.carry_out(self.trainer)
+        elif self._in_step:
+            if warn_once(ask.name):
+                rank_zero_warn(
+                    f"In a training step {ask.name} cannot be done: it needs all workers. It is done after the step."
+                )
+            self._asks.append(ask)
+        else:
+            self._ask([ask])
+
+    def meet_for(self, what: str, *, warns: bool = True) -> bool:
+        """Bring all workers together for a collective that somebody outside the algorithm makes.
+
+        Args:
+            what: is made.
+            warns: where they cannot, say that each worker gets its own value.
+
+        Returns:
+            False if they cannot be brought together: inside an epoch of which each worker trains on as much as it can, in a
+            training step, and after a failure.
+
+        Raises:
+            SIGTERMException: if another worker came to stop instead.
+        """
+        if self.failed:
+            return False
+        if not self.in_session:
+            return True
+        if self._in_step or self.work.shared is not None:
+            if warns and warn_once(what):
+                rank_zero_warn(
+                    f"Inside an epoch {what} needs all workers, but {self.why_apart}. Each worker gets its own value."
+                )
+            return False
+        while True:
+            agreement = self._come(Purpose.COLLECTIVE, what=what)
+            if agreement.over:
+                return not agreement.stop
+
+    def gather_in_step(self, tensor: Tensor, *, sync_grads: bool) -> Tensor | None:
+        """Everybody's tensor in the training step under way; None if there is none, or the algorithm cannot do it."""
+        if self._algorithm is None or not self._in_step or self.failed:
+            return None
+        return self._algorithm.gather(tensor, sync_grads=sync_grads)
+
+    @property
+    def is_inside_epoch(self) -> bool:
+        """Whether other workers may be anywhere: from the first hook of an epoch, outside of what all do together."""
+        return self.in_session or (self._under_way and self._batches_in_epoch == 0 and bool(self.trainer.training))
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether all workers make their steps together."""
+        return self._algorithm is not None and self._algorithm.in_step
+
+    @property
+    def why_apart(self) -> str:
+        """Why nobody can be sure in a training step that all workers come to the same call."""
+        if self.is_in_step:
+            return "one that has ended its batches makes no more steps, and would not come"
+        return "each of them is at a step of its own"
+
+    def fail(self) -> None:
+        """This worker has failed: it meets nobody any more."""
+        self.failed = not self._stopped_together
+
+    def close(self, *, together: bool | None = None) -> None:
+        """End threads; may be called twice. Without ``together``: together if all workers have agreed to stop."""
+        self._own_model.forget()
+        self.work.close()
+        if self._algorithm is not None:
+            self._algorithm.close(together=self._stopped_together if together is None else together)
+            self._algorithm = None
+
+    @property
+    def collectives_made(self) -> int:
+        """Collectives of the algorithm's own so far."""
+        return 0 if self._algorithm is None else self._algorithm.collectives_made
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def extend_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
+        """Add our part to a checkpoint that all workers are writing together."""
+        replicas = self._options.checkpoint == "replicas"
+        checkpoint[checkpoint_contents.KEY] = resume.describe(
+            self.trainer,
+            self.work,
+            self._algorithm,
+            steps=self.account.steps,
+            global_step=self.trainer.global_step if self._agreed_step is None else self._agreed_step,
+            replicas=replicas,
+        )
+        checkpoint[checkpoint_contents.KEY]["trained"] = sorted(self._model.trained)
+        resume.mark_as_unfinished(checkpoint)
+        if replicas:
+            with self._own_model.in_place():
+                checkpoint_contents.save_replica(path, self.trainer.global_rank, checkpoint_contents.own_state(self.trainer))
+
+    # -- details -----------------------------------------------------------------------------------------------------
+
+    def _open_session(self) -> None:
+        self._own_model.put_back()
+        self._model.open()
+        if self._algorithm is not None:
+            self._algorithm.open(self._model)
+        self.account.open_session()
+        self.in_session = self._has_opened = True
+
+    def _watch_steps(self) -> None:
+        """A batch is about to be trained on: look for steps of which Lightning does not hear, where there can be any."""
+        module = self.trainer.lightning_module
+        opens, self._has_opened = self._has_opened, False
+        if opens:
+            self._watches_steps = not module.automatic_optimization or is_overridden("optimizer_step", module)
+        if self._watches_steps and opens:
+            self._steps.begin()
+        elif self._watches_steps and module.automatic_optimization:
+            self._steps.mark()  # what a hook has changed between two batches (clipped weights) is no step
+
+    def _has_stepped_unheard(self) -> bool:
+        if not self._watches_steps or not self._steps.has_stepped():
+            return False
+        groups = [group for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
+        self._lr = max((float(group["lr"]) for group in groups if "lr" in group), default=self._lr)
+        return True
+
+    def _ask(self, asks: Sequence[Ask]) -> None:
+        """Call all workers, and do this with them, if this is rank 0; else come if they are in step, and do what it asks."""
+        assert self._algorithm is not None
+        if self.trainer.is_global_zero or self._algorithm.in_step:
+            self._come(Purpose.SAVE, asks=asks, calls=True)
+        elif warn_once(f"{asks[0].name} elsewhere"):
+            log.info("Rank %d leaves %s inside an epoch to rank 0.", self.trainer.global_rank, asks[0].name)
+
+    def _come(self, purpose: Purpose, *, what: str = "", asks: Sequence[Ask] = (), calls: bool = False) -> Agreement:
+        """Meet all workers, and do what rank 0 was asked for. The epoch goes on afterwards if the agreement is not over.
+
+        Raises:
+            SIGTERMException: on all workers, if some worker was told to stop and the epoch has batches left.
+            StopIteration: on a worker that the others have taken for dead.
+        """
+        if not self.in_session:
+            self._open_session()
+        if calls and self._algorithm is not None:
+            self._algorithm.call_meeting()
+        agreement = self._meet(purpose, what, tuple(asks) if self.trainer.is_global_zero else ())
+        self.in_session = False
+        self.metrics.forget()
+        self.account.close_session()
+        if agreement.should_stop and not self.trainer.should_stop:
+            rank_zero_info("Another worker asked to stop: all leave the epoch after the current step.")
+            self.trainer.should_stop = True
+        if self.changes.is_left_behind and not agreement.over:
+            raise StopIteration  # Lightning leaves the epoch, whose batches are the others'; they take this worker in later
+        if agreement.asked:
+            self._carry_out(agreement)
+        if not agreement.over:
+            self._open_session()
+        elif purpose is not Purpose.COLLECTIVE or agreement.stop:
+            self._end_stretch(purpose, agreement)
+        return agreement
+
+    def _meet(self, purpose: Purpose, what: str, asks: tuple[Ask, ...]) -> Agreement:
+        coming = Coming(purpose, self.trainer.global_step, bool(self.trainer.should_stop), what, asks)
+        algorithm = self._algorithm
+        if algorithm is None:
+            return agree([coming])
+        arrived_s = now_s()
+        algorithm.arrive()
+        agreement = self._meeting.agree(coming)
+        self.account.waited(arrived_s, algorithm)
+        algorithm.settle()
+        rest = compare_rest(self._model, self._meeting, flag=self._averages.are_there)
+        if self._options.at_rendezvous == "evaluate":
+            self._own_model.set_aside(self._model.tensors, rest.tensors)
+        self.account.own.distance = algorithm.average(self._meeting)
+        if not math.isfinite(self.account.own.distance):
+            warn_of_mean(self._model.tensors)
+        self.account.own.distance += unite(rest, self._meeting)
+        self._own_model.is_replaced()
+        if rest.flag:
+            self._averages.unite(self._meeting, steps=mean_step(agreement.optimizer_steps))
+        self.account.report.consensus_distance = self._meeting.mean(self.account.own.distance)
+        return agreement
+
+    def _carry_out(self, agreement: Agreement) -> None:
+        """Do what rank 0 was asked for; all workers do, in the middle of the epoch, with one view of what is left of it."""
+        progress = self.trainer.fit_loop.epoch_loop.batch_progress
+        own = progress.is_last_batch
+        self.changes.inherit()
+        self._agree_on_what_is_left()
+        self._agreed_step = mean_step(agreement.optimizer_steps)
+        try:
+            for ask in agreement.asked:
+                ask.carry_out(self.trainer)
+        finally:
+            progress.is_last_batch = own
+            self._agreed_step = None
+
+    def _end_stretch(self, purpose: Purpose, agreement: Agreement) -> None:
+        """All have come to the end of a stretch of training: an epoch's, a validation, a stop."""
+        self._under_way = purpose is Purpose.VALIDATE and not agreement.should_stop
+        set_global_step(self.trainer, mean_step(agreement.optimizer_steps))
+        if self.changes.inherit() and not agreement.stop and self.changes.go_on(self._algorithm):
+            self.at_epoch_end = None
+            return  # to the appendix of the epoch
+        if agreement.stop:
+            self._stop_together()
+        pending = (agreement.stop or agreement.should_stop) and self._agree_on_what_is_left()
+        self.is_cut = pending
+        if self.at_epoch_end is not None and not pending:
+            self.at_epoch_end()
+        self.at_epoch_end = None
+        if not pending and (agreement.stop or purpose is Purpose.EPOCH_END):
+            self.work.end_epoch()
+        self.account.publish(self.work, self._algorithm)
+        if agreement.stop and pending:
+            raise SIGTERMException
+
+    def _stop_together(self) -> None:
+        """All workers leave their loops at the same point."""
+        self._under_way = False
+        self._stopped_together = True
+        self.changes.end_fit()
+        self.trainer._signal_connector.received_sigterm = True
+
+    def _agree_on_what_is_left(self) -> bool:
+        """Whether the epoch has batches left. Collective.
+
+        Whether it has is each worker's own view in Lightning's progress, and rank 0's goes into a checkpoint: make it that
+        of all.
+        """
+        batches, loop = self.work.batches, self.trainer.fit_loop.epoch_loop
+        kind = "what is left of the epoch"
+        if batches is not None:
+            unstepped = [position for theirs in gather(batches.unstepped(), kind=kind) for position in theirs]
+            position = batches.position(unstepped)
+            pending = bool(position.pending or position.pieces)
+        else:
+            pending = any(gather(not loop.batch_progress.is_last_batch, kind=kind))
+        loop.batch_progress.is_last_batch = not pending
+        return pending

@@ -1,0 +1,100 @@
+"""What is replaced in one Trainer so that its loops make no collective inside an epoch; docs/assumptions.md says why each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+
+from lightning_gossip.runtime.sync_point import Purpose
+from lightning_gossip.strategies.fit.fit import Fit
+from lightning_gossip.strategies.fit.metrics import SynchronizedResults
+from lightning_gossip.strategies.lightning.patches import Patches
+
+
+def synchronize_results(trainer: pl.Trainer, patches: Patches, *, meet: Callable[[], None]) -> None:
+    """One value of every epoch metric on all ranks, in every loop that logs.
+
+    Args:
+        meet: brings all workers together, if they are not: a worker may leave the loop before its last batch.
+    """
+    train_loop = trainer.fit_loop.epoch_loop
+    for loop in (train_loop, train_loop.val_loop, trainer.validate_loop, trainer.test_loop):
+        patches.set(loop, "_results", SynchronizedResults(training=loop is train_loop))
+    connector = trainer._logger_connector
+
+    def synchronize() -> None:
+        if isinstance(trainer._results, SynchronizedResults):
+            trainer._results.synchronize()
+
+    epoch_end_reached, on_epoch_end = connector.epoch_end_reached, connector.on_epoch_end
+    update_eval_epoch_metrics = connector.update_eval_epoch_metrics
+
+    def synchronized_epoch_end() -> None:  # before the hooks of the epoch's end
+        meet()
+        epoch_end_reached()
+        synchronize()
+
+    def synchronized_train_epoch() -> None:  # and what these hooks have logged
+        synchronize()
+        on_epoch_end()
+
+    def synchronized_eval_epoch() -> Any:
+        synchronize()
+        return update_eval_epoch_metrics()
+
+    patches.set(connector, "epoch_end_reached", synchronized_epoch_end)
+    patches.set(connector, "on_epoch_end", synchronized_train_epoch)
+    patches.set(connector, "update_eval_epoch_metrics", synchronized_eval_epoch)
+
+
+def free_epoch_loop(trainer: pl.Trainer, fit: Fit, patches: Patches, *, forward_signal: Callable[[Any], None]) -> None:
+    """Take Lightning's own synchronisation out of the epoch, and put the rendezvous where it is needed.
+
+    Args:
+        forward_signal: passes a SIGTERM on to worker processes that this one has started.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    run_validation = loop.val_loop.run
+
+    def validate_after_rendezvous() -> Any:
+        fit.rendezvous(Purpose.EPOCH_END if trainer.should_stop else Purpose.VALIDATE)
+        return run_validation()  # not reached if another worker came to stop
+
+    def note_sigterm(signum: Any, _: Any) -> None:
+        if not fit.stop_requested:
+            forward_signal(signum)
+        fit.request_stop()
+
+    connector = trainer._logger_connector
+    end_batch = connector.on_batch_end
+
+    def end_batch_after_hooks() -> None:  # the first thing after the hooks of the batch's end
+        if trainer.training:
+            fit.after_batch_hooks()
+        end_batch()
+
+    patches.set(connector, "on_batch_end", end_batch_after_hooks)
+    patches.set(loop, "_broadcast_sigterm_tensor", lambda: None)
+    patches.set(loop.val_loop, "run", validate_after_rendezvous)
+    patches.set(trainer._signal_connector, "_sigterm_notifier_fn", note_sigterm)
+
+
+def defer_epoch_schedulers(trainer: pl.Trainer, fit: Fit, patches: Patches) -> None:
+    """Schedules by epoch step when the epoch has ended for all: after the rendezvous, which may add an appendix to it.
+
+    They do not step if all have left it before its last batch, whatever a worker has seen of it.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    update = loop.update_lr_schedulers
+
+    def deferred(interval: str, update_plateau_schedulers: bool) -> None:
+        if interval == "epoch" and fit.is_cut:
+            return
+        if interval == "epoch" and not update_plateau_schedulers and fit.in_session:
+            fit.at_epoch_end = lambda: update(interval, update_plateau_schedulers)
+        else:
+            update(interval, update_plateau_schedulers)
+
+    patches.set(loop, "update_lr_schedulers", deferred)

@@ -1,0 +1,1 @@
+"""What stands between Lightning and a fit: processes, launchers, validation of options, replacements in its objects."""

@@ -1,0 +1,186 @@
+"""What a strategy needs to survive its workers: the options, the start, and what follows in Lightning when ranks change."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from torch._C._distributed_c10d import Store
+
+from lightning_gossip import version
+from lightning_gossip.algorithm.checks import check_integer
+from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.runtime.membership import membership
+from lightning_gossip.runtime.membership.join_requests import Door
+from lightning_gossip.runtime.membership.membership import Membership
+from lightning_gossip.runtime.membership.monitor import Watch
+from lightning_gossip.runtime.membership.round_store import Worker
+from lightning_gossip.runtime.process_end import call_at_exit
+from lightning_gossip.runtime.store_client import another, connect, parse_address
+from lightning_gossip.strategies.options import check_choice, seconds_of
+
+log = logging.getLogger(__name__)
+
+OnPeerFailure = Literal["continue", "raise"]
+JoinerOptimizer = Literal["copy", "fresh"]
+_LOST = 4.0  # times peer_timeout_s: a worker whose network comes back sooner is taken in again, one that waits longer ends
+
+
+@dataclass(frozen=True)
+class Survival:
+    """What happens when a worker dies.
+
+    Args:
+        on_peer_failure: ``"continue"``: the others go on without it; ``"raise"``: all end.
+        min_workers: with fewer left the job ends.
+        max_workers: workers that may be in the job, those that come later included; None for as many as it began with.
+        peer_timeout_s: silence, in seconds, after which a worker is taken for dead although nothing else speaks for it.
+        joiner_optimizer: what a worker that comes later begins with: a ``"copy"`` of rank 0's optimizer state, or ``"fresh"``.
+        store: where the workers meet, ``tcp://host:port``, if not in rank 0 or torchrun's agent.
+    """
+
+    on_peer_failure: OnPeerFailure = "continue"
+    min_workers: int = 1
+    max_workers: int | None = None
+    peer_timeout_s: float = 30.0
+    joiner_optimizer: JoinerOptimizer = "copy"
+    store: str | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("on_peer_failure", self.on_peer_failure, get_args(OnPeerFailure))
+        check_choice("joiner_optimizer", self.joiner_optimizer, get_args(JoinerOptimizer))
+        object.__setattr__(self, "peer_timeout_s", seconds_of("peer_timeout_s", self.peer_timeout_s))
+        check_integer("min_workers", self.min_workers, example=2)
+        if self.max_workers is not None:
+            check_integer("max_workers", self.max_workers, at_least=self.min_workers, example=max(8, self.min_workers))
+        if self.store is not None:
+            parse_address(self.store)
+            if not self.survives:
+                raise ConfigurationError("store=... is for on_peer_failure='continue'. Leave it out, or write that.")
+
+    def most(self, workers: int) -> int:
+        """How many workers there may be in a job that began with so many."""
+        return workers if self.max_workers is None else max(self.max_workers, workers)
+
+    @property
+    def survives(self) -> bool:
+        """Whether a death is survived."""
+        return self.on_peer_failure == "continue"
+
+
+def begin(
+    survival: Survival,
+    *,
+    keys: str,
+    number: int,
+    workers: int,
+    make_group: Callable[[Store, int, int], None],
+    timeout_s: float,
+    collective_timeout_s: float,
+    interface: str | None = None,
+) -> Membership:
+    """Prepare to meet the other workers of the job, which :meth:`Membership.hello` does, or to be taken in if they have begun.
+
+    Args:
+        survival: the options.
+        keys: prefix of the job's keys.
+        number: of this worker, the rank that it was started with.
+        workers: how many were started together.
+        make_group: makes the default process group.
+        timeout_s: how long to wait for them.
+        collective_timeout_s: how long one of the algorithm's own collectives may take.
+        interface: on which a store that this process serves listens.
+
+    Raises:
+        ConfigurationError: if there may not be so many, or this one comes later and is of another version.
+
+    Returns:
+        The membership; after the first of its rounds it is ``alone`` if this worker has to be taken in by its
+        :attr:`Membership.entrance`.
+    """
+    prefix = f"{keys}/members"
+    kept = membership.kept(prefix)
+    if kept is not None:
+        membership.set_current(kept)
+        return kept
+    if number >= survival.most(workers):
+        raise ConfigurationError(
+            f"This worker was started as rank {number} of a job that began with {workers} workers, and"
+            f" max_workers={survival.max_workers}. Pass a max_workers of at least {number + 1} to all workers."
+        )
+    store = connect(
+        survival.store,
+        rank=number,
+        timeout_s=timeout_s,
+        lost_s=_LOST * survival.peer_timeout_s,
+        interface=interface,
+    )
+    me = Worker(number, store.add(f"{prefix}/life/{number}", 1))
+    late = number >= workers or me.life > 1 or Door(store, prefix).has_begun
+    theirs = store.compare_set(f"{prefix}/version", "", version.mine()).decode()
+    if late:
+        version.check([theirs, version.mine()])
+    watch = Watch(another(store), prefix, me, dead_s=survival.peer_timeout_s)
+    members = [me] if late else [Worker(rank, 1) for rank in range(workers)]
+    made = Membership(
+        store,
+        watch,
+        prefix,
+        members,
+        make_group=make_group,
+        min_workers=survival.min_workers,
+        timeout_s=timeout_s,
+        collective_timeout_s=collective_timeout_s,
+        late=late,
+    )
+    membership.set_current(made)
+    watch.look_at(members, outside=late)
+    watch.look_out(range(survival.most(workers)))
+    call_at_exit(watch.rest)
+    if late:
+        log.warning("Rank %d comes later than the others: it will be taken in at the beginning of an epoch.", number)
+    return made
+
+
+def keys_of(launch: int) -> str:
+    """Prefix of the keys of one job among those that use one store one after the other.
+
+    Args:
+        launch: number of the launch, where workers are started anew for each.
+    """
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    # an agent that starts its only worker again brings back a member of the same job
+    several = os.environ.get("LOCAL_WORLD_SIZE", "1") != "1"
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if several else ""
+    return f"lightning_gossip/{run}/{restarts}/{launch}"
+
+
+def with_survivors(synchronize: Callable[[Callable[..., list[Any]]], None]) -> None:
+    """Synchronise a metric's states among those that are left, all states from the same workers.
+
+    Args:
+        synchronize: gathers each state by the function that it is given, and sets them when it has all.
+    """
+    members = membership.current()
+    assert members is not None
+
+    def gathered(state: Any, group: Any = None) -> list[Any]:
+        before = members.members
+        states = [theirs.to(state.device) for theirs in members.gather(state.detach().cpu(), "a metric")]
+        if members.members != before:
+            raise _MembersChanged
+        return states
+
+    while True:
+        try:
+            synchronize(gathered)
+        except _MembersChanged:
+            continue  # states are set when all have been gathered, so this one is as it was
+        return
+
+
+class _MembersChanged(Exception):
+    """A worker has died between two states of one metric."""

@@ -1,0 +1,205 @@
+"""Lightning's launchers, with one thing before: the strategy checks what it was given while there is only one process."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from typing import Any
+
+import lightning.pytorch as pl
+import torch.multiprocessing as mp
+from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
+from lightning.pytorch.strategies.launchers import (
+    _MultiProcessingLauncher,
+    _SubprocessScriptLauncher,
+    multiprocessing,
+    subprocess_script,
+)
+from lightning.pytorch.trainer.call import _interrupt
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from typing_extensions import override
+
+from lightning_gossip.errors import PeerError
+from lightning_gossip.runtime.membership import membership
+from lightning_gossip.runtime.membership.round_store import Worker
+from lightning_gossip.strategies.lightning.patches import Patches
+
+log = logging.getLogger(__name__)
+
+_STOPPED = "stopped by SIGTERM"
+_POLL_S = 1  # how soon a death is told to the others that the connections have not told already
+_launches = itertools.count()  # by this process; where several machines launch, each one makes the same ones
+Preflight = Callable[[pl.Trainer, pl.LightningModule], None]
+
+
+class CheckedSubprocessLauncher(_SubprocessScriptLauncher):
+    """Runs the user's script once more for each further worker (``start_method="popen"``)."""
+
+    preflight: Preflight
+    survives = False  # whether the others go on when one is killed
+
+    @override
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:
+        _check(self.preflight, function, args, trainer)
+        patches = Patches()
+        if self.survives:
+            patches.set(subprocess_script, "_launch_process_observer", self._observe)
+        try:
+            return super().launch(function, *args, trainer=trainer, **kwargs)
+        finally:
+            patches.restore()
+
+    def _observe(self, children: list[subprocess.Popen[bytes]]) -> None:
+        first = self.cluster_environment.node_rank() * self.num_processes + 1
+        PatientObserver(os.getpid(), children, first=first).start()
+
+
+class PatientObserver(_ChildProcessObserver):
+    """Watches the workers that this process has started. One that is killed by a signal is told to the others, which go on.
+
+    One that ends by itself with an error ends all, as with Lightning's own observer.
+
+    Args:
+        main_pid: of the process that has started them.
+        children: the workers.
+        first: rank that the first of them was started with.
+    """
+
+    def __init__(self, main_pid: int, children: list[subprocess.Popen[bytes]], *, first: int) -> None:
+        super().__init__(main_pid, children, sleep_period=_POLL_S)
+        self._first = first
+        self._told: set[int] = set()
+
+    @override
+    def _run(self) -> bool:
+        for number, child in enumerate(self._child_processes, start=self._first):
+            code = child.poll()
+            members = membership.current()
+            if code is not None and code < 0 and number not in self._told and members is not None:
+                self._told.add(number)
+                members.watch.ended(Worker(number, 1))  # one that came back was started by somebody else
+                log.warning(
+                    "Rank %d was killed by %s; the others go on. To bring it back: MASTER_ADDR=%s MASTER_PORT=%s WORLD_SIZE=%s"
+                    " NODE_RANK=%s LOCAL_RANK=%d %s",
+                    number,
+                    signal.Signals(-code).name,
+                    *(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK")),
+                    number - self._first + 1,
+                    " ".join([sys.executable, *sys.argv]),
+                )
+            if code is not None and code > 0:
+                return bool(super()._run())
+        return all(child.returncode is not None for child in self._child_processes)
+
+
+class CheckedMultiProcessingLauncher(_MultiProcessingLauncher):
+    """Starts the workers by spawn, fork or forkserver, and brings rank 0's report back to the user's process.
+
+    A worker that is stopped by SIGTERM ends with status 0 and has no result; Lightning's launcher would wait for that for ever.
+    Here the workers call the callbacks' ``on_exception``, rank 0 says so, and the user's process raises what the workers did.
+    """
+
+    preflight: Preflight
+    survives = False  # whether the others go on when one is killed
+
+    @override
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:
+        _check(self.preflight, function, args, trainer)
+        self._strategy.launch = next(_launches)  # type: ignore[attr-defined]
+        patches = Patches()
+        if self.survives:
+            patches.set(multiprocessing, "mp", _PatientStart())
+        try:
+            return super().launch(function, *args, trainer=trainer, **kwargs)
+        finally:
+            patches.restore()
+
+    @override
+    def _wrapping_function(self, process_idx: int, *arguments: Any) -> None:
+        try:
+            super()._wrapping_function(process_idx, *arguments)
+        except SIGTERMException as stop:
+            trainer, return_queue = arguments[0], arguments[4]
+            _interrupt(trainer, stop)  # Lightning would call the callbacks in the user's process, which has not trained
+            if process_idx == 0:
+                return_queue.put(_STOPPED)
+            if trainer.strategy.members is not None:
+                trainer.strategy.members.rest()  # rank 0 may hold the store: it does not leave before the others
+            raise
+
+    @override
+    def _recover_results_in_main_process(self, worker_output: Any, trainer: pl.Trainer) -> None:
+        if worker_output == _STOPPED:
+            trainer.callbacks = []  # type: ignore[attr-defined]  # the workers have called them
+            raise SIGTERMException
+        super()._recover_results_in_main_process(worker_output, trainer)
+
+    @override
+    def get_extra_results(self, trainer: pl.Trainer) -> dict[str, Any]:
+        return {**super().get_extra_results(trainer), "report": trainer.strategy.report}  # type: ignore[attr-defined]
+
+    @override
+    def update_main_process_results(self, trainer: pl.Trainer, extra: dict[str, Any]) -> None:
+        super().update_main_process_results(trainer, extra)
+        trainer.strategy.report = extra["report"]  # type: ignore[attr-defined]
+
+
+class _PatientStart:
+    """Stands in for ``torch.multiprocessing`` in Lightning's launcher."""
+
+    get_context = staticmethod(mp.get_context)
+
+    @staticmethod
+    def start_processes(*args: Any, **options: Any) -> PatientContext:
+        """Start the workers, and wait for them patiently."""
+        return PatientContext(mp.start_processes(*args, **options))  # type: ignore[attr-defined, no-untyped-call]
+
+
+class PatientContext:
+    """Waits for the workers that the user's process has started. One that is killed by a signal does not end the others.
+
+    Args:
+        context: torch's, which ends all with the first that fails.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self.processes: list[Any] = context.processes
+        self._context = context
+        self._told: set[int] = set()
+
+    def join(self) -> bool:
+        """Wait until another worker has ended; returns whether all have.
+
+        Raises:
+            PeerError: if rank 0 was killed: its results are what this process waits for.
+            Exception: of a worker that has failed.
+        """
+        if alive := [process.sentinel for process in self.processes if process.is_alive()]:
+            wait(alive)  # for nobody it would be for ever
+        for number, process in enumerate(self.processes):
+            if process.exitcode is not None and process.exitcode < 0 and number not in self._told:
+                self._told.add(number)
+                log.warning("Rank %d was killed by %s; the others go on.", number, signal.Signals(-process.exitcode).name)
+        if any(process.exitcode for number, process in enumerate(self.processes) if number not in self._told):
+            return bool(self._context.join())
+        ended = all(not process.is_alive() for process in self.processes)
+        if ended and 0 in self._told:
+            raise PeerError(
+                "Worker 0 was killed, and the results with it. If the others have ended well, their last checkpoint has the"
+                " model.",
+                rank=0,
+                phase="launch",
+            )
+        return ended
+
+
+def _check(preflight: Preflight, function: Callable[..., Any], args: Any, trainer: pl.Trainer | None) -> None:
+    model = next((arg for arg in args if isinstance(arg, pl.LightningModule)), None)
+    if trainer is not None and model is not None and function.__name__ == "_fit_impl":
+        preflight(trainer, model)

@@ -1,0 +1,315 @@
+"""The worker processes of a strategy: a DDPStrategy without DDP.
+
+Lightning treats its DDPStrategy specially (samplers, launchers, compiled models), so ours is one, and wraps nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, get_args
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.fabric.utilities.seed import reset_seed
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.plugins import Precision
+from lightning.pytorch.strategies import DDPStrategy
+from torch._C._distributed_c10d import Store
+from torch.nn import Module
+from typing_extensions import override
+
+from lightning_gossip import version
+from lightning_gossip.errors import ConfigurationError, PeerError
+from lightning_gossip.runtime import causes
+from lightning_gossip.runtime.membership import membership, uses
+from lightning_gossip.runtime.membership.membership import Membership
+from lightning_gossip.runtime.peer_errors import answering
+from lightning_gossip.runtime.process_end import end_groups_at_exit
+from lightning_gossip.runtime.process_groups import default_store, make_default_group, renew
+from lightning_gossip.runtime.store_client import connect
+from lightning_gossip.runtime.sync_point import gather
+from lightning_gossip.strategies.lightning import fault_tolerance
+from lightning_gossip.strategies.lightning.fault_tolerance import Survival
+from lightning_gossip.strategies.lightning.launchers import CheckedMultiProcessingLauncher, CheckedSubprocessLauncher
+from lightning_gossip.strategies.lightning.validation import check_model, check_plugins, check_trainer
+from lightning_gossip.strategies.options import StartMethod, check_choice, refuse_unknown, seconds_of
+from lightning_gossip.strategies.state.atomic_checkpoint_io import WholeFiles
+from lightning_gossip.strategies.state.shared_tensors import start_equal
+from lightning_gossip.transport import network_interface
+from lightning_gossip.transport.endpoint import Endpoint, advice, endpoint
+
+_DEFAULT_TIMEOUT_S = 1800.0  # of torch's process groups
+
+
+class WorkerProcesses(DDPStrategy):
+    """Starts the workers, connects them, and gives them equal models. A single worker has no process group.
+
+    Args:
+        start_method: how Lightning starts the workers: ``"popen"``, ``"spawn"``, ``"fork"`` or ``"forkserver"``.
+        process_group_backend, timeout: of the default process group, as for DDP. ``timeout``, in seconds or as a timedelta,
+            bounds the wait at a rendezvous.
+        interface: network interface, as ``"eth0"``, on which this job's sockets listen, and no other; None leaves that to torch
+            (docs/security.md).
+        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as for every Lightning strategy.
+
+    Raises:
+        ConfigurationError: for a value that cannot work, and for an unknown argument.
+    """
+
+    survival = Survival(on_peer_failure="raise")
+
+    def __init__(
+        self,
+        *,
+        start_method: StartMethod = "popen",
+        process_group_backend: str | None = None,
+        timeout: float | timedelta | None = timedelta(minutes=30),
+        interface: str | None = None,
+        accelerator: Accelerator | None = None,
+        parallel_devices: list[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+        **unknown: Any,
+    ) -> None:
+        refuse_unknown(type(self), unknown)
+        check_choice("start_method", start_method, get_args(StartMethod))
+        check_plugins(
+            accelerator=accelerator,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+        )
+        super().__init__(
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+            process_group_backend=process_group_backend,
+            timeout=None if timeout is None else timedelta(seconds=seconds_of("timeout", timeout)),
+            start_method=start_method,
+        )
+        self.interface = interface
+        self.launch = 0  # number of the launch that has started these workers, if they are started anew for each fit
+        self._environment: dict[str, str | None] = {}
+        self._members: Membership | None = None
+
+    @property
+    @override
+    def checkpoint_io(self) -> CheckpointIO:
+        if self._checkpoint_io is None:
+            self._checkpoint_io = WholeFiles()
+        return super().checkpoint_io
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: CheckpointIO) -> None:
+        self._checkpoint_io = io
+
+    def __repr__(self) -> str:
+        # Fabric and pytorch_lightning print this when they refuse the object
+        return f"<{type(self).__name__}, for the Trainer of lightning.pytorch only>"
+
+    def check(self, workers: int) -> None:
+        """Refuse options that do not fit the number of workers.
+
+        Raises:
+            ConfigurationError: naming the option.
+        """
+
+    @property
+    def workers(self) -> int:
+        """How many there will be; known before there is a process group."""
+        return self.num_nodes * self.num_processes
+
+    @property
+    def keys(self) -> str:
+        """Prefix of the keys of these workers in a store that others may have used before."""
+        return fault_tolerance.keys_of(self.launch)
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds that a worker waits for another one that computes."""
+        return _DEFAULT_TIMEOUT_S if self._timeout is None else self._timeout.total_seconds()
+
+    def preflight(self, trainer: pl.Trainer, model: pl.LightningModule) -> None:
+        """Check everything that can be checked while there is one process only.
+
+        Raises:
+            ConfigurationError: naming the value, what is accepted, and what to write instead.
+        """
+        check_plugins(callbacks=trainer.callbacks, logger=trainer.loggers)  # type: ignore[attr-defined]
+        check_trainer(trainer)
+        check_model(model, sync_batchnorm=self._layer_sync is not None)
+        self.check(self.workers)
+
+    def signal_started_workers(self, signum: Any) -> None:
+        """Pass a signal on to the worker processes that this one has started."""
+        if self.launcher is not None:
+            self.launcher.kill(signum)
+
+    def tell_once(self, error: BaseException) -> None:
+        """Of what ends this worker, if nobody catches it, one traceback is printed on a terminal."""
+        if self.members is not None or dist.is_initialized():
+            store = default_store() if self.members is None else self.members.store
+            causes.tell_once(error, store, f"{self.keys}/use/{uses.number()}", self.global_rank)
+
+    # -- ranks that change ---------------------------------------------------------------------------------------------
+
+    @property
+    def members(self) -> Membership | None:
+        """Who is in the job, where deaths are survived."""
+        return self._members
+
+    @property
+    @override
+    def global_rank(self) -> int:
+        members = self.members
+        if members is None:
+            return int(super().global_rank)
+        return max(1, members.me.number) if members.alone else members.rank  # rank 0 writes, and a worker alone does not
+
+    @property
+    @override
+    def world_size(self) -> int:
+        members = self.members
+        if members is None:
+            return int(super().world_size)
+        return max(self.workers, members.me.number + 1) if members.alone else len(members.members)
+
+    @property
+    @override
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        if self.members is None:
+            return super().distributed_sampler_kwargs
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    def members_changed(self) -> None:
+        """Ranks have changed: what Lightning keeps of them follows."""
+        rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]  # one object for all of Lightning's packages
+
+    @override
+    def _configure_launcher(self) -> None:
+        assert self.cluster_environment is not None
+        launcher: CheckedSubprocessLauncher | CheckedMultiProcessingLauncher
+        if self._start_method == "popen":
+            launcher = CheckedSubprocessLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
+        else:
+            launcher = CheckedMultiProcessingLauncher(self, start_method=self._start_method)
+        launcher.preflight = self.preflight
+        launcher.survives = self.survival.survives
+        self._launcher = launcher
+
+    @override
+    def setup_distributed(self) -> None:
+        if self.interface is not None and self.workers > 1:
+            self._environment = self._environment or network_interface.bind(self.interface)
+        use, broken = uses.begin() if self.workers > 1 else (0, False)
+        if self.workers > 1 and self.survival.survives:
+            self._meet(use, broken)
+        elif self.workers > 1:
+            membership.set_current(None)  # of a Trainer before this one
+            served = self._serve_store()
+            with self._naming_the_address(endpoint()), answering("setup"):
+                if dist.is_initialized():
+                    self._process_group_backend = self._get_process_group_backend()
+                    renew(f"{self.keys}/use/{use}", self._make_group, broken=broken)
+                super().setup_distributed()
+            del served  # now torch's own connection keeps the server
+        else:  # plain training: no group
+            reset_seed()
+            self.set_world_ranks()
+        if self.workers > 1:
+            end_groups_at_exit()
+            version.check(gather(version.mine(), kind="the versions"))
+
+    @contextmanager
+    def _naming_the_address(self, mine: Endpoint) -> Iterator[None]:
+        """Where the workers cannot be connected: say so if this one listens where no other host looks."""
+        try:
+            yield
+        except PeerError as error:
+            if self.num_nodes == 1 or not mine.is_loopback:
+                raise
+            raise PeerError(
+                f"{error} {advice(self.global_rank, mine)}", phase=error.phase, seconds=error.seconds, timed_out=error.timed_out
+            ) from error
+
+    def _serve_store(self) -> Store | None:
+        """Begin to serve the store on one interface: torch, which would on all, takes one that this process serves already."""
+        environment = self.cluster_environment
+        if self.interface is None or dist.is_initialized() or environment is None or environment.global_rank() != 0:
+            return None
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
+        return connect(None, rank=0, timeout_s=self.timeout_s, interface=self.interface)  # torchrun's agent has its own
+
+    @property
+    def _make_group(self) -> Callable[[Store, int, int], None]:
+        assert self._process_group_backend is not None
+        device = None if self.root_device.type == "cpu" else self.root_device
+        return make_default_group(self._process_group_backend, self.timeout_s, device=device)
+
+    def _meet(self, use: int, broken: bool) -> None:
+        reset_seed()
+        self._members = None  # so that the ranks are those that this process was started with
+        self.set_world_ranks()
+        assert self.cluster_environment is not None
+        os.environ["MASTER_ADDR"] = self.cluster_environment.main_address
+        os.environ["MASTER_PORT"] = str(self.cluster_environment.main_port)
+        self._process_group_backend = self._get_process_group_backend()
+        self._members = members = fault_tolerance.begin(
+            self.survival,
+            keys=self.keys,
+            number=int(self.cluster_environment.global_rank()),
+            workers=self.workers,
+            make_group=self._make_group,
+            timeout_s=self.timeout_s,
+            collective_timeout_s=self.collective_timeout_s,
+            interface=self.interface,
+        )
+        members.changed[:] = [self.members_changed]
+        members.hello(use, broken=broken, endpoint=_endpoint_or_error())
+        self.members_changed()
+
+    @property
+    def collective_timeout_s(self) -> float:
+        """Seconds that one of the algorithm's own collectives may take when all have met, where deaths are survived."""
+        return self.timeout_s
+
+    @override
+    def teardown(self) -> None:
+        members = self.members
+        if members is not None:
+            members.rest()
+        network_interface.restore(self._environment)
+        self._environment = {}
+        super().teardown()
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        if self.workers > 1:
+            super().setup(trainer)
+        else:
+            super(DDPStrategy, self).setup(trainer)  # DDP's would broadcast on a group that does not exist
+
+    @override
+    def _setup_model(self, model: Module) -> Module:  # type: ignore[override]
+        return model
+
+    @override
+    def configure_ddp(self) -> None:
+        assert isinstance(self.model, pl.LightningModule)
+        start_equal(self.model)
+
+
+def _endpoint_or_error() -> Endpoint | ConfigurationError:
+    try:
+        return endpoint()
+    except ConfigurationError as error:  # raised when the others have been told, who would wait for this worker
+        return error

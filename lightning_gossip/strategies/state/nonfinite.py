@@ -1,0 +1,93 @@
+"""What is done about a model that is not finite where all workers are together, and how it is told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from lightning.fabric.utilities import rank_zero_warn
+from torch import Tensor
+
+from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.tensors.finite import all_finite
+from lightning_gossip.errors import NonFiniteError, PeerError
+from lightning_gossip.runtime.adpsgd.nonfinite_guard import OnNonFinite
+from lightning_gossip.runtime.sync_point import Rendezvous, gather, together
+
+log = logging.getLogger(__name__)
+
+
+def error_of(rank: int, names: Sequence[str], tensors: Sequence[Tensor]) -> NonFiniteError:
+    """What a worker ends with whose model is not finite.
+
+    Args:
+        rank: the worker's.
+        names: of the tensors.
+        tensors: of the model.
+    """
+    where = "it was when it was exchanged"
+    for name, tensor in zip(names, tensors, strict=True):
+        if not all_finite(tensor):
+            bad = int((~torch.isfinite(tensor)).sum())
+            where = f"{bad} of the {tensor.numel()} elements of {name} are NaN or infinite"
+            break
+    return NonFiniteError(
+        f"The model of rank {rank} is not finite: {where}. The other workers have not taken it in. Look for a learning rate"
+        " that is too high, a loss that divides by zero or overflows, or a bad sample (Trainer(detect_anomaly=True) finds the"
+        " operation); or pass on_nonfinite='adopt', and such a worker goes on from another one's model."
+    )
+
+
+def mean_of_healthy(
+    meeting: Rendezvous, replica: Replica, names: Sequence[str], tensors: Sequence[Tensor], on_nonfinite: OnNonFinite, rank: int
+) -> tuple[float, bool]:
+    """Average again, without the models that are not finite, when the mean of all was found not to be. Collective.
+
+    Args:
+        meeting: the collectives.
+        replica: whose published model is that mean; left as the mean of the healthy ones.
+        names, tensors: x, still this worker's own.
+        on_nonfinite: the strategy's option.
+        rank: of this worker.
+
+    Returns:
+        This worker's squared distance to the new mean (0 for one whose model was not finite), and whether it was finite.
+
+    Raises:
+        NonFiniteError: under ``"raise"`` on a worker whose model is not finite; on all if none is.
+        PeerError: under ``"raise"`` on the others.
+    """
+
+    def average() -> float:
+        replica.push_pull(tensors, forward_passes=0)  # y ← x
+        return meeting.average_of(replica.settle(), takes_part=finite)
+
+    replica.push_pull(tensors, forward_passes=0)
+    finite = all_finite(replica.settle())
+    everyones = gather((rank, finite), kind="who is finite")
+    ill = [theirs for theirs, healthy in everyones if not healthy]
+    if not ill:  # of finite models the sum has overflowed, or who was ill has died meanwhile
+        return together(average), True
+    if len(ill) == len(everyones) or (on_nonfinite == "raise" and not finite):
+        raise error_of(rank, names, tensors)
+    if on_nonfinite == "raise":
+        raise PeerError(
+            f"The model of rank {', '.join(map(str, ill))} is not finite, so there is no mean, and all end; its own log says"
+            " more. With on_nonfinite='adopt' it would go on from the mean of the others.",
+            rank=ill[0],
+            phase="rendezvous",
+        )
+    if not finite:
+        log.warning("rank %d: its model is not finite; it goes on from the mean of the others", rank)
+    distance = together(average)
+    return (distance if finite else 0.0), finite
+
+
+def warn_of_mean(tensors: Sequence[Tensor]) -> None:
+    """Say so if the mean that all workers have just got is not finite."""
+    if not all(all_finite(tensor) for tensor in tensors):
+        rank_zero_warn(
+            "The mean of all workers' models is not finite: some worker's model holds NaN or infinity, and now all do. Look"
+            " for a learning rate that is too high or a bad sample; EarlyStopping(check_finite=True) ends such a run."
+        )

@@ -1,0 +1,154 @@
+"""What else a model holds than the tensors that a session shares, made one on all workers when they meet.
+
+Workers compare the exact bits of each such tensor by a number (:mod:`lightning_gossip.algorithm.tensors.fingerprint`), so that
+a frozen base of gigabytes is read once and never sent. What differs is averaged if there is a mean of it, and otherwise taken
+from one
+rank: a queue and its pointer, a unit vector, a codebook and its counts stay what they are together.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from lightning.fabric.utilities import rank_zero_warn
+from torch import Tensor
+
+from lightning_gossip.algorithm.tensors.fingerprint import fingerprints, has_bits
+from lightning_gossip.algorithm.tensors.finite import all_finite
+from lightning_gossip.algorithm.tensors.flat import FlatModel, LiveTensors
+from lightning_gossip.runtime.sync_point import Rendezvous, gather, together
+from lightning_gossip.strategies.state.shared_tensors import Place, SharedModel, digest
+
+
+@dataclass(frozen=True)
+class Differences:
+    """What differs between workers, the same on all of them.
+
+    Args:
+        means: is averaged.
+        follows: is taken from one rank.
+        with_gradient: names of parameters that require a gradient on some worker, equal or not.
+        flag: whether some worker has raised the flag.
+    """
+
+    means: Sequence[Place] = ()
+    follows: Sequence[Place] = ()
+    with_gradient: Sequence[str] = ()
+    flag: bool = False
+    tensors: LiveTensors = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = [*self.means, *self.follows]
+        object.__setattr__(self, "tensors", LiveTensors(lambda: [place.real for place in found]))
+
+
+def compare(rest: Sequence[Place], meeting: Rendezvous, *, flag: bool = False) -> Differences:
+    """Find what differs between the workers. Collective; sends two numbers a tensor.
+
+    Args:
+        rest: of this worker.
+        meeting: the collectives.
+        flag: said to all workers with it.
+    """
+    here = [place for place in rest if has_bits(place.tensor)]
+    low, high = meeting.extremes([len(here), digest([place.name for place in here]), int(flag)])
+    if low[:2] != high[:2]:
+        here = _common(here)
+    tensors = [place.real for place in here]
+    forms = [digest((tuple(tensor.shape), str(tensor.dtype))) for tensor in tensors]
+    bits = [form ^ number for form, number in zip(forms, fingerprints(tensors), strict=True)]
+    gradients = [int(not place.is_buffer and place.tensor.requires_grad) for place in here]
+    least, most = meeting.extremes([*bits, *forms, *gradients])
+    means: list[Place] = []
+    follows: list[Place] = []
+    with_gradient = []
+    for index, place in enumerate(here):
+        form = len(here) + index
+        if most[form + len(here)]:
+            with_gradient.append(place.name)
+        if least[index] != most[index]:
+            (means if place.has_mean and least[form] == most[form] else follows).append(place)
+    return Differences(means, follows, with_gradient, bool(high[2]))
+
+
+def compare_rest(model: SharedModel, meeting: Rendezvous, *, flag: bool = False) -> Differences:
+    """The same of what a model's session does not share; the model learns which parameters are trained. Collective."""
+    found = compare(model.rest(), meeting, flag=flag)
+    model.learn([place.name for place in found.means if not place.is_buffer], with_gradient=found.with_gradient)
+    return found
+
+
+def unite(found: Differences, meeting: Rendezvous, *, takes_part: bool = True) -> float:
+    """Make one of what differs. Collective, unless nothing differs.
+
+    Args:
+        found: by :func:`compare`.
+        meeting: the collectives.
+        takes_part: whether this worker's tensors count; if nobody's do, all take those of rank 0. Where a mean is made, those
+            that are not finite count only if no others are there.
+
+    Returns:
+        This worker's squared distance to the means before; 0 if it does not take part.
+    """
+    if not found.means and not found.follows:
+        return 0.0
+    finite = all(all_finite(place.real) for place in found.means)
+    everyones = gather((takes_part, finite))
+    nobody = not any(theirs for theirs, _ in everyones)
+    healthy = any(theirs and theirs_finite for theirs, theirs_finite in everyones)
+    source = 0 if nobody else next(rank for rank, (theirs, _) in enumerate(everyones) if theirs)
+    distance = 0.0
+    if found.means and not nobody:
+        distance = _average(found.means, meeting, takes_part=takes_part and (finite or not healthy))
+    follows = [*found.follows, *found.means] if nobody else found.follows
+    if follows:
+        _follow(follows, meeting, source)
+    return distance
+
+
+def assign(tensor: Tensor, value: Tensor) -> None:
+    """A tensor ← a value, in place; of another shape too."""
+    with torch.no_grad():
+        if tensor.shape == value.shape:
+            tensor.copy_(value)
+        else:
+            tensor.data = value.to(tensor.device, tensor.dtype)
+
+
+def _average(means: Sequence[Place], meeting: Rendezvous, *, takes_part: bool) -> float:
+    tensors = [place.real for place in means]
+    flat = FlatModel(tensors)
+    distance = together(lambda: meeting.average_of(flat.read(tensors), takes_part=takes_part))
+    flat.write(tensors)
+    return distance if takes_part else 0.0
+
+
+def _follow(follows: Sequence[Place], meeting: Rendezvous, source: int) -> None:
+    def mine() -> Tensor:
+        file = io.BytesIO()
+        torch.save({place.name: place.tensor.detach().cpu().clone() for place in follows}, file)
+        return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+
+    # if the source dies meanwhile, there may be fewer ranks
+    data = together(lambda: meeting.copy(mine, source=min(source, dist.get_world_size() - 1)))
+    theirs = torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=True)
+    for place in follows:
+        if place.name in theirs:
+            assign(place.tensor, theirs[place.name])
+
+
+def _common(here: Sequence[Place]) -> list[Place]:
+    """Those that all workers have, in one order. Collective."""
+    everyones = gather([place.name for place in here])
+    common = set(everyones[0]).intersection(*everyones[1:])
+    missing = sorted({name for names in everyones for name in names} - common)
+    rank_zero_warn(
+        f"Not all workers have {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}: what a module creates while it"
+        " trains must be created on all of them. It stays each worker's own, and the model is not one."
+    )
+    mine = {place.name: place for place in here}
+    return [mine[name] for name in everyones[0] if name in common]

@@ -1,0 +1,293 @@
+"""The tensors of a model that workers share: which, in what order, and how their statistics mix.
+
+| tensor | while workers train | when all meet |
+|---|---|---|
+| a parameter that is trained | shared: gossiped, averaged | the mean |
+| any other parameter | its worker's own | compared; where it differs, the mean, and shared from then on |
+| a running mean or variance, and what ``averaged_buffers`` names | shared | the mean |
+| a running mean or variance with ``momentum=None`` (of all batches so far) | its worker's own | the mean |
+| any other buffer | its worker's own | that of the lowest rank |
+
+A parameter is trained if it requires a gradient now, did so when an earlier session of the fit was opened, or was found to
+differ between workers when they met: networks that are frozen in turn, teachers that follow a student without gradients.
+docs/decisions/013 says why. What happens when all meet is in :mod:`lightning_gossip.strategies.state.one_model`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torchmetrics import Metric
+
+from lightning_gossip.algorithm.tensors.flat import FlatModel, LiveTensors
+from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.runtime.sync_point import Rendezvous, gather, together
+
+_STATISTICS = ("running_mean", "running_var")  # of _NormBase: exponential or cumulative averages over batches
+
+
+class Place:
+    """Where a module keeps a tensor. The tensor is looked up at each use: a training loop may put another one there.
+
+    Args:
+        name: in the model.
+        owner: the module's parameters or buffers.
+        key: in the owner.
+        is_buffer: whether it is a buffer.
+        is_average: whether it is a buffer of which there is a mean.
+        is_cumulative: whether it is the average of all batches so far, in which a merge has no fixed weight.
+    """
+
+    def __init__(
+        self, name: str, owner: Any, key: str, *, is_buffer: bool, is_average: bool = False, is_cumulative: bool = False
+    ) -> None:
+        self.name = name
+        self.is_buffer = is_buffer
+        self.is_average = is_average
+        self.is_cumulative = is_cumulative
+        self._owner = owner
+        self._key = key
+        self._last: Tensor = owner[key]
+
+    @property
+    def tensor(self) -> Tensor:
+        """What is there now; the last one seen, if there is none any more."""
+        if self._key in self._owner and self._owner[self._key] is not None:
+            self._last = self._owner[self._key]
+        return self._last
+
+    @property
+    def real(self) -> Tensor:
+        """The same, a complex one as a real view."""
+        tensor = self.tensor
+        return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor
+
+    @property
+    def has_mean(self) -> bool:
+        """Whether averaging leaves a valid value: a floating-point parameter, or a buffer that is an average."""
+        return (self.is_average or not self.is_buffer) and (self.tensor.is_floating_point() or self.tensor.is_complex())
+
+
+def places(model: nn.Module, averaged_buffers: Sequence[str] = ()) -> list[Place]:
+    """Where a model keeps its tensors: parameters, then buffers, each once. Without the buffers of metrics.
+
+    Args:
+        averaged_buffers: patterns of names; see :class:`~lightning_gossip.strategies.DecentralizedStrategy`.
+    """
+    return [*_parameter_places(model), *_buffer_places(model, averaged_buffers)]
+
+
+def _parameter_places(model: nn.Module) -> Iterator[Place]:
+    known: set[int] = set()
+    for prefix, module in model.named_modules():
+        for key, tensor in module._parameters.items():
+            if tensor is not None and id(tensor) not in known:
+                known.add(id(tensor))
+                yield Place(_name(prefix, key), module._parameters, key, is_buffer=False)
+
+
+def _buffer_places(model: nn.Module, averaged_buffers: Sequence[str]) -> Iterator[Place]:
+    known: set[int] = set()
+    metrics: set[int] = set()  # synchronise themselves
+    for prefix, module in model.named_modules():
+        if isinstance(module, Metric):
+            metrics.update(id(part) for part in module.modules())
+        if id(module) in metrics:
+            continue
+        for key, tensor in module._buffers.items():
+            if tensor is not None and id(tensor) not in known:
+                known.add(id(tensor))
+                name = _name(prefix, key)
+                is_statistic = isinstance(module, _NormBase) and key in _STATISTICS
+                is_average = is_statistic or any(fnmatchcase(name, pattern) for pattern in averaged_buffers)
+                yield Place(
+                    name,
+                    module._buffers,
+                    key,
+                    is_buffer=True,
+                    is_average=is_average,
+                    is_cumulative=is_statistic and module.momentum is None,
+                )
+
+
+def _name(prefix: str, key: str) -> str:
+    return f"{prefix}.{key}" if prefix else key
+
+
+def check_averaged_buffers(model: nn.Module, averaged_buffers: Sequence[str]) -> None:
+    """Refuse patterns that name nothing of which there is a mean.
+
+    Raises:
+        ConfigurationError: naming the buffers that there are.
+    """
+    buffers = list(_buffer_places(model, averaged_buffers))
+    floating = [place for place in buffers if place.tensor.is_floating_point() or place.tensor.is_complex()]
+    for pattern in averaged_buffers:
+        if not any(fnmatchcase(place.name, pattern) for place in floating):
+            whole = next((place for place in buffers if fnmatchcase(place.name, pattern)), None)
+            why = (
+                "no buffer of the model" if whole is None else f"{whole.name} only, whose type {whole.tensor.dtype} has no mean"
+            )
+            names = ", ".join(place.name for place in floating) or "none"
+            raise ConfigurationError(f"averaged_buffers={pattern!r} matches {why}. Its floating-point buffers: {names}.")
+
+
+def retention(model: nn.Module, names: list[str]) -> list[float]:
+    """Per tensor, the share of a merge that one forward pass in training mode keeps; see ``algorithm.replica``."""
+    shares: dict[str, float] = {}
+    for prefix, module in model.named_modules():
+        if isinstance(module, _NormBase) and module.momentum is not None:
+            for key in _STATISTICS:
+                shares[_name(prefix, key)] = 1.0 - module.momentum
+    return [shares.get(name, 1.0) for name in names]
+
+
+class SharedModel:
+    """The model of one fit, and which of its tensors the open session averages.
+
+    Args:
+        module: the module that trains.
+        averaged_buffers: patterns of the names of buffers that are averages.
+
+    Attributes:
+        names, layout, retention: of the tensors of the session; a fingerprint of their shapes, and see :func:`retention`.
+        parameters: how many of the tensors, the first ones, are parameters.
+        trained: names of the parameters that are known to be trained; all workers know the same.
+    """
+
+    def __init__(self, module: nn.Module, averaged_buffers: Sequence[str] = ()) -> None:
+        self.module = module
+        self.averaged_buffers = tuple(averaged_buffers)
+        self.trained: set[str] = set()
+        self._with_gradient: set[str] = set()
+        self._places: list[Place] = []
+        self.names: list[str] = []
+        self.layout = 0
+        self.retention: list[float] = []
+        self.parameters = 0
+        self.tensors = LiveTensors(lambda: [place.real for place in self._places])
+
+    def open(self) -> SharedModel:
+        """A session begins: look at what there is now. Returns itself."""
+        found = places(self.module, self.averaged_buffers)
+        self.learn([], with_gradient=[place.name for place in found if place.tensor.requires_grad and not place.is_buffer])
+        parameters = [place for place in found if not place.is_buffer and place.name in self.trained and place.has_mean]
+        self._places = parameters + [p for p in found if p.is_buffer and p.has_mean and not p.is_cumulative]
+        self.parameters = len(parameters)
+        self.names = [place.name for place in self._places]
+        self.layout = layout(list(zip(self.names, self.tensors, strict=True)))
+        self.retention = retention(self.module, self.names)
+        return self
+
+    def learn(self, names: Sequence[str], *, with_gradient: Sequence[str] = ()) -> None:
+        """These parameters are trained, and shared from the next session on.
+
+        Args:
+            names: of parameters.
+            with_gradient: names of those that require a gradient, or did.
+        """
+        self._with_gradient.update(with_gradient)
+        self.trained.update(names, with_gradient)
+
+    def agree(self) -> None:
+        """Know what any worker knows: some of them have just come. Collective."""
+        for names, with_gradient in gather((sorted(self.trained), sorted(self._with_gradient))):
+            self.learn(names, with_gradient=with_gradient)
+
+    def rest(self) -> list[Place]:
+        """Where the tensors are that the session does not share."""
+        known = set(self.names)
+        return [place for place in places(self.module, self.averaged_buffers) if place.name not in known]
+
+    @property
+    def shared_parameters(self) -> list[Place]:
+        """Where the parameters of the session are."""
+        return self._places[: self.parameters]
+
+    @property
+    def optimized(self) -> list[Tensor]:
+        """Those that require a gradient, or have done so: what an optimizer steps on."""
+        return [place.tensor for place in self._places[: self.parameters] if place.name in self._with_gradient]
+
+    def average(self, meeting: Rendezvous) -> float:
+        """Replace the session's tensors by their means over all workers. Collective.
+
+        Returns:
+            This worker's squared distance to the mean before.
+        """
+        flat = FlatModel(self.tensors)
+        distance = meeting.average(flat.read(self.tensors))
+        flat.write(self.tensors)
+        return distance
+
+    def check_equal(self, layouts: list[int]) -> None:
+        """Refuse ranks that share other tensors.
+
+        Args:
+            layouts: of all ranks.
+
+        Raises:
+            ConfigurationError: on every rank.
+        """
+        for rank, theirs in enumerate(layouts):
+            if theirs != layouts[0]:
+                raise ConfigurationError(
+                    f"Rank {rank} trains other tensors than rank 0. The parameters with requires_grad, their shapes, types and"
+                    " memory formats must be the same on all ranks when an epoch begins."
+                )
+
+
+def layout(named: Sequence[tuple[str, Tensor]]) -> int:
+    """A fingerprint of names, shapes, strides and types, 63 bits."""
+    return digest([(name, tuple(t.shape), t.stride(), str(t.dtype)) for name, t in named])
+
+
+def digest(value: object) -> int:
+    """A fingerprint of plain values, 63 bits."""
+    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "big") >> 1
+
+
+def fingerprint(model: nn.Module) -> int:
+    """Of the names, shapes, strides and types of all parameters and buffers."""
+    return layout(list(_parameters_and_buffers(model)))
+
+
+def start_equal(model: nn.Module) -> None:
+    """Copy rank 0's parameters and buffers, frozen and integer ones too, to all ranks. Collective.
+
+    Raises:
+        ConfigurationError: if the model is not built of the same tensors everywhere.
+    """
+    everything = list(_parameters_and_buffers(model))
+    mine = [(name, tuple(t.shape), str(t.dtype)) for name, t in everything]
+    everyones = gather(mine, kind="the names of the model's tensors")
+    for rank, theirs in enumerate(everyones):
+        if theirs != everyones[0]:
+            differing = sorted({name for name, *_ in set(theirs) ^ set(everyones[0])})
+            what = ", ".join(differing[:5]) or "the order of its tensors"
+            raise ConfigurationError(
+                f"The model of rank {rank} differs from that of rank 0 in {what}."
+                " All ranks must build the same model: do not let its shape depend on the rank or on unseeded randomness."
+            )
+
+    @torch.no_grad()
+    def copy() -> None:
+        for _, tensor in everything:
+            contiguous = tensor.detach().contiguous()
+            dist.broadcast(torch.view_as_real(contiguous) if contiguous.is_complex() else contiguous, src=0)
+            if contiguous.data_ptr() != tensor.data_ptr():
+                tensor.copy_(contiguous)
+
+    together(copy)
+
+
+def _parameters_and_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()

@@ -1,0 +1,100 @@
+"""What the synchronous algorithms have in common: collectives of their own, and workers that arrive early.
+
+All workers make their collectives in the same order, each as often as the others. Where one has fewer batches (uneven streams)
+or is told to stop, it arrives at the rendezvous early and goes on taking part, so that nobody waits for it in vain.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+from lightning_gossip.runtime.clock import Timeline
+from lightning_gossip.runtime.collectives import Collectives
+from lightning_gossip.runtime.sync_point import Rendezvous
+from lightning_gossip.strategies.report import WorkerReport
+from lightning_gossip.strategies.state.shared_tensors import SharedModel
+from lightning_gossip.strategies.worker_algorithm import Algorithm
+
+
+class LockstepAlgorithm(Algorithm):
+    """Base of the algorithms whose workers make the same collectives.
+
+    Args:
+        device: of the models.
+        timeout_s: deadline of each collective: how long a worker waits for another one that computes.
+        timeline: where waits are recorded.
+    """
+
+    in_step: ClassVar[bool] = True
+
+    def __init__(self, device: torch.device, timeout_s: float, timeline: Timeline) -> None:
+        self._device = device
+        self._timeout_s = timeout_s
+        self._timeline = timeline
+        self._group: Collectives | None = None
+        self._model = SharedModel(nn.Module())
+        self._asks_for_meeting = False
+        self._meeting_called = False
+
+    @property
+    def collectives(self) -> Collectives:
+        """Of this fit."""
+        assert self._group is not None, "start() comes first"
+        return self._group
+
+    @property
+    @override
+    def waited_s(self) -> float:
+        return self.collectives.waited_s
+
+    @property
+    @override
+    def collectives_made(self) -> int:
+        return self.collectives.made
+
+    @override
+    def start(self) -> None:
+        self._group = Collectives(self._device, self._timeout_s, self._timeline)
+
+    @override
+    def open(self, model: SharedModel) -> None:
+        self._model = model
+        self._model.check_equal(self.collectives.gather(self._model.layout))
+        self._asks_for_meeting = self._meeting_called = False
+
+    @override
+    def settle(self) -> None:
+        """Nothing changes a model but its own worker."""
+
+    @override
+    def average(self, meeting: Rendezvous) -> float:
+        return self._model.average(meeting)
+
+    @override
+    def close(self, *, together: bool) -> None:
+        if self._group is not None:
+            self._group.close()
+
+    @override
+    def call_meeting(self) -> None:
+        self._asks_for_meeting = True  # said when this worker arrives
+
+    @override
+    def meeting_called(self) -> bool:
+        return self._meeting_called
+
+    @override
+    def complete(self, report: WorkerReport) -> None:
+        report.bytes_sent = self.collectives.bytes_sent
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    @override
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """There is none."""

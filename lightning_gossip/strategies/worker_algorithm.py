@@ -1,0 +1,146 @@
+"""What a worker does between two rendezvous: the one thing in which the strategies differ."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from lightning_gossip.runtime.sync_point import Rendezvous
+from lightning_gossip.strategies.report import WorkerReport
+from lightning_gossip.strategies.state.shared_tensors import SharedModel
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of this worker's optimizers.
+
+    Args:
+        number: of the step since the fit began, from 1.
+        forward_passes: that led to it (gradient accumulation).
+        seconds: how long it took this worker, if all of it was seen.
+        lr: the learning rate that it was made with.
+        epoch: in which, from 0.
+        progress: share of the run's steps done, in [0, 1]; None if the run's length is unknown.
+    """
+
+    number: int
+    forward_passes: int
+    seconds: float | None
+    lr: float
+    epoch: int
+    progress: float | None
+
+
+class Algorithm(ABC):
+    """One worker's part of a decentralized algorithm during one fit of two workers or more.
+
+    The calls come from the training thread in this order: ``start``, then per session ``open``, (``begin_step``,
+    ``reduce_gradients``, ``step``) …, ``arrive``, ``settle``, ``average``, and at the end ``close``. Collectives on the default
+    group are allowed in ``start`` and ``average`` only; there all workers are together.
+
+    Attributes:
+        in_step: whether all workers make their steps together, so that what a user calls on every rank at the same step is
+            called by all at the same time.
+    """
+
+    in_step: ClassVar[bool] = False
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that the training thread has waited for other workers in these calls, ``start`` and ``average`` apart."""
+        return 0.0
+
+    @property
+    def collectives_made(self) -> int:
+        """Collectives of its own, on a group of its own, so far."""
+        return 0
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin the fit: make groups, start threads."""
+
+    @abstractmethod
+    def open(self, model: SharedModel) -> None:
+        """This worker begins to train after a rendezvous (or the start).
+
+        Args:
+            model: just opened too; the same object in each session.
+        """
+
+    def begin_step(self) -> None:
+        """The first batch of the next step has been fetched; its forward pass comes next.
+
+        May change the model in the first step of a session only.
+        """
+        return
+
+    def reduce_gradients(self) -> None:
+        """Backward has left the gradients of a whole step; clipping and the optimizer come next."""
+        return
+
+    @abstractmethod
+    def step(self, step: Step) -> None:
+        """This worker's optimizers have stepped."""
+
+    def gather(self, tensor: Tensor, *, sync_grads: bool) -> Tensor | None:
+        """Everybody's tensor, stacked, in the middle of a step of this worker's.
+
+        Args:
+            tensor: of the same shape and type on all workers.
+            sync_grads: whether gradients go back to all workers.
+
+        Returns:
+            Those of the workers that make this step too; None where nobody can be sure that the others come to the same call.
+        """
+        return None
+
+    def arrive(self) -> None:
+        """This worker has come to a rendezvous; serve the others until they need it no more."""
+        return
+
+    @abstractmethod
+    def settle(self) -> None:
+        """All workers have arrived: nothing changes this worker's model any more until it is averaged or opened again."""
+
+    @abstractmethod
+    def average(self, meeting: Rendezvous) -> float:
+        """Leave the exact mean of all models in this worker's, of the tensors that the session shares.
+
+        Returns:
+            This worker's squared distance to the mean before, ‖x_i − x̄‖².
+        """
+
+    @abstractmethod
+    def close(self, *, together: bool) -> None:
+        """End what ``start`` began; may be called twice, or without it.
+
+        Args:
+            together: all workers do so; otherwise (after a failure) this one alone, and it must not wait for the others.
+        """
+
+    def follow_members(self) -> None:
+        """Workers have died or come; between two sessions, and all that are there do so."""
+        return
+
+    @abstractmethod
+    def call_meeting(self) -> None:
+        """Ask the other workers to come to a rendezvous after their current step."""
+
+    @abstractmethod
+    def meeting_called(self) -> bool:
+        """Whether another worker has asked for one in this session."""
+
+    @abstractmethod
+    def complete(self, report: WorkerReport) -> None:
+        """Add what the algorithm counts to this worker's account."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """This worker's state, plain values for a checkpoint."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from the state of the same rank. Comes before ``start``."""

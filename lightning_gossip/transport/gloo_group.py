@@ -1,0 +1,225 @@
+"""Workers as processes, connected by Gloo's point-to-point operations on groups of their own.
+
+Two groups, because a time-out on any operation closes every connection of its Gloo group: *control* carries the inbox,
+whose listener waits without a deadline, and *data* carries replies and vectors, which have one. Neither shares anything
+with the default group, on which the training thread runs its collectives, so the two never wait for each other.
+
+A Gloo send ends only when the peer receives it, and is lost if its handle is dropped before. So posting to an inbox does
+not wait, and keeps the handle: of a request until its answer has come, of the rest until the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_gossip.errors import PeerError, ProtocolError
+from lightning_gossip.transport.base import Pending, Transport
+from lightning_gossip.transport.messages import REPLY, WORDS, Kind, Message
+
+log = logging.getLogger(__name__)
+
+FOREVER = timedelta(days=3650)  # the listener ends by a message, never by a time-out
+_REQUEST, _REPLY, _VECTOR = 1, 2, 3  # tags
+RUN_BITS = 63
+SHORTEST_S = 0.001  # to Gloo 0 is no deadline at all
+GROUP_S = 20.0  # to make a group of workers that have just met: milliseconds, if nobody dies meanwhile
+_FLUSH_S = 10.0  # for the peers' listeners to read the last messages when all close together
+
+
+class GlooTransport(Transport):
+    """One process's end. Creating it is collective: every rank of the default group does so, in the same order.
+
+    Args:
+        timeout_s: deadline of a reply and of one vector, in seconds.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self._timeout_s = timeout_s
+        self._control: dist.ProcessGroup | None = new_group(timeout_s)
+        self._data: dist.ProcessGroup | None = new_group(timeout_s)
+        run = torch.tensor([secrets.randbits(RUN_BITS)])
+        with PeerTrouble(0, "setup"):
+            dist.broadcast(run, src=0, group=self._data)
+        self.run = int(run)
+        self._requests: dict[int, list[tuple[dist.Work, Tensor]]] = {}  # by peer: read in order, so a reply frees all before it
+        self._told: dict[int, tuple[dist.Work, Tensor]] = {}  # by peer: kept until the next one
+        self._others: list[tuple[Kind, dist.Work, Tensor]] = []  # a few in a run: calls to a meeting, stop
+
+    def post(self, peer: int, message: Message) -> None:
+        words = torch.tensor(message.words(self.run), dtype=torch.int64)
+        with PeerTrouble(peer, "message"):
+            work = _started(dist.isend(words, dst=peer, group=_open(self._control), tag=_REQUEST))
+        if message.kind in (Kind.MEET, Kind.STOP, Kind.FAILED):
+            self._others.append((message.kind, work, words))
+        else:
+            self._requests.setdefault(peer, []).append((work, words))
+
+    def next_message(self) -> tuple[int, Message]:
+        while True:
+            words = torch.zeros(WORDS, dtype=torch.int64)
+            work = _started(dist.irecv(words, group=_open(self._control), tag=_REQUEST))
+            work.wait(FOREVER)
+            sender = int(work._source_rank())
+            message = self.admit(sender, words.tolist())
+            if message is not None:
+                return sender, message
+
+    def reply(self, peer: int, message: Message) -> None:
+        words = torch.tensor(message.words(self.run), dtype=torch.int64)
+        with PeerTrouble(peer, "reply"):
+            sending = _started(dist.isend(words, dst=peer, group=_open(self._data), tag=_REPLY))
+            sending.wait(timedelta(seconds=self._timeout_s))
+
+    def tell(self, peer: int, message: Message) -> None:
+        words = torch.tensor(message.words(self.run), dtype=torch.int64)
+        with PeerTrouble(peer, "reply"):
+            self._told[peer] = _started(dist.isend(words, dst=peer, group=_open(self._data), tag=_REPLY)), words
+
+    def await_reply(self, peer: int, timeout_s: float) -> Message:
+        message, end_s = None, time.monotonic() + timeout_s
+        while message is None:
+            words = torch.zeros(WORDS, dtype=torch.int64)
+            with PeerTrouble(peer, "reply"):
+                receiving = _started(dist.irecv(words, src=peer, group=_open(self._data), tag=_REPLY))
+                receiving.wait(timedelta(seconds=max(SHORTEST_S, end_s - time.monotonic())))
+            message = self.admit(peer, words.tolist(), REPLY)
+        self._requests.pop(peer, None)
+        return message
+
+    def send(self, peer: int, vector: Tensor) -> Pending:
+        with PeerTrouble(peer, "exchange"):
+            return Transfer(peer, _started(dist.isend(vector, dst=peer, group=_open(self._data), tag=_VECTOR)))
+
+    def receive(self, peer: int, vector: Tensor) -> Pending:
+        with PeerTrouble(peer, "exchange"):
+            return Transfer(peer, _started(dist.irecv(vector, src=peer, group=_open(self._data), tag=_VECTOR)))
+
+    def close(self) -> None:
+        """Destroy both groups, once the peers have read this worker's STOP and FAILED messages.
+
+        A listener still blocked on a group keeps it alive until its STOP arrives.
+        """
+        flush(self._others, self.rank)
+        self._requests.clear()
+        self._told.clear()
+        self._others.clear()
+        for group in (self._control, self._data):
+            if group is not None and dist.is_initialized():
+                dist.destroy_process_group(group)
+        self._control = self._data = None
+
+
+def flush(posted: list[tuple[Kind, dist.Work, Tensor]], rank: int) -> None:
+    """Wait until the peers have read that this worker has ended, a few seconds at most."""
+    for kind, work, _ in posted:
+        if kind in (Kind.STOP, Kind.FAILED):
+            try:
+                work.wait(timedelta(seconds=_FLUSH_S))
+            except RuntimeError:
+                log.warning(
+                    "rank %d: another worker has not read that this one has ended; it will find the connection closed", rank
+                )
+
+
+@dataclass
+class Transfer:
+    """A vector under way."""
+
+    peer: int
+    work: dist.Work
+
+    def wait(self, timeout_s: float) -> None:
+        """See :class:`~lightning_gossip.transport.base.Pending`."""
+        with PeerTrouble(self.peer, "exchange"):
+            self.work.wait(timedelta(seconds=timeout_s))
+
+
+class PeerTrouble:
+    """Turns Gloo's errors, which are bare RuntimeErrors, into a PeerError that names the peer, the phase and the wait.
+
+    A connection that Gloo has closed because another operation of this process was over its time says nothing about the peer;
+    nor does an error of the store.
+    """
+
+    def __init__(self, peer: int, phase: str) -> None:
+        self._peer = peer
+        self._phase = phase
+        self._start = time.monotonic()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if isinstance(error, RuntimeError) and not isinstance(error, (PeerError, ProtocolError)):
+            waited = time.monotonic() - self._start
+            reason = re.sub(r"^\[[^\]]*\]\s*", "", str(error).strip()).split(". ")[0]  # without Gloo's file, line and advice
+            text = str(error).lower()
+            timed_out = "timed out" in text or isinstance(error, dist.DistStoreError)  # Gloo says so in its text only
+            given_up = "application timeout" in text
+            closed = not (timed_out or given_up or isinstance(error, dist.DistError))
+            state = "is frozen or slow, or cannot be reached" if timed_out else "has probably ended; its own log says why"
+            if given_up:
+                state = "did not answer another operation of this process in time"
+            raise PeerError(
+                f"The {self._phase} with rank {self._peer} failed after {waited:.1f} s: {reason}. Rank {self._peer} {state}.",
+                rank=self._peer,
+                phase=self._phase,
+                seconds=waited,
+                timed_out=timed_out,
+                closed=closed,
+            ) from error
+
+
+def new_group(timeout_s: float, *, backend: str | None = "gloo") -> dist.ProcessGroup:
+    """A group of all workers, which have just met: one that dies now is waited for :data:`GROUP_S` at most. Collective.
+
+    Args:
+        timeout_s: deadline of its operations, in seconds, where they have none of their own.
+        backend: of torch.distributed; that of the default group if None.
+    """
+    began_s = time.monotonic()
+    try:
+        group = dist.new_group(backend=backend, timeout=timedelta(seconds=min(GROUP_S, timeout_s)))
+    except RuntimeError as error:
+        waited_s = time.monotonic() - began_s
+        raise PeerError(
+            f"The workers could not be connected, after {waited_s:.1f} s: another one has probably ended; its log says why.",
+            phase="setup",
+            seconds=waited_s,
+        ) from error
+    if not isinstance(group, dist.ProcessGroup):
+        raise ProtocolError("This process is not a member of the group that it has just created.")
+    set_timeout(timeout_s, group)
+    return group
+
+
+def set_timeout(timeout_s: float, group: dist.ProcessGroup | None = None) -> None:
+    """Of a group, the default group if None; torch's function has become public in 2.13 or so."""
+    if hasattr(dist, "set_timeout"):
+        dist.set_timeout(timedelta(seconds=timeout_s), group)
+    else:
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
+
+
+def _open(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The group; never None, which torch.distributed takes for the default group."""
+    if group is None:
+        raise ProtocolError("The transport is used after it was closed.")
+    return group
+
+
+def _started(work: dist.Work | None) -> dist.Work:
+    if work is None:
+        raise ProtocolError("This process is not a member of the group that it talks on.")
+    return work
