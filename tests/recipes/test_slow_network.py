@@ -34,7 +34,7 @@ sys.exit(7)
 
 def slowly(rate: str, *command: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "recipes.slow_network", rate, *command]
-    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
 
 
 @pytest.fixture(scope="module")

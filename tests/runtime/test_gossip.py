@@ -86,7 +86,8 @@ def test_sessions_one_after_the_other_keep_the_mean() -> None:
             cluster.drain_all()
             distances.append(cluster.distance())
     assert close_to(cluster.total(), before, cluster.models())
-    assert all(later < earlier for earlier, later in itertools.pairwise(distances))
+    rounding = 1e-24 * distances[0]  # on a busy machine a session may have hundreds of exchanges
+    assert all(later < earlier or later < rounding for earlier, later in itertools.pairwise(distances))
 
 
 def test_draining_takes_over_all_merges_of_running_statistics_too() -> None:
