@@ -146,6 +146,7 @@ def main() -> int:
     parser.add_argument("--fits", type=int, default=300, help="how many, of all strategies and ways to start (300)")
     parser.add_argument("--load", type=int, default=12, help="busy loops beside them (12)")
     parser.add_argument("--strategies", nargs="+", default=STRATEGIES, choices=STRATEGIES, help="which (all)")
+    parser.add_argument("--launchers", nargs="+", default=tuple(SHARES), choices=tuple(SHARES), help="which (all)")
     parser.add_argument("--fit", metavar="STRATEGY", help=argparse.SUPPRESS)
     parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -160,6 +161,7 @@ def main() -> int:
     jobs = [
         (launcher, strategy, max(1, round(asked.fits * share / len(asked.strategies))))
         for launcher, share in SHARES.items()
+        if launcher in asked.launchers
         for strategy in asked.strategies
     ]
     with busy(asked.load), ThreadPoolExecutor(4) as pool:
