@@ -92,6 +92,8 @@ def _work(sender: Connection, rank: int, workers: int, port: int, scenario: Call
     )
     import torch
 
+    from lightning_gossip.runtime import process_end
+
     torch.set_num_threads(1)
     try:
         outcome = (True, scenario(*args, **kwargs))
@@ -99,3 +101,4 @@ def _work(sender: Connection, rank: int, workers: int, port: int, scenario: Call
         outcome = (False, traceback.format_exc())
     sender.send(outcome)
     sender.close()
+    process_end._end()  # as a script's end does; multiprocessing's children call no atexit functions

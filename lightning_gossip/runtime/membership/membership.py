@@ -109,6 +109,7 @@ class Membership:
         self.changed: list[Callable[[], None]] = []
         self.lost: list[Worker] = []
         self.prefix = prefix
+        self._rested = ""  # where this worker was when it rested last
         self._rounds = Rounds(store, watch, prefix, timeout_s)
         self._door = Door(store, prefix)
         self._make_group = make_group
@@ -341,8 +342,11 @@ class Membership:
         Rank 0, which may hold the store, so leaves it to the others until they have said so too.
         """
         self.watch.rest()
+        key = f"{self.prefix}/resting/{self.generation}/{self._rounds.number}"
+        if key == self._rested:
+            return  # nothing has been said since
+        self._rested = key
         try:
-            key = f"{self.prefix}/resting/{self.generation}/{self._rounds.number}"
             if self.store.add(key, 1) == len(self.members):
                 self.store.set(f"{key}/all", "1")
             elif self.rank == 0 and not self.watch.has_failed:

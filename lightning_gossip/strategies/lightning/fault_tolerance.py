@@ -139,7 +139,7 @@ def begin(
     membership.set_current(made)
     watch.look_at(members, outside=late)
     watch.look_out(range(survival.most(workers)))
-    call_at_exit(watch.rest)
+    call_at_exit(made.rest)  # a script may let all meet after its last fit: rank 0 does not leave while others still read
     if late:
         log.warning("Rank %d comes later than the others: it will be taken in at the beginning of an epoch.", number)
     return made
