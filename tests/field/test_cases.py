@@ -1,4 +1,6 @@
-"""Situations of public issue threads, each under every strategy: what a Lightning script does that works under DDP.
+"""Situations of public issue threads: what a Lightning script does that works under DDP.
+
+`make test` runs each under AD-PSGD and under one of the other strategies, each in its turn; `make test-slow` under all others.
 
 The cases are scripts in ``cases/`` (``python tests/field/cases/05_save_every_n_steps.py adpsgd``). Here their workers are
 forked from a server that has imported torch once, so that one costs a second or two; those that are about the start or the end
@@ -30,6 +32,17 @@ MINUTES = {"15_rank_zero_evaluates_alone"}
 NAMES = sorted(path.stem for path in CASES.glob("[0-9]*.py"))
 
 
+def pairs() -> list[object]:
+    """Each case with each strategy."""
+    found = []
+    for number, name in enumerate(name for name in NAMES if name not in AS_SCRIPTS | MINUTES):
+        quick = ("adpsgd", STRATEGIES[1 + number % (len(STRATEGIES) - 1)])
+        for strategy in STRATEGIES:
+            marks = [] if strategy in quick else [pytest.mark.slow]
+            found.append(pytest.param(name, strategy, marks=marks, id=f"{name}-{strategy}"))
+    return found
+
+
 def load(name: str) -> ModuleType:
     """The module of a case."""
     if str(CASES) not in sys.path:
@@ -54,8 +67,7 @@ def result_of(place: Path, rank: int) -> Path:
     return place / f"rank{rank}.pt"
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in AS_SCRIPTS | MINUTES])
+@pytest.mark.parametrize(("name", "strategy"), pairs())
 def test_what_works_under_ddp_works(name: str, strategy: str, tmp_path: Path) -> None:
     began_s = time.monotonic()
     ended = outcomes(work, name, strategy, str(tmp_path))
@@ -69,7 +81,7 @@ def test_what_works_under_ddp_works(name: str, strategy: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "strategy", [pytest.param(name, marks=[] if name in ("adpsgd", "qsgd") else pytest.mark.slow) for name in STRATEGIES]
+    "strategy", [pytest.param(name, marks=[] if name == "adpsgd" else pytest.mark.slow) for name in STRATEGIES]
 )
 @pytest.mark.parametrize("name", sorted(AS_SCRIPTS))
 def test_what_works_under_ddp_works_as_a_script(name: str, strategy: str) -> None:

@@ -19,7 +19,7 @@ from tests.recipes.wandb_files import records
 
 pytestmark = pytest.mark.processes
 
-EPOCHS = 20  # the recipe's own: models trained apart for less may still have a useful mean
+EPOCHS = 8  # models trained apart for less may still have a useful mean
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +28,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Co
     folder = tmp_path_factory.mktemp("swept")
     done = command(
         *("--multirun", "strategy.at_rendezvous=evaluate", "strategy.exchanges_per_step=1,0,-1", "logger=wandb"),
+        f"recipe.epochs={EPOCHS}",
         f"hydra.sweep.dir={folder}",
         devices=4,  # two models trained apart may have a useful mean
     )
@@ -58,8 +59,8 @@ def test_training_makes_no_collective_and_takes_every_sample_once_an_epoch(sweep
 
 def test_without_exchanges_the_mean_model_is_worse(sweep: Path) -> None:
     gossip, apart = (summary_of(sweep / job) for job in "01")
-    assert gossip["test_acc"] >= 0.96
-    assert apart["test_acc"] <= gossip["test_acc"] - 0.05
+    assert gossip["test_acc"] >= 0.94
+    assert apart["test_acc"] <= gossip["test_acc"] - 0.1
     assert apart["consensus_distance"] > 100 * gossip["consensus_distance"]
 
 
@@ -97,7 +98,7 @@ def test_wandb_gets_the_configuration_the_histogram_the_pictures_and_the_summary
     found = records(swept[0] / "0")
     config = {item.key: json.loads(item.value_json) for record in found for item in record.config.update}
     assert config["recipe"]["data"]["batch_size"] == 16
-    assert config["trainer"]["max_epochs"] == 20  # resolved
+    assert config["trainer"]["max_epochs"] == EPOCHS  # resolved
     rows = [{tuple(item.nested_key): item.value_json for item in record.history.item} for record in found]
     logged = {key[0] for row in rows for key in row}
     assert {"run/learning", "run/timeline", "run/workers", "gossip/consensus_distance", "train_loss", "test_acc"} <= logged

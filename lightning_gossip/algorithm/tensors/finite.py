@@ -21,4 +21,4 @@ def all_finite(vector: Tensor) -> bool:
     >>> all_finite(torch.tensor([1e38, 3e38])), all_finite(torch.tensor([1.0, float("nan")]))
     (True, False)
     """
-    return math.isfinite(float(vector.sum())) or bool(torch.isfinite(vector).all())
+    return math.isfinite(vector.sum().item()) or bool(torch.isfinite(vector).all())
