@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerChoice, PartnerPicker, Roles, resolve_roles
+from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
 from lightning_gossip.algorithm.adpsgd.repair import topology_for
 from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.compression.pairwise import Wire
@@ -24,9 +25,9 @@ from lightning_gossip.errors import ConfigurationError, NonFiniteError
 from lightning_gossip.runtime.adpsgd.cuda_replica import replica_of
 from lightning_gossip.runtime.adpsgd.gossip import Gossip
 from lightning_gossip.runtime.adpsgd.nonfinite_guard import GossipCounters, OnNonFinite
-from lightning_gossip.runtime.adpsgd.peer_selection import ChangingPartners
-from lightning_gossip.runtime.clock import Timeline
+from lightning_gossip.runtime.clock import Timeline, now_s
 from lightning_gossip.runtime.membership.membership import Membership
+from lightning_gossip.runtime.membership.round_store import Worker
 from lightning_gossip.runtime.store_client import another
 from lightning_gossip.runtime.sync_point import Rendezvous, together
 from lightning_gossip.strategies.base import DecentralizedStrategy
@@ -47,7 +48,7 @@ from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 from lightning_gossip.transport.base import Transport
 from lightning_gossip.transport.gloo_group import GlooTransport
 from lightning_gossip.transport.memory import MemoryNetwork
-from lightning_gossip.transport.pairwise_groups import EdgeTransport
+from lightning_gossip.transport.pairwise_groups import CONNECT_S, REPLY_S, EdgeTransport
 
 _SEED_STRIDE = 1_000_003
 
@@ -203,7 +204,7 @@ class GossipAlgorithm(Algorithm):
         self._timeout_s = timeout_s
         self._gossip: Gossip | None = None
         self._picker: PartnerPicker | None = None
-        self._partners: ChangingPartners | None = None
+        self._peers: ChangingPeers[Worker] | None = None
         self._counters = GossipCounters()
         self._failed = 0
         self._replica: Replica | None = None
@@ -218,14 +219,14 @@ class GossipAlgorithm(Algorithm):
         if members is None:
             _, self._picker = self._picked()
             transport: Transport = GlooTransport(self._timeout_s)
-            partners: PartnerPicker | ChangingPartners = self._picker
+            peers: PartnerPicker | ChangingPeers[Worker] = self._picker
         else:
             transport = members.attempt(self._connect)
-            assert self._partners is not None
-            partners = self._partners
+            assert self._peers is not None
+            peers = self._peers
         self._gossip = Gossip(
             transport,
-            partners,
+            peers,
             timeout_s=self._timeout_s,
             timeline=self._timeline,
             counters=self._counters,
@@ -247,13 +248,17 @@ class GossipAlgorithm(Algorithm):
         assert members is not None
         topology, self._picker = self._picked()
         self._session = max(self._session, members.generation << 20)  # the same on all, those included that have just come
-        self._partners = ChangingPartners(
+        self._peers = ChangingPeers(
             members.watch,
+            members.members.index(members.watch.me),
             members.members,
             topology,
             roles=self._strategy.roles,
             picker=self._picker,
             ceiling_s=self._timeout_s,
+            now_s=now_s,
+            connect_s=CONNECT_S,
+            reply_s=REPLY_S,
         )
         if len(members.members) == 1:
             return MemoryNetwork(1).transport(0)
@@ -274,8 +279,8 @@ class GossipAlgorithm(Algorithm):
     def follow_members(self) -> None:
         if self._gossip is not None:
             self._gossip.close(together=True)
-        if self._partners is not None:
-            self._failed += self._partners.dropped
+        if self._peers is not None:
+            self._failed += self._peers.dropped
         self._restored_picker = None  # of the ranks before
         self.start()
 
@@ -288,8 +293,12 @@ class GossipAlgorithm(Algorithm):
         else:
             self._replica.push_pull(self._model.tensors)
         self._session += 1
-        self._running.exchanges_per_step = self._strategy.exchanges_per_step
-        self._running.open(self._replica, session=self._session, layout=_with_wire(self._layout, self._strategy.wire))
+        self._running.open(
+            self._replica,
+            session=self._session,
+            layout=_with_wire(self._layout, self._strategy.wire),
+            exchanges_per_step=self._strategy.exchanges_per_step,
+        )
 
     @override
     def step(self, step: Step) -> None:
@@ -359,13 +368,13 @@ class GossipAlgorithm(Algorithm):
         report.refused_nonfinite = counters.refused_nonfinite
         report.adopted = counters.adopted
         report.bytes_sent = counters.bytes_sent
-        report.failed = self._failed + (self._partners.dropped if self._partners is not None else 0)
+        report.failed = self._failed + (self._peers.dropped if self._peers is not None else 0)
         report.describe_staleness(counters.staleness)
 
     @override
     def state_dict(self) -> dict[str, Any]:
         assert self._picker is not None
-        picker = self._picker if self._partners is None else self._partners.picker
+        picker = self._picker if self._peers is None else self._peers.picker
         return {"picker": picker.state_dict(), "staleness": self._counters.staleness.state_dict()}
 
     @override

@@ -133,7 +133,7 @@ class Cluster:
 
     @property
     def failed(self) -> bool:
-        return any(gossip._session.failure is not None for gossip in self.gossips)
+        return any(gossip._protocol.failure is not None for gossip in self.gossips)
 
     def raise_failure(self) -> None:
         for gossip in self.gossips:

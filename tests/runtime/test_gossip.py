@@ -17,7 +17,7 @@ from lightning_gossip.algorithm.compression.pairwise import Wire, exchange_bytes
 from lightning_gossip.algorithm.topology.generators import complete, exponential, from_edges, ring
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
-from lightning_gossip.transport import Fault
+from lightning_gossip.transport import Fault, Kind, Message
 from tests.runtime.cluster import PATIENCE_S, Cluster, eventually, training
 from tests.workers import run_threads
 
@@ -283,7 +283,7 @@ def test_a_responder_starts_no_exchange() -> None:
     for rank in range(4):
         names = [thread.name for thread in cluster.gossips[rank]._threads]
         if cluster.pickers[rank].initiates:
-            assert names == ["gossip-listener", "gossip-responder", "gossip-caller"]
+            assert names == ["gossip-listener", "gossip-responder", "gossip-initiator"]
         else:
             assert names == ["gossip-listener", "gossip-responder"]
             assert cluster.transports[rank]._numbers["request"] == 0
@@ -300,13 +300,13 @@ def test_a_failure_on_a_gossip_thread_is_raised_on_the_training_thread(where: st
     cluster.start()
     try:
         cluster.open_all()
-        assert eventually(lambda: gossip._session.failure is not None or stepped(cluster, 0))
+        assert eventually(lambda: gossip._protocol.failure is not None or stepped(cluster, 0))
         with pytest.raises(PeerError, match=f"injected at {where} {number}") as caught:
             gossip.step(cluster.x[0], step_s=FAST_S)
         frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
         assert "_strike" in frames
-        assert "call" in frames
-        assert not gossip._session.is_busy
+        assert "initiate" in frames
+        assert not gossip._protocol.busy
         start_s = time.monotonic()
         with pytest.raises(PeerError, match="injected"):
             gossip.drain(cluster.x[0])
@@ -321,7 +321,7 @@ def test_a_failure_on_a_gossip_thread_is_raised_on_the_training_thread(where: st
 def stepped(cluster: Cluster, rank: int) -> bool:
     """Tell the step time again, so that exchanges go on; never true."""
     for other in range(cluster.n):
-        if other == rank or cluster.gossips[other]._session.failure is None:
+        if other == rank or cluster.gossips[other]._protocol.failure is None:
             try:
                 cluster.gossips[other].step(cluster.x[other], step_s=FAST_S)
             except PeerError:
@@ -335,7 +335,7 @@ def test_a_peer_that_stops_in_mid_exchange_is_named_within_the_deadline() -> Non
     cluster.start()
     try:
         cluster.open_all()
-        assert eventually(lambda: cluster.gossips[1]._session.failure is not None)
+        assert eventually(lambda: cluster.gossips[1]._protocol.failure is not None)
         with pytest.raises(PeerError) as caught:
             cluster.gossips[1].step(cluster.x[1], step_s=None)
         assert (caught.value.rank, caught.value.phase) == (0, "exchange")
@@ -350,13 +350,10 @@ def test_a_worker_that_has_failed_accepts_no_more() -> None:
     cluster.start()
     try:
         cluster.open_all()
-        assert eventually(lambda: cluster.gossips[0]._session.failure is not None)
-        assert eventually(lambda: not cluster.gossips[0]._session.is_busy)
-        before = cluster.counts[0]
-        peer = cluster.transports[1]
-        assert not cluster.gossips[0]._session.begin(cluster.session)
-        assert cluster.counts[0] == before
-        assert peer.rank == 1
+        assert eventually(lambda: cluster.gossips[0]._protocol.failure is not None)
+        assert eventually(lambda: not cluster.gossips[0]._protocol.busy)
+        request = Message(Kind.EXCHANGE, cluster.session, layout=1)
+        assert cluster.transports[1].request(0, request, PATIENCE_S).kind is Kind.REFUSE
     finally:
         cluster.abandon()
 
@@ -366,7 +363,7 @@ def test_drain_ends_by_its_deadline_if_the_peer_never_answers() -> None:
     cluster.gossips[0].start()  # rank 1 has no threads: nobody answers
     try:
         cluster.open_all()
-        assert eventually(lambda: cluster.gossips[0]._session.is_busy)
+        assert eventually(lambda: cluster.gossips[0]._protocol.busy)
         start_s = time.monotonic()
         with pytest.raises(PeerError):
             cluster.gossips[0].drain(cluster.x[0])
@@ -387,7 +384,7 @@ def test_different_layouts_are_a_configuration_error_at_both_ends() -> None:
         cluster.open(1, session=1, layout=2)
         for rank in range(2):
             # a request may have come before rank 1 had opened; the step time makes rank 0 ask again
-            assert eventually(lambda rank=rank: cluster.gossips[rank]._session.failure is not None)  # type: ignore[misc]
+            assert eventually(lambda rank=rank: cluster.gossips[rank]._protocol.failure is not None)  # type: ignore[misc]
             with pytest.raises(ConfigurationError, match=f"Rank {1 - rank} publishes other tensors than rank {rank}"):
                 cluster.gossips[rank].step(cluster.x[rank], step_s=FAST_S)
         assert torch.equal(cluster.models(), before)
@@ -513,7 +510,7 @@ def test_a_thread_that_does_not_end_in_time_finds_the_transport_closed() -> None
     cluster.start()
     try:
         cluster.open_all()
-        assert eventually(lambda: cluster.gossips[1]._session.is_busy)
+        assert eventually(lambda: cluster.gossips[1]._protocol.busy)
         run_threads(
             [lambda gossip=gossip: gossip.close(together=True, timeout_s=0.1) for gossip in cluster.gossips], PATIENCE_S
         )  # type: ignore[misc]

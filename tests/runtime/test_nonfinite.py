@@ -77,12 +77,12 @@ def test_a_worker_whose_model_is_not_finite_ends_and_the_others_keep_their_sum()
         cluster.open_all()
         for rank in range(4):
             cluster.gossips[rank].step(cluster.x[rank], step_s=FAST_S)
-        assert eventually(lambda: cluster.gossips[0]._session.failure is not None)
+        assert eventually(lambda: cluster.gossips[0]._protocol.failure is not None)
         with pytest.raises(NonFiniteError, match="rank 0 is not finite"):
             cluster.gossips[0].step(cluster.x[0], step_s=FAST_S)
         assert eventually(lambda: sum(gossip.counters.refused_nonfinite for gossip in cluster.gossips[1:]) >= 1)
         for rank in range(1, 4):
-            assert cluster.gossips[rank]._session.failure is None
+            assert cluster.gossips[rank]._protocol.failure is None
             cluster.gossips[rank].drain(cluster.x[rank])
         # what rank 0 has sent before its bad chunk is finite, and is half of a difference: so compare with all of it
         assert bool(torch.isfinite(cluster.healthy_total()).all())

@@ -15,19 +15,20 @@ Where a worker's threads are held, and the event of the trace that each place st
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker
+from lightning_gossip.algorithm.adpsgd.protocol import Answer, Averaged, GossipProtocol, Phase, Steps, Verdict
 from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.compression.pairwise import Wire
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.runtime.adpsgd.gossip import Gossip
-from lightning_gossip.runtime.adpsgd.session import Phase
 from lightning_gossip.simulation import TraceEvent
 from lightning_gossip.transport import Kind, MemoryNetwork, Message
 from lightning_gossip.transport.base import Pending
@@ -170,8 +171,10 @@ def replay(
     gossips = [
         Gossip(transports[rank], PartnerPicker(topology, rank, seed=seed), timeout_s=PATIENCE_S, wire=wire) for rank in range(n)
     ]
-    for rank, gossip in enumerate(gossips):
-        _hold_session(gossip._session, rank, director)
+    for gossip in gossips:
+        gossip._peers.looks_again_s = 0.001  # nobody tells it of the script's next event
+        gossip._protocol.__class__ = HeldProtocol
+        gossip._protocol.director = director  # type: ignore[attr-defined]
     x = [start.clone() for _ in range(n)]
     drains: list[threading.Thread] = []
 
@@ -189,7 +192,7 @@ def replay(
             drains.append(threading.Thread(target=gossip.drain, args=([x[rank]],), daemon=True))
             drains[-1].start()
         for gossip in gossips:
-            while gossip._session._phase is Phase.OPEN:
+            while gossip._protocol.phase is Phase.OPEN:
                 drains[0].join(0.001)
 
     try:
@@ -208,21 +211,34 @@ def replay(
     return torch.stack(x)
 
 
-def _hold_session(session: Any, rank: int, director: Director) -> None:
-    """Hold a worker's caller before it becomes busy, and say when an exchange or a refusal is over."""
-    await_start, end, draw_again = session.await_start, session.end, session.draw_again
+class HeldProtocol(GossipProtocol):
+    """Starts an exchange when the script says so, and tells when one or a refusal has been dealt with."""
 
-    def held_start(rate: float, timeout_s: float) -> bool:
-        director.await_turn("request", rank)
-        return bool(await_start(rate, timeout_s if director.now is None else min(timeout_s, 0.001)))
+    director: Director
 
-    def told_end() -> None:
-        end()
-        if director.is_turn("merge", rank):
-            director.done()
+    @override
+    def _due_s(self) -> float:
+        due_s = super()._due_s()
+        return due_s if self.director.now is None or self.director.is_turn("request", self._rank) else math.inf
 
-    def told_draw_again(at_s: float) -> None:
-        draw_again(0.0)  # due again at once: the script says when
-        director.done()
+    @override
+    def initiate(self) -> Steps:
+        return self._told(super().initiate())
 
-    session.await_start, session.end, session.draw_again = held_start, told_end, told_draw_again
+    @override
+    def respond(self) -> Steps:
+        return self._told(super().respond())
+
+    def _told(self, steps: Steps) -> Steps:
+        effect = next(steps)
+        while True:
+            result = yield effect
+            try:
+                effect = steps.send(result)
+            except StopIteration:
+                return
+            finally:
+                refused = isinstance(result, Answer) and result.verdict is Verdict.REFUSED
+                kind = "refused" if refused else "merge" if isinstance(result, Averaged) else None
+                if kind is not None and self.director.is_turn(kind, self._rank):
+                    self.director.done()

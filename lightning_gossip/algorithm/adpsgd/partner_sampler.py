@@ -159,6 +159,11 @@ class PartnerPicker:
         before = self._times_s.get(peer, seconds)
         self._times_s[peer] = before + _NEW_SHARE * (seconds - before)
 
+    @property
+    def times_s(self) -> dict[int, float]:
+        """Mean seconds of an exchange, by neighbour."""
+        return dict(self._times_s)
+
     def probabilities(self) -> list[float]:
         """With which it draws each of ``neighbours``; one that it has not averaged with yet is taken for the fastest."""
         d = len(self.neighbours)

@@ -1,22 +1,18 @@
-"""The gossip of one worker: threads that average its published model with its neighbours' while it trains.
+"""The gossip of one worker: threads that average its published model with its peers' while it trains.
 
-| thread | does | waits for |
+What is said and decided is :class:`~lightning_gossip.algorithm.adpsgd.protocol.GossipProtocol`; here are the threads that run
+its generators, and what its effects are: messages and chunks over a transport.
+
+| thread | runs | waits for |
 |---|---|---|
 | training (the caller's) | ``open``, ``step``, ``drain``, ``close`` | the network in ``drain`` and ``close`` only |
-| ``gossip-listener`` | reads requests and calls to a meeting | a message, without a deadline; STOP ends it |
-| ``gossip-responder`` | answers requests, one after the other | a request, until the listener ends; a chunk, with a deadline |
-| ``gossip-caller`` | starts exchanges, if this worker initiates | its pace, a reply, a chunk: all with deadlines |
+| ``gossip-listener`` | ``receive`` for each request | a message, without a deadline; STOP ends it |
+| ``gossip-responder`` | ``respond`` | a request, until the listener ends; a chunk, with a deadline |
+| ``gossip-initiator`` | ``initiate``, if it may ever start an exchange | its pace, an answer, a chunk: all with deadlines |
 
-Two locks. ``_model_lock`` guards the replica and is held for one copy only: a chunk (gossip threads) or the model
-(training thread); never across the network. The other is the session's condition (runtime/adpsgd/session.py), held for a few
-instructions; the queue of requests has one of its own (runtime/adpsgd/request_queue.py).
-
-One exchange at a time, started or answered: then no timing can make models drift apart. A worker that is calling
-answers a request with a refusal, at once, so nobody waits in a cycle: a caller waits only for a responder that is idle or in
-the middle of an exchange with somebody else, and that one ends by itself. The refused caller draws again.
-
-Who has to wait for others' exchanges is told so at once, and how long at the most: its deadline begins when it is its turn. It
-cannot know by itself, since what it measures is how long an exchange takes, and not how many others call the same worker.
+Two locks. ``_condition`` holds while a generator runs from one effect to the next, a few instructions, and is free while an
+effect is under way. ``_model_lock`` guards the replica and is held for one copy only: a chunk (gossip threads) or the model
+(training thread). Neither is held across the network.
 
 A failure on a gossip thread ends that thread, is kept, and is raised on the training thread at its next step.
 """
@@ -24,22 +20,36 @@ A failure on a gossip thread ends that thread, is kept, and is raised on the tra
 from __future__ import annotations
 
 import logging
+import random
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker
+from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers, FixedPeers
+from lightning_gossip.algorithm.adpsgd.protocol import (
+    Announce,
+    Answer,
+    Ask,
+    Average,
+    Averaged,
+    AwaitAnswer,
+    Effect,
+    GossipProtocol,
+    Probe,
+    Reply,
+    Steps,
+    Verdict,
+    Wait,
+)
 from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.compression.pairwise import Codec, Wire, make_codec
-from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
+from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.adpsgd.exchange import Exchanger
-from lightning_gossip.runtime.adpsgd.initiator import Caller
+from lightning_gossip.runtime.adpsgd.messages import answer_of, answer_to_wire, request_of, request_to_wire
 from lightning_gossip.runtime.adpsgd.nonfinite_guard import GossipCounters, Health, OnNonFinite
-from lightning_gossip.runtime.adpsgd.peer_selection import FixedPartners, Partners
-from lightning_gossip.runtime.adpsgd.request_queue import Requests
-from lightning_gossip.runtime.adpsgd.session import Session
 from lightning_gossip.runtime.clock import Deadline, Timeline, now_s
 from lightning_gossip.transport.base import Transport
 from lightning_gossip.transport.messages import Kind, Message
@@ -52,7 +62,7 @@ class Gossip:
 
     Args:
         transport: connection to the other workers. Owned: closed with this object.
-        picker: whom to average with, and whether this worker starts exchanges; a picker alone means that the first failure of a
+        peers: whom to average with, and whether this worker starts exchanges; a picker alone means that the first failure of a
             peer ends the gossip.
         exchanges_per_step: completed exchanges that each worker should see in one step of its neighbourhood; 0 for none.
         timeout_s: the longest deadline of a reply and of each chunk.
@@ -68,7 +78,7 @@ class Gossip:
     def __init__(
         self,
         transport: Transport,
-        picker: PartnerPicker | Partners,
+        peers: PartnerPicker | FixedPeers | ChangingPeers[Any],
         *,
         exchanges_per_step: float = 1.0,
         timeout_s: float = 120.0,
@@ -80,9 +90,8 @@ class Gossip:
         wire: Wire = "float32",
     ) -> None:
         self.counters = GossipCounters() if counters is None else counters
-        self.exchanges_per_step = exchanges_per_step
         self._transport = transport
-        self._partners = FixedPartners(picker, timeout_s) if isinstance(picker, PartnerPicker) else picker
+        self._peers = FixedPeers(peers, timeout_s) if isinstance(peers, PartnerPicker) else peers
         self._timeline = timeline if timeline is not None else Timeline()
         self._exchanger = Exchanger(transport, chunk_bytes=chunk_bytes, timeout_s=timeout_s, refuse_nonfinite=refuse_nonfinite)
         self._model_lock = threading.Lock()
@@ -92,10 +101,16 @@ class Gossip:
         self._wire = wire
         self._replica: Replica | None = None
         self._codec: Codec | None = None
-        self._layout = 0
-        self._session = Session()
-        self._requests = Requests()
-        self._caller = Caller(transport, self._partners, self._session, self)
+        self._protocol = GossipProtocol(
+            transport.rank,
+            transport.world_size,
+            self._peers,
+            self.counters,
+            now_s=now_s,
+            generator=random.Random(transport.rank),
+            exchanges_per_step=exchanges_per_step,
+        )
+        self._condition = threading.Condition()
         self._threads: list[threading.Thread] = []
 
     # -- the training thread -----------------------------------------------------------------------------------------
@@ -104,28 +119,33 @@ class Gossip:
         """Start the threads. Nothing is exchanged before :meth:`open`."""
         targets: list[tuple[str, Callable[[], None]]] = [
             ("gossip-listener", self._listen),
-            ("gossip-responder", self._respond),
+            ("gossip-responder", lambda: self._run(self._protocol.respond())),
         ]
-        if self._partners.initiates or not isinstance(self._partners, FixedPartners):
-            targets.append(("gossip-caller", self._caller.call))
+        if self._peers.may_start:
+            targets.append(("gossip-initiator", lambda: self._run(self._protocol.initiate())))
         for name, target in targets:
             thread = threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
 
-    def open(self, replica: Replica, *, session: int, layout: int) -> None:
+    def open(self, replica: Replica, *, session: int, layout: int, exchanges_per_step: float | None = None) -> None:
         """Begin a session: the replica has just been published, and may be averaged from now on.
 
         Args:
             replica: the published model.
             session: the same number on all workers, larger each time.
             layout: fingerprint of what the replica holds; must be equal on all workers.
+            exchanges_per_step: from now on; as before if None.
         """
         self.raise_failure()
         if self._codec is None or replica is not self._replica:
             self._codec = make_codec(self._wire, replica.settle())
-        self._replica, self._layout = replica, layout
-        self._session.open(session)
+        with self._condition:
+            self._replica = replica
+            if exchanges_per_step is not None:
+                self._protocol.exchanges_per_step = exchanges_per_step
+            self._protocol.open(session, layout)
+            self._condition.notify_all()
 
     def step(self, tensors: Sequence[Tensor], *, step_s: float | None, forward_passes: int = 1) -> None:
         """Push the local update and pull the merges; never waits for the network.
@@ -143,7 +163,9 @@ class Gossip:
             staleness = self._open_replica().push_pull(tensors, forward_passes=forward_passes)
         self.counters.staleness.record(staleness)
         if step_s is not None:
-            self._session.note_own_step(step_s)
+            with self._condition:
+                self._protocol.stepped(step_s)
+                self._condition.notify_all()
 
     def drain(self, tensors: Sequence[Tensor]) -> Replica:
         """End the session: no new exchange, the one under way ends, and x takes over the last merges.
@@ -156,7 +178,7 @@ class Gossip:
         Raises:
             PeerError: when the exchange under way does not end in time.
         """
-        self._session.drain(self._partners.drain_s)
+        self._run(self._protocol.drain())
         self.raise_failure()
         self._exchanger.release()  # a rendezvous needs memory of its own
         replica = self._open_replica()
@@ -167,27 +189,22 @@ class Gossip:
 
     def call_meeting(self) -> None:
         """Ask all workers to come to a rendezvous after their current step."""
-        for peer in range(self._transport.world_size):
-            if peer != self._transport.rank:
-                try:
-                    self._transport.post(peer, Message(Kind.MEET, self._session.number))
-                except PeerError as error:
-                    self._partners.lost(peer, error)
-        self._session.note_meeting(self._session.number)
+        self._run(self._protocol.request_sync())
 
     @property
     def meeting_called(self) -> bool:
         """Whether somebody has asked for a rendezvous in this session."""
-        return self._session.meeting_called
+        return self._protocol.is_sync_requested
 
     @property
     def is_open(self) -> bool:
         """Whether a session is open."""
-        return self._session.is_open
+        return self._protocol.is_open
 
     def raise_failure(self) -> None:
         """Raise what ended a gossip thread, if anything did."""
-        self._session.raise_failure()
+        if self._protocol.failure is not None:
+            raise self._protocol.failure
 
     def close(self, *, together: bool, timeout_s: float = 10.0) -> None:
         """End the threads and free the transport. May be called twice.
@@ -198,17 +215,19 @@ class Gossip:
                 except where a worker's message to itself does.
             timeout_s: deadline for the threads.
         """
-        if not self._session.stop():
-            return
         transport = self._transport
         ends_all = together or transport.wakes_itself
+        with self._condition:
+            if not self._protocol.stop():
+                return
+            if not ends_all:
+                self._protocol.hears_no_more()  # the listener, which would say so, is left alone
+            self._condition.notify_all()
         if ends_all:
             try:
                 transport.post((transport.rank + (not transport.wakes_itself)) % transport.world_size, Message(Kind.STOP))
             except PeerError as error:
                 log.warning("rank %d: could not tell a listening thread to end: %s", transport.rank, error)
-        else:
-            self._requests.close()  # the listener, which would, is left alone
         deadline = Deadline.after(timeout_s)
         for thread in self._threads:
             if ends_all or thread.name != "gossip-listener":
@@ -225,14 +244,77 @@ class Gossip:
         try:
             target()
         except BaseException as error:  # noqa: BLE001 - kept, and raised on the training thread
-            self._session.fail(error)
+            with self._condition:
+                self._protocol.fail(error)
+                self._condition.notify_all()
+
+    def _run(self, steps: Steps) -> None:
+        """Run a generator of the protocol to its end, on the calling thread."""
+        result: Any = None
+        error: BaseException | None = None
+        while True:
+            with self._condition:
+                try:
+                    effect = steps.send(result) if error is None else steps.throw(error)
+                except StopIteration:
+                    return
+                finally:
+                    self._condition.notify_all()
+                if isinstance(effect, Wait):
+                    while not effect.ready() and (left_s := effect.until_s - now_s()) > 0.0:
+                        self._condition.wait(min(left_s, threading.TIMEOUT_MAX))
+                    result = error = None
+                    continue
+            result, error = None, None
+            try:
+                result = self._do(effect)
+            except PeerError as lost:
+                result = lost
+            except BaseException as raised:  # noqa: BLE001 - thrown into the generator, which tidies up and lets it out
+                error = raised
+
+    def _do(self, effect: Effect) -> Any:
+        """What an effect is in this world; a PeerError is a result."""
+        match effect:
+            case Ask(peer, request, timeout_s):
+                return answer_of(self._transport.request(peer, request_to_wire(request), timeout_s))
+            case AwaitAnswer(peer, timeout_s):
+                return answer_of(self._transport.await_reply(peer, timeout_s))
+            case Reply(peer, answer):
+                self._reply(peer, answer)
+            case Average(peer, gives, timeout_s):
+                return self._average(peer, gives, timeout_s)
+            case Probe(peer):
+                self._transport.probe(peer)
+            case Announce(peer, session):
+                self._transport.post(peer, Message(Kind.MEET, session))
+        return None
+
+    def _reply(self, peer: int, answer: Answer) -> None:
+        if answer.verdict is Verdict.QUEUED:
+            self._transport.tell(peer, answer_to_wire(answer))
+        else:
+            self._transport.reply(peer, answer_to_wire(answer))
+
+    def _average(self, peer: int, gives: bool, timeout_s: float) -> Averaged:
+        started_s = now_s()
+        self._exchanger.timeout_s = timeout_s
+        outcome = self._health.exchange(peer, self._open_replica(), self._codec, gives=gives)
+        ended_s = now_s()
+        self.counters.exchanges += not outcome.refused
+        self.counters.bytes_sent += outcome.bytes_sent
+        self.counters.exchange_s += ended_s - started_s
+        self._timeline.record("exchange", started_s, ended_s, peer)
+        return Averaged(adopts=self._health.adopts)
 
     def _listen(self) -> None:
         try:
             while self._read():
                 pass
         finally:
-            self._requests.close()
+            with self._condition:
+                self._protocol.hears_no_more()
+                self._condition.notify_all()
 
     def _read(self) -> bool:
         """One message; False if it was the last."""
@@ -241,91 +323,18 @@ class Gossip:
         except PeerError as error:
             if error.rank is None:
                 raise
-            self._partners.lost(error.rank, error)
+            with self._condition:
+                self._peers.lost(error.rank, error)
             return True
         if message.kind is Kind.MEET:
             # a worker that is not yet in that session comes to the meeting after its first step there
-            self._session.note_meeting(message.session)
+            with self._condition:
+                self._protocol.sync_requested(message.session)
         elif message.kind is Kind.EXCHANGE:
-            self._let_wait(peer, message)
+            self._run(self._protocol.receive(peer, request_of(message)))
         elif message.kind is not Kind.STOP:
             self._transport.refuse(peer, f"{message.kind.name} is not for a gossip listener")
         return message.kind is not Kind.STOP
-
-    def _let_wait(self, peer: int, request: Message) -> None:
-        """Until its turn, which is now if nobody is ahead; else the peer is told."""
-        ahead = self._requests.ahead(peer)
-        if ahead:
-            wait_us = int(ahead * self._partners.turn_s * 1e6)
-            try:
-                self._transport.tell(peer, self._answer_to(request, Kind.QUEUED, wait_us=wait_us))
-            except PeerError as error:
-                self._partners.lost(peer, error)
-                return
-        if not self._requests.put(peer, request):
-            self._answer(peer, request)  # the gossip has ended, so with a refusal
-
-    def _respond(self) -> None:
-        try:
-            while (taken := self._requests.take()) is not None:
-                self._answer(*taken)
-        finally:
-            self._requests.close()
-
-    def _answer(self, peer: int, request: Message) -> None:
-        accepted = self._session.begin(request.session)
-        same_layout = request.layout == self._layout
-        both_adopt = bool(request.adopts) and self._health.adopts  # nobody has a model to give
-        goes_ahead = accepted and same_layout and not both_adopt
-        self._session.note_peer_step(peer, request.step_us * 1e-6)
-        try:
-            self._transport.reply(peer, self._answer_to(request, Kind.ACCEPT if goes_ahead else Kind.REFUSE))
-        except BaseException as error:
-            if accepted:
-                self._session.end()
-            if not isinstance(error, PeerError):
-                raise
-            self._partners.lost(peer, error)
-            return
-        if goes_ahead:
-            self.exchange(peer, gives=bool(request.adopts))
-        elif accepted:
-            self._session.end()
-            if not same_layout:
-                raise self.layout_error(peer)
-
-    def exchange(self, peer: int, *, gives: bool) -> None:
-        """The exchange itself; this worker is busy when it begins and free when it ends."""
-        started_s = now_s()
-        try:
-            self._exchanger.timeout_s = self._partners.deadline_s
-            outcome = self._health.exchange(peer, self._open_replica(), self._codec, gives=gives)
-            ended_s = now_s()
-            self.counters.exchanges += not outcome.refused
-            self.counters.bytes_sent += outcome.bytes_sent
-            self.counters.exchange_s += ended_s - started_s
-            self._timeline.record("exchange", started_s, ended_s, peer)
-            self._partners.took(peer, ended_s - started_s)
-        except PeerError as error:
-            self._partners.lost(peer, error)
-        finally:
-            self._session.end()
-
-    def message(self, kind: Kind) -> Message:
-        """What this worker says of itself with a request or an answer."""
-        step_us = int(self._session.own_step_s * 1e6)
-        return Message(kind, self._session.number, self._layout, step_us, adopts=int(self._health.adopts))
-
-    def _answer_to(self, request: Message, kind: Kind, *, wait_us: int = 0) -> Message:
-        return replace(self.message(kind), value=request.value, wait_us=wait_us)
-
-    def layout_error(self, peer: int) -> ConfigurationError:
-        """What ends the gossip with a peer that publishes something else."""
-        return ConfigurationError(
-            f"Rank {peer} publishes other tensors than rank {self._transport.rank}. The parameters with"
-            " requires_grad, their shapes, types and memory formats, and the option wire, must be the same on all ranks when an"
-            " epoch begins."
-        )
 
     def _open_replica(self) -> Replica:
         if self._replica is None:

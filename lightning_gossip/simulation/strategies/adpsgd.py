@@ -1,11 +1,11 @@
 """AD-PSGD under virtual time: asynchronous pairwise gossip behind the training (Lian et al. 2018, arXiv 1710.06952).
 
-Each worker is three processes, as it is three threads in the runtime: one trains, one starts exchanges at its pace if the
-worker initiates, one answers. Replica, partner choice, pace and the claim rule are the runtime's own. What a real exchange does
-chunk by chunk is done here in one piece: both ends copy their published model when they know that the exchange is on, and merge
-the half-difference when the other one's has come:
+Each worker is three processes, as it is three threads in the runtime: one trains, one starts exchanges, one answers. What they
+say and decide is :class:`~lightning_gossip.algorithm.adpsgd.protocol.GossipProtocol`, as in the runtime; here are its effects.
+What a real exchange does chunk by chunk is done in one piece: both ends copy their published model when they know that the
+exchange is on, and merge the half-difference when the other one's has come:
 
-| at | caller i | responder j |
+| at | initiator i | responder j |
 |---|---|---|
 | t | draws j, asks | |
 | t + ℓ | | free: accepts, copies y_j, sends it |
@@ -13,7 +13,8 @@ the half-difference when the other one's has come:
 | t + 2ℓ + B/b | y_j has come: merges | |
 | t + 3ℓ + B/b | | y_i has come: merges |
 
-A responder that is in an exchange lets the caller wait; one that is calling (symmetric roles) refuses.
+A worker that fails closes its connections at once. Two seconds later, as heartbeats tell it, it has left the graph, which is
+repaired. Nobody loses patience with a worker that is slow: deadlines are infinite.
 """
 
 from __future__ import annotations
@@ -21,23 +22,38 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, get_args
 
 import simpy
 import torch
 from simpy.events import Event
 from torch import Tensor
+from typing_extensions import override
 
-from lightning_gossip.algorithm.adpsgd.pace import Pace, backoff_s
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerChoice, PartnerPicker, Roles, resolve_roles
+from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers, FixedPeers
+from lightning_gossip.algorithm.adpsgd.protocol import (
+    Answer,
+    Ask,
+    Average,
+    Averaged,
+    AwaitAnswer,
+    GossipProtocol,
+    Reply,
+    Request,
+    Steps,
+    Verdict,
+    Wait,
+)
 from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.checks import check_choice, is_finite
 from lightning_gossip.algorithm.compression.pairwise import Wire, exchange_bytes, make_codec
+from lightning_gossip.algorithm.failure_detector import Verdict as Health
 from lightning_gossip.algorithm.topology.generators import make_topology
 from lightning_gossip.algorithm.topology.topology import Topology
-from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.simulation.cluster.collective_costs import ring_all_reduce_s
 from lightning_gossip.simulation.cluster.network import then
 from lightning_gossip.simulation.problems.batch_assignment import Session
@@ -123,22 +139,26 @@ class Gossip:
         numel = run.nbytes // run.models.x.element_size()
         self.exchange_bytes = run.nbytes if self.wire == "float32" else exchange_bytes(self.wire, numel)
         self.adopts = strategy.at_rendezvous == "adopt"
-        self.is_open = False
         self.session: Session
+        self._sessions = 0
         n, d = run.workers, run.models.numel
         self.published = torch.zeros(n, d, dtype=run.models.x.dtype)
         self.merges = torch.zeros_like(self.published)
-        topology = make_topology(strategy.topology, n)
+        self._topology = make_topology(strategy.topology, n)
+        self._roles = strategy.roles
+        self.monitor = Monitor(run)
         seed = run.seed if strategy.seed is None else strategy.seed
         pickers = [
-            PartnerPicker(topology, rank, roles=strategy.roles, seed=seed, choice=strategy.partner_choice) for rank in range(n)
+            PartnerPicker(self._topology, rank, roles=strategy.roles, seed=seed, choice=strategy.partner_choice)
+            for rank in range(n)
         ]
-        self.workers = [Worker(self, rank, picker, strategy.exchanges_per_step) for rank, picker in enumerate(pickers)]
+        self.workers = [
+            Worker(self, rank, self._peers(rank, picker), strategy.exchanges_per_step) for rank, picker in enumerate(pickers)
+        ]
         run.current = lambda: self.published
         self.meeting = Rendezvous(
             run, settle=self._drain, average=self._average, open_session=self._open, cost_s=self._average_s
         )
-        self._drained: Event | None = None
 
     def start(self) -> None:
         """Begin."""
@@ -148,26 +168,35 @@ class Gossip:
         for rank, at_s in sorted(self.run.cluster.failures.items()):
             then(self.run.environment.timeout(at_s), self.workers[rank].fail)
 
-    def note_end_of_exchange(self) -> None:
-        """Somebody has become free."""
-        if self._drained is not None and not any(worker.busy for worker in self.workers):
-            self._drained.succeed()
-            self._drained = None
+    def _peers(self, rank: int, picker: PartnerPicker) -> FixedPeers | PatientPeers:
+        if not self.run.cluster.failures:
+            return FixedPeers(picker, math.inf)
+        members = [Member(number) for number in range(self.run.workers)]
+        return PatientPeers(
+            self.monitor,
+            rank,
+            members,
+            self._topology,
+            roles=self._roles,
+            picker=picker,
+            ceiling_s=math.inf,
+            now_s=lambda: self.run.environment.now,
+            say=_say_nothing,
+        )
 
     def _open(self, session: Session) -> None:
         self.session = session
-        self.is_open = True
+        self._sessions += 1
         for worker in self.workers:
             if not worker.failed:
-                worker.open()
+                worker.open(self._sessions)
 
     def _drain(self) -> Process:
         """No new exchange; those under way end; every x takes over the last merges."""
-        self.is_open = False
         self.run.record.event(self.run.environment.now, "close", -1)
-        if any(worker.busy for worker in self.workers):
-            self._drained = self.run.environment.event()
-            yield self._drained
+        drains = [self.workers[rank].drain() for rank in self.run.living]
+        for drain in drains:
+            yield from drain
         for rank in self.run.living:
             self.workers[rank].replica.push_pull([self.run.models.rows[rank]], forward_passes=0)
 
@@ -186,73 +215,156 @@ class Gossip:
         return distance
 
 
+class Member(NamedTuple):
+    """A worker, as :class:`~lightning_gossip.algorithm.adpsgd.peer_selection.ChangingPeers` calls it."""
+
+    number: int
+
+    @property
+    def spoken(self) -> str:
+        """Its name."""
+        return f"rank {self.number}"
+
+
+_SUSPECTED_S = 2.0  # silence after which a worker is suspected; with a closed connection it is dead
+_DEAD_S = 30.0  # silence after which it is dead in any case
+
+
+class Monitor:
+    """What heartbeats and closed connections tell of the workers of a run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._closed: set[int] = set()
+
+    @property
+    def version(self) -> int:
+        """How many are dead."""
+        return sum(self.verdict(Member(rank)) is Health.DEAD for rank in self._run.cluster.failures)
+
+    def verdict(self, worker: Member) -> Health:
+        """Whether it is alive; a worker that has failed sends no heartbeat."""
+        failed_s = self._run.record.accounts[worker.number].failed_s
+        silence_s = 0.0 if failed_s is None else self._run.environment.now - failed_s
+        if silence_s >= (_SUSPECTED_S if worker.number in self._closed else _DEAD_S):
+            return Health.DEAD
+        return Health.SILENT if silence_s >= _SUSPECTED_S else Health.ALIVE
+
+    def broke(self, worker: Member) -> None:
+        """It has closed a connection."""
+        self._closed.add(worker.number)
+
+
+class PatientPeers(ChangingPeers[Member]):
+    """The runtime's peers, with infinite deadlines."""
+
+    @property
+    @override
+    def deadline_s(self) -> float:
+        return math.inf
+
+    @property
+    @override
+    def answer_s(self) -> float:
+        return math.inf
+
+    @property
+    @override
+    def drain_s(self) -> float:
+        return math.inf
+
+
+def _say_nothing(*_: object) -> None:
+    """What happens to simulated workers is in the record."""
+
+
 class Swap:
     """Both ends' copies on their way, and when they arrive."""
 
     def __init__(self, environment: simpy.Environment, ends: tuple[Worker, Worker]) -> None:
-        self.to_caller: Event | None = None
-        self.to_responder = environment.event()  # the caller's copy leaves later than the responder waits for it
+        self.to_initiator: Event | None = None
+        self.to_responder = environment.event()  # the initiator's copy leaves later than the responder waits for it
         self.greetings = {end.rank: end.greeting() for end in ends}
         self.payloads: dict[int, Tensor] = {}  # by sender
 
 
 class Worker:
-    """One worker: its replica, its pace, its three processes."""
+    """One worker: its replica, its side of the protocol, its three processes."""
 
-    def __init__(self, gossip: Gossip, rank: int, picker: PartnerPicker, exchanges_per_step: float) -> None:
+    def __init__(self, gossip: Gossip, rank: int, peers: FixedPeers | PatientPeers, exchanges_per_step: float) -> None:
         self.rank = rank
-        self.busy = False
         self.failed = False
         self._gossip = gossip
         self._run = gossip.run
         self._environment = gossip.run.environment
-        self._picker = picker
-        self._rate = exchanges_per_step * picker.start_share
-        self._pace = Pace()
+        self._peers = peers
+        self._starts = peers.may_start and exchanges_per_step > 0.0
+        self._protocol = GossipProtocol(
+            rank,
+            gossip.run.workers,
+            peers,
+            gossip.run.record.accounts[rank],
+            now_s=lambda: self._environment.now,
+            generator=random.Random(f"{gossip.run.seed}/{rank}"),
+            exchanges_per_step=exchanges_per_step,
+        )
         self._times = StepTimes()
-        self._backoff = random.Random(f"{gossip.run.seed}/{rank}")
-        self._inbox: deque[tuple[Worker, float, Event]] = deque()  # who asks, its step time, where the answer goes
-        self._mail: Event | None = None
-        self._news: Event | None = None  # what the caller waits for: something that may make an exchange due
+        self._waiting: list[tuple[Wait, Event]] = []
+        self._asked: Worker | None = None  # whose answer this worker waits for
+        self._ticket = 0  # of its last request
+        self._answers: deque[Answer | PeerError] = deque()
+        self._answer: Event | None = None
+        self._swap: Swap | None = None  # of the exchange under way
         self._partner: tuple[Worker, simpy.Process] | None = None  # in an exchange with, and the partner's process in it
         self._processes: list[simpy.Process] = []
         vectors = iter((gossip.published[rank], gossip.merges[rank]))
         self.replica = Replica(
             [self._run.models.rows[rank]], dtype=gossip.published.dtype, host_vector=lambda *_: next(vectors)
         )
-
         self._codec = make_codec(gossip.wire, self.replica.published)
 
     def start(self) -> None:
         """Begin the processes."""
         process = self._environment.process
-        self._processes = [process(self._guarded(self._train()))]
-        if self._picker.answers:
-            self._processes.append(process(self._guarded(self._listen())))
-        if self._picker.initiates and self._rate > 0.0:
-            self._processes.append(process(self._guarded(self._call())))
+        self._processes = [process(self._guarded(self._train())), process(self._guarded(self._drive(self._protocol.respond())))]
+        if self._starts:
+            self._processes.append(process(self._guarded(self._drive(self._protocol.initiate()))))
 
-    def open(self) -> None:
+    def open(self, session: int) -> None:
         """A session begins: publish, and exchanges may be due."""
         self.replica.push_pull([self._run.models.rows[self.rank]])
-        self._pace.begin_session()
-        self._notify()
+        self._protocol.open(session, layout=0)
+        self._changed()
+
+    def drain(self) -> Process:
+        """End the session, at once for new exchanges; the process ends with the exchange under way."""
+        steps = self._protocol.drain()
+        wait = next(steps)
+        self._changed()
+
+        def ends() -> Process:
+            assert isinstance(wait, Wait)
+            yield from self._wait(wait)
+            next(steps, None)
+
+        return ends()
 
     def fail(self) -> None:
         """Stop for good."""
         if self._run.ended is not None:
             return
-        self.failed, self.busy = True, False
+        self.failed = True
+        self._protocol.fail(RuntimeError("failed"))
         self._run.fail(self.rank, self._gossip.session)
         for process in self._processes:
             if process.is_alive:
                 process.interrupt("failed")
         if self._partner is not None and self._partner[1].is_alive:
             self._partner[1].interrupt("partner failed")
-        for _, _, answer in self._inbox:
-            answer.succeed(None)
-        self._inbox.clear()
-        self._gossip.note_end_of_exchange()
+        for worker in self._gossip.workers:
+            if worker._asked is self:
+                worker._hear(self, worker._ticket, self._closed())
+        self._changed()
         self._gossip.meeting.check()
 
     # -- training ----------------------------------------------------------------------------------------------------
@@ -273,133 +385,151 @@ class Worker:
                 run.record.event(environment.now, "step", rank)
                 session.stepped(rank)
                 run.count_step(rank, task.size)
-                self._note_step(self._times.tick(environment.now))
+                self._protocol.stepped(self._times.tick(environment.now))
+                self._changed()
                 run.evaluate_if_due()
             yield self._gossip.meeting.arrive(rank)
 
-    def _note_step(self, step_s: float) -> None:
-        self._pace.step(step_s)
-        self._notify()
+    # -- the protocol's generators and effects ------------------------------------------------------------------------
 
-    # -- starting exchanges ------------------------------------------------------------------------------------------
-
-    def _call(self) -> Process:
-        environment, network, record = self._environment, self._run.network, self._run.record
-        refusals = 0
+    def _drive(self, steps: Steps) -> Process:
+        result: Any = None
         while True:
-            yield from self._due()
-            self.busy = True
-            self._pace.start(environment.now)
-            peer = self._gossip.workers[self._picker.pick()]
-            record.event(environment.now, "request", self.rank, peer.rank)
-            answer = environment.event()
-            step_s = self._pace.own_step_s
-            yield network.message(self.rank, peer.rank)
-            peer.ask(self, step_s, answer)
-            swap = yield answer
-            if isinstance(swap, Swap):
-                refusals = 0
-                yield from self._exchange(peer, swap, calling=True)
-            else:
-                record.event(environment.now, "refused", self.rank, peer.rank)
-                record.accounts[self.rank].refused += 1
-                refusals += 1
-                self._pace.draw_again(environment.now + self._backoff.uniform(0.0, backoff_s(refusals)))
-                self._free()
-
-    def _due(self) -> Process:
-        """Wait until the next exchange is due."""
-        environment = self._environment
-        while True:
-            due_s = self._pace.next_start_s(self._rate) if self._gossip.is_open and not self.busy else math.inf
-            if due_s <= environment.now:
+            try:
+                effect = steps.send(result)
+            except StopIteration:
                 return
-            news = self._news = environment.event()
-            if due_s < math.inf:
-                then(environment.timeout(due_s - environment.now), _succeed, news)
-            yield news
+            finally:
+                self._changed()
+            match effect:
+                case Wait():
+                    yield from self._wait(effect)
+                    result = None
+                case Ask(peer, request):
+                    result = yield from self._ask(self._gossip.workers[peer], request)
+                case AwaitAnswer():
+                    result = yield from self._next_answer()
+                case Reply(peer, answer):
+                    result = self._reply(self._gossip.workers[peer], answer)
+                case Average(peer):
+                    result = yield from self._average(self._gossip.workers[peer])
+                case _:
+                    result = None  # a connection with a worker that lives stands
 
-    def _notify(self) -> None:
-        """Something has changed that may make an exchange due."""
-        if self._news is not None:
-            _succeed(self._news)
+    def _changed(self) -> None:
+        """Resume whom an event or an effect of this worker has made ready."""
+        for wait, event in self._waiting:
+            if wait.ready():
+                _succeed(event)
 
-    # -- answering ---------------------------------------------------------------------------------------------------
-
-    def ask(self, caller: Worker, step_s: float, answer: Event) -> None:
-        """A request has come; the answer is a swap, or None for a refusal."""
-        if self.failed:
-            answer.succeed(None)
-            return
-        self._inbox.append((caller, step_s, answer))
-        if self._mail is not None:
-            self._mail.succeed()
-            self._mail = None
-
-    def _listen(self) -> Process:
+    def _wait(self, wait: Wait) -> Process:
         environment = self._environment
-        while True:
-            while not self._inbox:
-                self._mail = environment.event()
-                yield self._mail
-            caller, step_s, answer = self._inbox.popleft()
-            swap = None
-            self._run.record.event(environment.now, "answer", self.rank, caller.rank)
-            if self._gossip.is_open and not self.busy and not caller.failed:
-                self.busy = True
-                swap = Swap(environment, (self, caller))
-            self._note_peer(caller.rank, step_s)
-            own_step_s = self._pace.own_step_s
-            arrival = self._run.network.message(self.rank, caller.rank)
-            then(arrival, self._answered, caller, own_step_s, answer, swap)
-            if swap is not None:
-                yield from self._exchange(caller, swap, calling=False)
+        if wait.ready() or wait.until_s <= environment.now:
+            return
+        event = environment.event()
+        if wait.until_s < math.inf:
+            then(environment.timeout(wait.until_s - environment.now), _succeed, event)
+        self._waiting.append((wait, event))
+        try:
+            yield event
+        finally:
+            self._waiting.remove((wait, event))
 
-    def _answered(self, caller: Worker, step_s: float, answer: Event, swap: Swap | None) -> None:
-        """The answer has reached the caller."""
-        if not caller.failed:
-            caller._note_peer(self.rank, step_s)
-            answer.succeed(None if self.failed else swap)
+    def _ask(self, peer: Worker, request: Request) -> Generator[Event, Any, Answer | PeerError]:
+        self._run.record.event(self._environment.now, "request", self.rank, peer.rank)
+        self._asked = peer
+        self._ticket += 1
+        self._answers.clear()
+        sent = replace(request, ticket=self._ticket)
+        then(self._run.network.message(self.rank, peer.rank), self._deliver, peer, sent)
+        return (yield from self._next_answer())
 
-    def _note_peer(self, peer: int, step_s: float) -> None:
-        if step_s > 0.0 and self._pace.peer_step_s.get(peer) != step_s:
-            self._pace.peer_step_s[peer] = step_s
-            self._notify()
+    def _deliver(self, peer: Worker, request: Request) -> None:
+        """The request has reached the peer."""
+        if peer.failed:
+            self._hear(peer, request.ticket, self._closed(peer))
+            return
+        steps, result = peer._protocol.receive(self.rank, request), None
+        while (effect := _resume(steps, result)) is not None:
+            assert isinstance(effect, Reply)
+            result = peer._reply(self, effect.answer)
+        peer._changed()
 
-    # -- exchanging --------------------------------------------------------------------------------------------------
+    def _next_answer(self) -> Generator[Event, Any, Answer | PeerError]:
+        if not self._answers:
+            self._answer = self._environment.event()
+            yield self._answer
+            self._answer = None
+        answer = self._answers.popleft()
+        if isinstance(answer, PeerError) or answer.verdict is not Verdict.QUEUED:
+            if isinstance(answer, Answer) and answer.verdict is Verdict.REFUSED:
+                self._run.record.event(self._environment.now, "refused", self.rank, self._asked.rank)  # type: ignore[union-attr]
+            self._asked = None
+        return answer
 
-    def _exchange(self, peer: Worker, swap: Swap, *, calling: bool) -> Process:
-        """Average with a peer that runs the same; this worker is busy when it begins and free when it ends."""
-        environment, run = self._environment, self._run
+    def _hear(self, peer: Worker, ticket: int, answer: Answer | PeerError) -> bool:
+        """An answer has come, or the connection has closed; False if it is not of the request under way."""
+        if self._asked is not peer or self._ticket != ticket:
+            return False
+        self._answers.append(answer)
+        if self._answer is not None:
+            _succeed(self._answer)
+        return True
+
+    def _reply(self, peer: Worker, answer: Answer) -> PeerError | None:
+        if answer.verdict is not Verdict.QUEUED:
+            self._run.record.event(self._environment.now, "answer", self.rank, peer.rank)
+        if peer.failed:
+            return self._closed(peer)
+        if answer.verdict is Verdict.ACCEPTED:
+            self._swap = Swap(self._environment, (self, peer))
+        then(self._run.network.message(self.rank, peer.rank), self._answered, peer, answer, self._swap)
+        return None
+
+    def _answered(self, peer: Worker, answer: Answer, swap: Swap | None) -> None:
+        """The answer has reached the peer that has asked, which may have heard of this worker's failure before."""
+        if not (peer.failed or self.failed) and peer._hear(self, answer.ticket, answer) and answer.verdict is Verdict.ACCEPTED:
+            peer._swap = swap
+
+    def _closed(self, peer: Worker | None = None) -> PeerError:
+        rank = self.rank if peer is None else peer.rank
+        return PeerError(f"Rank {rank} has failed.", rank=rank, phase="exchange", closed=True)
+
+    def _average(self, peer: Worker) -> Generator[Event, Any, Averaged | PeerError]:
+        """Average with a peer that runs the same."""
+        environment, run, swap = self._environment, self._run, self._swap
         began_s, whole = environment.now, slice(0, self.replica.numel)
         process = environment.active_process
         assert process is not None
+        assert swap is not None
+        initiates = self.rank in swap.payloads or peer.rank in swap.payloads
         peer._partner = (self, process)
         try:
             run.record.event(began_s, "snapshot", self.rank, peer.rank)
             mine = swap.payloads[self.rank] = self._encoded(whole, swap.greetings[peer.rank])
             transfer = run.network.transfer(self.rank, peer.rank, self._gossip.exchange_bytes)
-            if calling:
+            if initiates:
                 then(transfer, swap.to_responder.succeed)
-                assert swap.to_caller is not None
-                yield swap.to_caller
+                assert swap.to_initiator is not None
+                yield swap.to_initiator
             else:
-                swap.to_caller = transfer
+                swap.to_initiator = transfer
                 yield swap.to_responder
             if self.replica.numel:
                 theirs = swap.payloads[peer.rank].clone()
                 self.replica.merge(whole, self._codec.half_difference(whole, mine, theirs))
             self.replica.exchange_done()
             run.record.event(environment.now, "merge", self.rank, peer.rank)
-            self._picker.took(peer.rank, environment.now - began_s)
             run.record.exchange(self.rank, began_s, environment.now, peer.rank, self._gossip.exchange_bytes)
+            return Averaged()
         except simpy.Interrupt:
             if self.failed:
                 raise
             run.record.event(environment.now, "lost", self.rank, peer.rank)
-        if peer._partner is not None and peer._partner[0] is self:
-            peer._partner = None
-        self._free()
+            return self._closed(peer)
+        finally:
+            if peer._partner is not None and peer._partner[0] is self:
+                peer._partner = None
 
     def greeting(self) -> Tensor | None:
         """What this worker's codec says before an exchange."""
@@ -417,11 +547,6 @@ class Worker:
             codec.encode(whole, payload)
         return payload
 
-    def _free(self) -> None:
-        self.busy = False
-        self._notify()
-        self._gossip.note_end_of_exchange()
-
     def _guarded(self, process: Process) -> Process:
         """A process that ends when the worker fails."""
         try:
@@ -429,6 +554,14 @@ class Worker:
         except simpy.Interrupt:
             if not self.failed:
                 raise
+
+
+def _resume(steps: Steps, result: Any) -> Any:
+    """The next effect; None at the end."""
+    try:
+        return steps.send(result)
+    except StopIteration:
+        return None
 
 
 def _succeed(event: Event) -> None:

@@ -1,0 +1,273 @@
+"""Whom a worker of AD-PSGD exchanges with, how long it waits, and what becomes of a peer that fails.
+
+Reads no clock and takes no lock; a driver calls it one call at a time (:mod:`lightning_gossip.algorithm.adpsgd.protocol`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from typing_extensions import override
+
+from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker, Roles
+from lightning_gossip.algorithm.adpsgd.protocol import Peers
+from lightning_gossip.algorithm.adpsgd.repair import repaired
+from lightning_gossip.algorithm.failure_detector import Patience, Verdict
+from lightning_gossip.algorithm.topology.topology import Topology
+from lightning_gossip.errors import PeerError
+
+log = logging.getLogger(__name__)
+
+_FLOOR_S = 2.0  # an answering process may be stopped by its host for a second; a shorter deadline only loses edges
+# after a failure, before the peer is drawn again: doubles from the first to the second. The first is longer than a dead worker
+# takes to be silent (four beats, and one to look), or all its neighbours would wait for a connection with it
+_PAUSE_S = (3.0, 30.0)
+
+
+class Member(Protocol):
+    """A worker, as logs call it."""
+
+    @property
+    def number(self) -> int:
+        """The rank that it was started with."""
+
+    @property
+    def spoken(self) -> str:
+        """Its name."""
+
+
+M = TypeVar("M", bound=Member)
+M_contra = TypeVar("M_contra", contravariant=True)
+
+
+class Monitor(Protocol[M_contra]):
+    """What is known of the other workers."""
+
+    @property
+    def version(self) -> int:
+        """Another number when somebody may have died."""
+
+    def verdict(self, worker: M_contra) -> Verdict:
+        """Whether it is alive."""
+
+    def broke(self, worker: M_contra) -> None:
+        """It has closed a connection."""
+
+
+class FixedPeers:
+    """One picker, one deadline; the first failure ends the gossip (``on_peer_failure="raise"``).
+
+    Args:
+        picker: draws.
+        timeout_s: every deadline.
+    """
+
+    dropped = 0
+
+    def __init__(self, picker: PartnerPicker, timeout_s: float) -> None:
+        self.picker = picker
+        self.deadline_s = self.answer_s = self.turn_s = self.longest_turn_s = self.drain_s = timeout_s
+        self.looks_again_s = timeout_s  # a picker does not change its mind
+
+    @property
+    def may_start(self) -> bool:
+        """Whether this worker ever starts an exchange."""
+        return self.picker.initiates
+
+    @property
+    def start_share(self) -> float:
+        """See :class:`~lightning_gossip.algorithm.adpsgd.partner_sampler.PartnerPicker`."""
+        return self.picker.start_share
+
+    def pick(self) -> int | None:
+        """The next peer."""
+        return self.picker.pick()
+
+    def suspected(self) -> list[int]:
+        """Nobody."""
+        return []
+
+    def took(self, peer: int, seconds: float) -> None:
+        """An exchange with a peer has come to its end."""
+        self.picker.took(peer, seconds)
+
+    def lost(self, peer: int, error: PeerError) -> None:
+        """Raises the error."""
+        raise error
+
+
+class ChangingPeers(Peers, Generic[M]):
+    """Draws among the neighbours that are alive, in the graph of those that are not dead.
+
+    A peer that fails is not drawn for a while, which doubles with each failure and ends when it beats again; one that is silent
+    is not drawn at all; one that is dead leaves the graph, which is repaired. Who is dead is asked only when the monitor says
+    that this may have changed.
+
+    Args:
+        monitor: knows who is alive.
+        me: this worker's rank among the members.
+        members: in the order of the transport's ranks.
+        topology: over these ranks.
+        roles: as for :class:`~lightning_gossip.algorithm.adpsgd.partner_sampler.PartnerPicker`.
+        picker: of this topology; its random stream goes on over repaired graphs.
+        ceiling_s: the longest deadline.
+        now_s: the driver's clock.
+        connect_s: how long a connection may take to be made.
+        reply_s: how long it may take to send an answer.
+        say: logs what happens to peers.
+
+    Attributes:
+        dropped: exchanges that failed.
+    """
+
+    may_start = True  # in a repaired graph it may have another role
+
+    def __init__(
+        self,
+        monitor: Monitor[M],
+        me: int,
+        members: Sequence[M],
+        topology: Topology,
+        *,
+        roles: Roles,
+        picker: PartnerPicker,
+        ceiling_s: float,
+        now_s: Callable[[], float],
+        connect_s: float = 0.0,
+        reply_s: float = 0.0,
+        say: Callable[..., None] = log.warning,
+    ) -> None:
+        self.dropped = 0
+        self._monitor = monitor
+        self._members = list(members)
+        self._me = me
+        self._now_s = now_s
+        self._connect_s = connect_s
+        self._reply_s = reply_s
+        self._say = say
+        self._topology = topology
+        self._roles = roles
+        self._drawn = _Drawn(list(range(len(members))), picker)
+        self._version: int | None = None  # of the monitor, when it was asked last who is dead
+        self._ceiling_s = ceiling_s
+        self._patience = Patience(floor_s=_FLOOR_S, ceiling_s=ceiling_s)
+        self._pauses: dict[int, tuple[float, float]] = {}  # by peer: until when, and how long that was
+
+    @property
+    def picker(self) -> PartnerPicker:
+        """What draws at present."""
+        return self._drawn.picker
+
+    @property
+    @override
+    def start_share(self) -> float:
+        return self._repair().picker.start_share
+
+    @property
+    @override
+    def deadline_s(self) -> float:
+        return self._patience.deadline_s
+
+    @property
+    @override
+    def answer_s(self) -> float:
+        return 2 * self._patience.deadline_s  # the peer may be waiting for a third one that does not answer
+
+    @property
+    @override
+    def turn_s(self) -> float:
+        return self.deadline_s + self._reply_s  # one whose turn comes may have died or frozen meanwhile
+
+    @property
+    @override
+    def longest_turn_s(self) -> float:
+        return self._ceiling_s + self._reply_s
+
+    @property
+    @override
+    def drain_s(self) -> float:
+        # an answer, the chunks after it, and perhaps a connection made before
+        return 2 * self.answer_s + self._connect_s + self._reply_s
+
+    @property
+    @override
+    def looks_again_s(self) -> float:
+        return 1.0  # a repaired graph may have another role for it
+
+    @override
+    def pick(self) -> int | None:
+        alive, picker = self._repair()
+        if not picker.initiates:
+            return None
+        at_s = self._now_s()
+        for _ in range(4 * len(picker.neighbours)):
+            peer = alive[picker.pick()]
+            if self._monitor.verdict(self._members[peer]) is Verdict.ALIVE and self._pauses.get(peer, (at_s, 0.0))[0] <= at_s:
+                return peer
+        return None
+
+    @override
+    def suspected(self) -> list[int]:
+        alive, picker = self._drawn
+        neighbours = [alive[rank] for rank in picker.neighbours]
+        return [peer for peer in neighbours if self._monitor.verdict(self._members[peer]) is Verdict.SILENT]
+
+    @override
+    def took(self, peer: int, seconds: float) -> None:
+        alive, picker = self._drawn
+        if peer in alive:
+            picker.took(alive.index(peer), seconds)
+        self._patience.took(seconds)
+        paused = self._pauses.pop(peer, None)
+        if paused is not None:
+            self._say("%s: %s answers again, and both exchange models as before", self._spoken, self._members[peer].spoken)
+
+    @override
+    def lost(self, peer: int, error: PeerError) -> None:
+        worker = self._members[peer]
+        if error.closed:
+            self._monitor.broke(worker)
+        shortest_s, longest_s = _PAUSE_S
+        self.dropped += 1
+        if error.timed_out:
+            self._patience.in_vain()
+        pause_s = min(longest_s, 2 * self._pauses[peer][1]) if peer in self._pauses else shortest_s
+        self._pauses[peer] = (self._now_s() + pause_s, pause_s)
+        self._say("%s: no exchanges with %s for %.3g s: %s", self._spoken, worker.spoken, pause_s, error)
+
+    @property
+    def _spoken(self) -> str:
+        return self._members[self._me].spoken
+
+    def _repair(self) -> _Drawn:
+        version = self._monitor.version
+        if version == self._version:
+            return self._drawn
+        me, (before, picker) = self._me, self._drawn
+        alive = [
+            rank for rank, worker in enumerate(self._members) if rank == me or self._monitor.verdict(worker) is not Verdict.DEAD
+        ]
+        if alive != before:
+            graph = repaired(self._topology, alive)
+            stream = picker.state_dict()["generator"]
+            roles: Roles = "auto" if self._roles == "auto" else "symmetric"
+            times_s = {before[rank]: seconds for rank, seconds in picker.times_s.items()}
+            picker = PartnerPicker(graph, alive.index(me), roles=roles, choice=picker.choice)
+            picker.load_state_dict({"rank": alive.index(me), "generator": stream})
+            for peer, seconds in times_s.items():
+                if peer in alive:
+                    picker.took(alive.index(peer), seconds)
+            self._drawn = _Drawn(alive, picker)
+            neighbours = [self._members[alive[rank]].number for rank in picker.neighbours]
+            self._say("%s: a neighbour has died; this worker exchanges with ranks %s now", self._spoken, neighbours)
+        self._version = version
+        return self._drawn
+
+
+class _Drawn(NamedTuple):
+    """A graph of living workers, and what draws from it."""
+
+    alive: list[int]  # the transport's rank of each of its ranks
+    picker: PartnerPicker

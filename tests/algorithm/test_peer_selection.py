@@ -1,0 +1,153 @@
+"""Whom a worker exchanges with: evidence of deaths, what is asked of the monitor, and the graph that is left."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker
+from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers, FixedPeers
+from lightning_gossip.algorithm.failure_detector import Verdict
+from lightning_gossip.algorithm.topology.generators import complete, ring
+from lightning_gossip.algorithm.topology.topology import Topology
+from lightning_gossip.errors import PeerError
+
+
+class Member(NamedTuple):
+    number: int
+
+    @property
+    def spoken(self) -> str:
+        return f"rank {self.number}"
+
+
+class Everybody:
+    """A monitor that hears everybody, except those that the test says."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.verdicts: dict[Any, Verdict] = {}
+        self.asked = 0
+        self.seen_to_close: list[Any] = []
+
+    def verdict(self, worker: Any) -> Verdict:
+        self.asked += 1
+        return self.verdicts.get(worker, Verdict.ALIVE)
+
+    def broke(self, worker: Any) -> None:
+        self.seen_to_close.append(worker)
+
+    def change(self, worker: Any, verdict: Verdict) -> None:
+        self.verdicts[worker] = verdict
+        self.version += 1
+
+
+class Clock:
+    at_s = 0.0
+
+    def __call__(self) -> float:
+        return self.at_s
+
+
+COMPLETE = complete(4)
+MEMBERS = [Member(rank) for rank in range(4)]
+
+
+def of_rank_0(topology: Topology = COMPLETE, **options: Any) -> tuple[ChangingPeers[Member], Everybody, Clock]:
+    monitor, clock = Everybody(), Clock()
+    picker = PartnerPicker(topology, 0, **options)
+    peers = ChangingPeers(monitor, 0, MEMBERS, topology, roles="auto", picker=picker, ceiling_s=30.0, now_s=clock)
+    return peers, monitor, clock
+
+
+@pytest.mark.parametrize(
+    ("error", "is_evidence"),
+    [
+        (PeerError("slow", rank=1, timed_out=True), False),
+        (PeerError("given up here before", rank=1), False),
+        (PeerError("closed", rank=1, closed=True), True),
+    ],
+)
+def test_only_a_connection_that_the_peer_has_closed_is_evidence_of_its_death(error: PeerError, is_evidence: bool) -> None:
+    peers, monitor, _ = of_rank_0()
+    peers.lost(1, error)
+    assert monitor.seen_to_close == ([MEMBERS[1]] if is_evidence else [])
+    assert peers.dropped == 1
+
+
+def test_a_peer_that_fails_is_not_drawn_for_a_while_that_doubles_and_ends_with_an_exchange() -> None:
+    peers, _, clock = of_rank_0()
+    for pause_s in (3.0, 6.0, 12.0, 24.0, 30.0, 30.0):
+        peers.lost(1, PeerError("slow", rank=1))
+        clock.at_s += pause_s - 0.01
+        assert {peers.pick() for _ in range(60)} == {2, 3}
+        clock.at_s += 0.02
+        assert {peers.pick() for _ in range(60)} == {1, 2, 3}
+    peers.took(1, 1.0)
+    peers.lost(1, PeerError("slow", rank=1))
+    clock.at_s += 3.01
+    assert 1 in {peers.pick() for _ in range(60)}
+
+
+def test_a_wait_in_vain_doubles_the_deadline_until_an_exchange_succeeds() -> None:
+    peers, _, _ = of_rank_0()
+    for _ in range(20):
+        peers.took(1, 4.0)
+    before_s = peers.deadline_s
+    peers.lost(1, PeerError("slow", rank=1, timed_out=True))
+    assert peers.deadline_s == 2 * before_s
+    assert peers.answer_s == 4 * before_s
+    peers.took(2, 4.0)
+    assert peers.deadline_s < 1.1 * before_s
+
+
+def test_a_suspected_peer_is_not_drawn_and_still_in_the_graph() -> None:
+    peers, monitor, _ = of_rank_0()
+    monitor.verdicts[MEMBERS[2]] = Verdict.SILENT
+    assert {peers.pick() for _ in range(50)} == {1, 3}
+    assert peers.suspected() == [2]
+    assert peers.picker.neighbours == (1, 2, 3)
+    for member in MEMBERS[1:]:
+        monitor.verdicts[member] = Verdict.SILENT
+    assert peers.pick() is None
+
+
+def test_nobody_is_asked_for_who_is_dead_while_the_monitor_has_nothing_new() -> None:
+    peers, monitor, _ = of_rank_0()
+    assert peers.start_share == 0.5
+    asked = monitor.asked
+    for _ in range(100):
+        assert peers.start_share == 0.5
+    assert monitor.asked == asked
+    monitor.change(MEMBERS[3], Verdict.DEAD)
+    assert peers.start_share == 0.5
+    assert peers.picker.neighbours == (1, 2)
+    assert {peers.pick() for _ in range(50)} == {1, 2}
+
+
+def test_the_times_of_exchanges_outlive_a_repair() -> None:
+    peers, monitor, _ = of_rank_0(choice="fast_links")
+    for peer, seconds in ((1, 1.0), (2, 2.0), (3, 3.0)):
+        peers.took(peer, seconds)
+    monitor.change(MEMBERS[1], Verdict.DEAD)
+    assert peers.pick() in (2, 3)
+    assert peers.picker.times_s == {1: 2.0, 2: 3.0}  # in the ranks of the graph of three
+
+
+def test_the_role_of_a_worker_may_change_with_the_graph() -> None:
+    peers, monitor, _ = of_rank_0(ring(4))
+    assert peers.start_share == 1.0
+    monitor.change(MEMBERS[1], Verdict.DEAD)
+    monitor.change(MEMBERS[3], Verdict.DEAD)
+    assert peers.pick() == 2
+    assert peers.picker.neighbours == (1,)
+
+
+def test_with_fixed_peers_the_first_failure_is_raised() -> None:
+    peers = FixedPeers(PartnerPicker(ring(4), 0), 5.0)
+    error = PeerError("closed", rank=1, closed=True)
+    with pytest.raises(PeerError) as caught:
+        peers.lost(1, error)
+    assert caught.value is error
+    assert (peers.deadline_s, peers.answer_s, peers.drain_s, peers.suspected()) == (5.0, 5.0, 5.0, [])

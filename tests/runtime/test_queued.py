@@ -1,0 +1,113 @@
+"""A busy worker's queue, over real connections: nobody that waits for its turn gives up, or takes the worker for dead."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+from torch.distributed import TCPStore
+from typing_extensions import override
+
+from lightning_gossip.algorithm.adpsgd import peer_selection
+from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker
+from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
+from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.topology.generators import star
+from lightning_gossip.runtime.adpsgd.gossip import Gossip
+from lightning_gossip.runtime.clock import now_s
+from lightning_gossip.runtime.membership.round_store import Worker
+from lightning_gossip.runtime.store_client import another
+from lightning_gossip.transport import Kind, MemoryNetwork, Message
+from lightning_gossip.transport.base import Pending
+from lightning_gossip.transport.pairwise_groups import EdgeTransport
+from tests.algorithm.test_peer_selection import Everybody
+from tests.runtime.cluster import PATIENCE_S, eventually
+from tests.workers import run_threads
+
+
+def test_who_has_to_wait_is_told_at_once_and_how_long() -> None:
+    network = MemoryNetwork(4)
+    transports = [network.transport(rank) for rank in range(4)]
+    gossip = Gossip(transports[0], PartnerPicker(star(4), 0), timeout_s=PATIENCE_S)
+    gossip.start()
+    try:
+        gossip.open(Replica([torch.zeros(4)]), session=1, layout=1)
+        ask = Message(Kind.EXCHANGE, session=1, layout=1, value=7)
+        assert transports[1].request(0, ask, PATIENCE_S).kind is Kind.ACCEPT  # and sends nothing yet
+        for place, rank in enumerate((2, 3), 1):
+            answer = transports[rank].request(0, ask, PATIENCE_S)
+            assert (answer.kind, answer.value) == (Kind.QUEUED, 7)
+            assert answer.wait_us == place * PATIENCE_S * 1e6
+        for rank in (1, 2, 3):
+            if rank > 1:
+                assert transports[rank].await_reply(0, PATIENCE_S).kind is Kind.ACCEPT
+            transports[rank].swap(0, torch.ones(4), torch.zeros(4)).wait(PATIENCE_S)
+        assert eventually(lambda: gossip.counters.exchanges == 3)
+        gossip.drain([torch.zeros(4)])
+    finally:
+        gossip.close(together=False)
+        transports[0].close()
+        for thread in gossip._threads:
+            thread.join(PATIENCE_S)
+
+
+def test_who_asks_a_worker_whose_gossip_has_ended_is_refused_at_once() -> None:
+    network = MemoryNetwork(2)
+    transports = [network.transport(rank) for rank in range(2)]
+    gossip = Gossip(transports[0], PartnerPicker(star(2), 0), timeout_s=PATIENCE_S)
+    gossip.start()
+    gossip.open(Replica([torch.zeros(4)]), session=1, layout=1)
+    gossip.close(together=False)  # which leaves the listener alone
+    assert [thread.name for thread in gossip._threads if thread.is_alive()] == ["gossip-listener"]
+    assert transports[1].request(0, Message(Kind.EXCHANGE, session=1, layout=1), PATIENCE_S).kind is Kind.REFUSE
+    transports[0].close()
+    gossip._threads[0].join(PATIENCE_S)
+
+
+class SlowLink(EdgeTransport):
+    CHUNK_S = 0.01
+
+    @override
+    def swap(self, peer: int, mine: torch.Tensor, theirs: torch.Tensor) -> Pending:
+        threading.Event().wait(self.CHUNK_S)
+        return super().swap(peer, mine, theirs)
+
+
+@pytest.mark.alone
+def test_nobody_gives_up_or_takes_for_dead_a_worker_that_is_busy_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight workers call one, at whom each waits for seven exchanges; an exchange takes ten chunks, 0.1 s or more."""
+    monkeypatch.setattr(peer_selection, "_FLOOR_S", 0.2)
+    chunks, n = 10, 9
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    members = [Worker(rank, 1) for rank in range(n)]
+    watches = [Everybody() for _ in members]
+    drawn, gossips = [], []
+    for rank in range(n):
+        connections = (another(store), another(store, timeout_s=1e6), another(store), another(store))
+        transport = SlowLink(*connections, "queue", rank=rank, world_size=n, timeout_s=PATIENCE_S)
+        picker = PartnerPicker(star(n), rank)
+        drawn.append(
+            ChangingPeers(watches[rank], rank, members, star(n), roles="auto", picker=picker, ceiling_s=PATIENCE_S, now_s=now_s)
+        )
+        gossips.append(Gossip(transport, drawn[rank], chunk_bytes=40, timeout_s=PATIENCE_S))
+    models = [[torch.full((10 * chunks,), float(rank))] for rank in range(n)]
+    try:
+        for rank, gossip in enumerate(gossips):
+            gossip.start()
+            gossip.open(Replica(models[rank]), session=1, layout=1)
+            gossip.step(models[rank], step_s=0.01)
+        assert eventually(lambda: gossips[0].counters.exchanges >= n)
+        before, began_s = gossips[0].counters.exchanges, time.monotonic()
+        assert eventually(lambda: gossips[0].counters.exchanges >= before + 30)
+        per_s = 30 / (time.monotonic() - began_s)
+        run_threads([lambda r=r: gossips[r].drain(models[r]) for r in range(n)], PATIENCE_S)  # type: ignore[misc]
+        each = [gossip.counters.exchanges for gossip in gossips[1:]]
+    finally:
+        run_threads([lambda gossip=gossip: gossip.close(together=True) for gossip in gossips], PATIENCE_S)  # type: ignore[misc]
+    assert [each.dropped for each in drawn] == [0] * n
+    assert [watch.seen_to_close for watch in watches] == [[]] * n
+    assert per_s > 0.5 / (chunks * SlowLink.CHUNK_S)
+    assert max(each) - min(each) <= 2  # each in its turn
+    assert torch.stack([model[0] for model in models]).mean(0) == pytest.approx(torch.full((100,), (n - 1) / 2).numpy())
