@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Three at once, in the order of tests/turns.py. One after the other: make test BESIDE=
 BESIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-slow chaos exits lint bench reproduce clean
+.PHONY: demo test test-slow schedules schedules-selftest chaos exits lint bench reproduce clean
 
 demo: $(STAMP)
 	$(BIN)/python -m recipes.train
@@ -16,6 +16,12 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+schedules: $(STAMP)
+	$(BIN)/python -m tests.schedules
+
+schedules-selftest: $(STAMP)
+	$(BIN)/python -m tests.schedules --selftest
 
 chaos: $(STAMP)
 	$(BIN)/python -m tests.cluster.stops

@@ -374,7 +374,7 @@ def test_a_drain_waits_for_the_exchange_under_way() -> None:
     resumed(steps)
     waits = resumed(drain)
     assert isinstance(waits, Wait)
-    assert (waits.ready(), waits.until_s) == (False, 30.0)
+    assert (waits.ready(), waits.until_s) == (False, 1.0)
     resumed(steps, worker.answer(ACCEPTED))
     assert not waits.ready()
     resumed(steps, Averaged())
@@ -386,21 +386,25 @@ def test_a_drain_waits_for_the_exchange_under_way() -> None:
 
 def test_a_drain_in_vain_is_an_error_and_one_after_a_failure_is_over() -> None:
     worker = Worker()
-    resumed(worker.protocol.initiate())
-    kept = worker.protocol.initiate()
-    worker.protocol.busy = True
-    drain = worker.protocol.drain()
-    resumed(drain)
-    worker.at_s = 30.0
+    steps, drain = worker.protocol.initiate(), worker.protocol.drain()
+    resumed(steps)
     with pytest.raises(PeerError, match="did not end within 30 s"):
-        drain.send(None)
+        for second in range(31):
+            worker.at_s = float(second)
+            assert isinstance(resumed(drain), Wait)
     worker.protocol.fail(MemoryError())
-    drain = worker.protocol.drain()
-    waits = resumed(drain)
-    assert isinstance(waits, Wait)
-    assert waits.ready()
+    assert resumed(worker.protocol.drain()) is None
+
+
+def test_a_worker_that_was_stopped_while_it_drained_waits_for_what_has_come_meanwhile() -> None:
+    worker = Worker()
+    steps, drain = worker.protocol.initiate(), worker.protocol.drain()
+    resumed(steps)
+    resumed(drain)
+    worker.at_s = 100.0
+    assert isinstance(resumed(drain), Wait)
+    resumed(steps, CLOSED)
     assert resumed(drain) is None
-    kept.close()
 
 
 def test_a_session_opens_only_when_the_last_one_is_closed() -> None:

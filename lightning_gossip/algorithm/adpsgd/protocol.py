@@ -52,6 +52,7 @@ from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
 
 _NOBODY_S = 0.25  # before a worker that has nobody to exchange with at the moment draws again
 _PROBE_S = 0.5  # between two looks at the connections with suspected peers: as often as heartbeats come
+_DRAIN_WAIT_S = 1.0  # of the waits for the exchange under way
 _SYNC_REQUESTS = 8  # kept at most: neighbours are in this session or the next
 
 
@@ -454,8 +455,12 @@ class GossipProtocol:
         """
         if self.phase is Phase.OPEN:
             self.phase = Phase.DRAINING
-        allowed_s = self._peers.drain_s
-        yield Wait(self._now_s() + allowed_s, lambda: not self.busy or self.failure is not None)
+        allowed_s, waited_s = self._peers.drain_s, 0.0
+        while self.busy and self.failure is None and waited_s < allowed_s:
+            # in short waits: a worker that was itself stopped for a while must not take that for the peer's delay
+            wait_s = min(_DRAIN_WAIT_S, allowed_s - waited_s)
+            yield Wait(self._now_s() + wait_s, lambda: not self.busy or self.failure is not None)
+            waited_s += wait_s
         if self.busy and self.failure is None:
             raise PeerError(
                 f"An exchange did not end within {allowed_s:.3g} s of the rendezvous. Look at the logs of the other ranks.",

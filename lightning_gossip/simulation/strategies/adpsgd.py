@@ -339,15 +339,16 @@ class Worker:
     def drain(self) -> Process:
         """End the session, at once for new exchanges; the process ends with the exchange under way."""
         steps = self._protocol.drain()
-        wait = next(steps)
+        effect = next(steps, None)
         self._changed()
 
-        def ends() -> Process:
-            assert isinstance(wait, Wait)
-            yield from self._wait(wait)
-            next(steps, None)
+        def ends(effect: Any) -> Process:
+            while effect is not None:
+                yield from self._wait(effect)
+                effect = next(steps, None)
+            self._changed()
 
-        return ends()
+        return ends(effect)
 
     def fail(self) -> None:
         """Stop for good."""
