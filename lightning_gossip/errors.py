@@ -57,7 +57,7 @@ class NonFiniteError(GossipError, ArithmeticError):
     """The training's: the model of this worker holds NaN or infinity, from its own steps."""
 
 
-def another_failed(rank: int, reason: str, phase: str) -> PeerError:
+def another_aborted(rank: int, reason: str, phase: str) -> PeerError:
     """What ends a worker when an exception has ended another one.
 
     Args:

@@ -30,7 +30,7 @@ def gather(mine: Any, group: dist.ProcessGroup | None = None, *, kind: str = "va
 
     Args:
         mine: this worker's.
-        group: of all workers; the default group if None. Where deaths are survived, the default one only.
+        group: of all workers; the default group if None. Where failures are survived, the default one only.
         kind: what is gathered, the same on all workers.
 
     Raises:
@@ -48,7 +48,7 @@ def gather(mine: Any, group: dist.ProcessGroup | None = None, *, kind: str = "va
 
 
 def together(collective: Callable[[], T]) -> T:
-    """Run collectives on the default group; where deaths are survived, again and with those that are left, if one dies.
+    """Run collectives on the default group; where failures are survived, again and with those that are left, if one dies.
 
     Args:
         collective: leaves its inputs as they are, if it fails.
@@ -173,7 +173,7 @@ class Rendezvous:
     def average(self, flat: Tensor) -> float:
         """Replace a vector by its mean over all workers, the same bits on all of them.
 
-        Where deaths are survived, call it in :func:`together`: it fails if a worker dies, and the vector is then of no use.
+        Where failures are survived, call it in :func:`together`: it fails if a worker dies, and the vector is then of no use.
 
         Args:
             flat: shape (d,), changed in place.
@@ -280,7 +280,7 @@ class Rendezvous:
     def copy(self, make: Callable[[], Tensor], *, source: int) -> Tensor:
         """The bytes of one rank, on all.
 
-        Where deaths are survived, call it in :func:`together`.
+        Where failures are survived, call it in :func:`together`.
 
         Args:
             make: on rank ``source`` its bytes, uint8 of shape (k,) on the host; called there only.

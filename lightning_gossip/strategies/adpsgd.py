@@ -65,11 +65,11 @@ class ADPSGDStrategy(DecentralizedStrategy):
             graph); 0 for none.
         exchange_timeout_s: deadline, in seconds, of an answer and of each chunk of a model.
         seed: of the partner choice.
-        on_peer_failure: ``"continue"``: a worker whose process ends without a word (killed, machine gone) is left out, and the
+        on_peer_failure: ``"continue"``: a worker whose process ends without a word (killed, machine gone) is excluded, and the
             others go on; ``"raise"``: all end. An exception in a worker's code ends all either way.
         min_workers: with fewer left the job ends, with a PeerError.
         max_workers: how many may be in the job when workers come later; as many as it began with, if None.
-        peer_timeout_s: silence, in seconds, after which a worker is taken for dead although no connection has closed.
+        peer_timeout_s: time without a heartbeat, in seconds, after which a worker has failed although no connection was lost.
         joiner_optimizer: a worker that comes later begins with a ``"copy"`` of another one's optimizer state, or ``"fresh"``.
         refuse_nonfinite: keep NaN and infinities out: an exchange that would bring them into a healthy model is refused and
             counted, and the mean at a rendezvous is never made with one.
@@ -150,8 +150,8 @@ class ADPSGDStrategy(DecentralizedStrategy):
         if members is None:
             topology = make_topology(self.topology, self.workers)
             return topology, self._picker_of(topology, self.global_rank, self._seed)
-        numbers = [worker.number for worker in members.members]
-        topology = topology_for(self.topology, numbers, self.workers, self.roles)
+        initial_ranks = [worker.initial_rank for worker in members.members]
+        topology = topology_for(self.topology, initial_ranks, self.workers, self.roles)
         seed = self._seed + _SEED_STRIDE * members.generation  # ranks change, and two of them must not repeat one stream
         return topology, self._picker_of(topology, members.rank, seed)
 
@@ -163,7 +163,7 @@ _FOREVER_S = 10 * 365 * 86400.0  # the listener ends by a message, never by a ti
 
 
 class GossipOptions(Protocol):
-    """What it asks of its strategy."""
+    """The options and state of the strategy that its gossip needs."""
 
     exchanges_per_step: float
     refuse_nonfinite: bool
@@ -174,7 +174,7 @@ class GossipOptions(Protocol):
 
     @property
     def members(self) -> Membership | None:
-        """Who is in the job, where deaths are survived."""
+        """Who is in the job, where failures are survived."""
 
     @property
     def keys(self) -> str:
@@ -242,13 +242,13 @@ class GossipAlgorithm(Algorithm):
         return topology, picker
 
     def _connect(self) -> Transport:
-        """Connect with those who are members now, and draw partners among them. Collective; new keys each time."""
+        """Connect with the present members, and draw partners among them. Collective; new keys each time."""
         members = self._strategy.members
         assert members is not None
         topology, self._picker = self._picked()
-        self._session = max(self._session, members.generation << 20)  # the same on all, those included that have just come
+        self._session = max(self._session, members.generation << 20)  # the same on all, joiners included
         self._partners = ChangingPartners(
-            members.watch,
+            members.monitor,
             members.members,
             topology,
             roles=self._strategy.roles,
@@ -275,7 +275,7 @@ class GossipAlgorithm(Algorithm):
         if self._gossip is not None:
             self._gossip.close(together=True)
         if self._partners is not None:
-            self._failed += self._partners.dropped
+            self._failed += self._partners.failed_exchanges
         self._restored_picker = None  # of the ranks before
         self.start()
 
@@ -359,7 +359,7 @@ class GossipAlgorithm(Algorithm):
         report.refused_nonfinite = counters.refused_nonfinite
         report.adopted = counters.adopted
         report.bytes_sent = counters.bytes_sent
-        report.failed = self._failed + (self._partners.dropped if self._partners is not None else 0)
+        report.failed = self._failed + (self._partners.failed_exchanges if self._partners is not None else 0)
         report.describe_staleness(counters.staleness)
 
     @override

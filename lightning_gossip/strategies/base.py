@@ -206,11 +206,11 @@ class DecentralizedStrategy(WorkerProcesses):
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
         if not isinstance(exception, SIGTERMException):
-            uses.fail()
+            uses.abort()
             self.tell_once(exception)  # before the others hear of it, and fail by it
         if self.members is not None and not isinstance(exception, SIGTERMException):
-            self.members.watch.failed(reason_of(exception))
-            self.members.watch.rest()  # it has said so when this returns
+            self.members.monitor.abort(reason_of(exception))
+            self.members.monitor.rest()  # it has said so when this returns
         if self._fit is not None and not isinstance(exception, SIGTERMException):
             self._fit.fail()
 

@@ -6,101 +6,101 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gossip.algorithm.failure_detector import Liveness, Patience, Verdict
+from lightning_gossip.algorithm.failure_detector import FailureDetector, Patience, Verdict
 
-SILENT_S, DEAD_S = 2.0, 30.0
+SUSPECT_AFTER_S, FAIL_AFTER_S = 2.0, 30.0
 
 
-class Watched:
-    """An observer that looks every half second, and a worker 1 that beats while it is told to."""
+class Observed:
+    """An observer that looks every half second, and a worker 1 that sends heartbeats while it is told to."""
 
     def __init__(self) -> None:
-        self.liveness = Liveness[int](silent_s=SILENT_S, dead_s=DEAD_S)
+        self.detector = FailureDetector[int](suspect_after_s=SUSPECT_AFTER_S, fail_after_s=FAIL_AFTER_S)
         self.at_s = 0.0
-        self.beat = 0
+        self.count = 0
 
-    def look(self, seconds: float, *, beats: bool) -> Verdict:
+    def look(self, seconds: float, *, heartbeats: bool) -> Verdict:
         end_s = self.at_s + seconds
         while self.at_s < end_s:
             self.at_s += 0.5
-            self.beat += beats
-            self.liveness.heard(1, beat=self.beat, at_s=self.at_s)
-        return self.liveness.verdict(1)
+            self.count += heartbeats
+            self.detector.heard(1, count=self.count, at_s=self.at_s)
+        return self.detector.verdict(1)
 
 
 @pytest.fixture
-def watched() -> Watched:
-    made = Watched()
-    assert made.look(5, beats=True) is Verdict.ALIVE
+def observed() -> Observed:
+    made = Observed()
+    assert made.look(5, heartbeats=True) is Verdict.ALIVE
     return made
 
 
-def test_a_worker_that_does_not_beat_is_silent_and_then_dead(watched: Watched) -> None:
-    assert watched.look(1.5, beats=False) is Verdict.ALIVE
-    assert watched.look(1.0, beats=False) is Verdict.SILENT
-    assert watched.look(27.0, beats=False) is Verdict.SILENT
-    assert watched.look(1.0, beats=False) is Verdict.DEAD
+def test_a_worker_without_heartbeats_is_suspected_and_then_failed(observed: Observed) -> None:
+    assert observed.look(1.5, heartbeats=False) is Verdict.ALIVE
+    assert observed.look(1.0, heartbeats=False) is Verdict.SUSPECTED
+    assert observed.look(27.0, heartbeats=False) is Verdict.SUSPECTED
+    assert observed.look(1.0, heartbeats=False) is Verdict.FAILED
 
 
-def test_a_worker_that_thaws_in_time_is_alive_again(watched: Watched) -> None:
-    assert watched.look(20.0, beats=False) is Verdict.SILENT
-    assert watched.look(0.5, beats=True) is Verdict.ALIVE
+def test_a_worker_that_thaws_in_time_is_alive_again(observed: Observed) -> None:
+    assert observed.look(20.0, heartbeats=False) is Verdict.SUSPECTED
+    assert observed.look(0.5, heartbeats=True) is Verdict.ALIVE
 
 
-def test_a_closed_connection_makes_silence_death(watched: Watched) -> None:
-    watched.liveness.broke(1)
-    assert watched.look(1.5, beats=False) is Verdict.ALIVE
-    assert watched.look(1.0, beats=False) is Verdict.DEAD
+def test_a_suspected_worker_with_a_lost_connection_has_failed(observed: Observed) -> None:
+    observed.detector.connection_lost(1)
+    assert observed.look(1.5, heartbeats=False) is Verdict.ALIVE
+    assert observed.look(1.0, heartbeats=False) is Verdict.FAILED
 
 
-def test_who_beats_on_after_its_connection_closed_is_not_suspected_any_more(watched: Watched) -> None:
-    watched.liveness.broke(1)
-    assert watched.look(1.0, beats=True) is Verdict.ALIVE  # the first of the two beats may be from before
-    assert not watched.liveness.broken
-    assert watched.look(5.0, beats=False) is Verdict.SILENT
+def test_heartbeats_after_a_lost_connection_clear_it(observed: Observed) -> None:
+    observed.detector.connection_lost(1)
+    assert observed.look(1.0, heartbeats=True) is Verdict.ALIVE  # the first of the two heartbeats may be from before
+    assert not observed.detector.connections_lost
+    assert observed.look(5.0, heartbeats=False) is Verdict.SUSPECTED
 
 
-def test_one_beat_after_a_connection_closed_may_be_from_before(watched: Watched) -> None:
-    watched.liveness.broke(1)
-    watched.look(0.5, beats=True)
-    assert watched.look(2.5, beats=False) is Verdict.DEAD
+def test_one_heartbeat_after_a_lost_connection_may_be_from_before(observed: Observed) -> None:
+    observed.detector.connection_lost(1)
+    observed.look(0.5, heartbeats=True)
+    assert observed.look(2.5, heartbeats=False) is Verdict.FAILED
 
 
-def test_the_dead_stay_dead(watched: Watched) -> None:
-    watched.liveness.ended(1)
-    assert watched.look(5.0, beats=True) is Verdict.DEAD
+def test_a_worker_whose_process_has_ended_stays_failed(observed: Observed) -> None:
+    observed.detector.process_ended(1)
+    assert observed.look(5.0, heartbeats=True) is Verdict.FAILED
 
 
-def test_an_observer_that_was_stopped_itself_takes_nobody_for_dead(watched: Watched) -> None:
-    watched.at_s += 1000.0
-    assert watched.liveness.verdict(1) is Verdict.ALIVE  # before it has looked again
-    assert watched.look(0.5, beats=False) is Verdict.ALIVE
-    assert watched.look(29.0, beats=False) is Verdict.SILENT
-    assert watched.look(2.0, beats=False) is Verdict.DEAD
+def test_an_observer_that_was_stopped_itself_declares_nobody_failed(observed: Observed) -> None:
+    observed.at_s += 1000.0
+    assert observed.detector.verdict(1) is Verdict.ALIVE  # before it has looked again
+    assert observed.look(0.5, heartbeats=False) is Verdict.ALIVE
+    assert observed.look(29.0, heartbeats=False) is Verdict.SUSPECTED
+    assert observed.look(2.0, heartbeats=False) is Verdict.FAILED
 
 
-def test_who_was_never_heard_is_not_dead() -> None:
-    assert Liveness[int](silent_s=SILENT_S, dead_s=DEAD_S).verdict(7) is Verdict.SILENT
+def test_a_worker_that_was_never_heard_has_not_failed() -> None:
+    assert FailureDetector[int](suspect_after_s=SUSPECT_AFTER_S, fail_after_s=FAIL_AFTER_S).verdict(7) is Verdict.SUSPECTED
 
 
-def test_who_was_not_listened_to_is_not_dead(watched: Watched) -> None:
-    for at_s in range(round(watched.at_s), 1000):
-        watched.liveness.heard(2, beat=at_s, at_s=float(at_s))
-    assert watched.liveness.verdict(1) is Verdict.ALIVE
-    watched.at_s = 1000.0
-    assert watched.look(1.0, beats=False) is Verdict.ALIVE
-    assert watched.look(29.5, beats=False) is Verdict.DEAD
+def test_a_worker_that_was_not_listened_to_has_not_failed(observed: Observed) -> None:
+    for at_s in range(round(observed.at_s), 1000):
+        observed.detector.heard(2, count=at_s, at_s=float(at_s))
+    assert observed.detector.verdict(1) is Verdict.ALIVE
+    observed.at_s = 1000.0
+    assert observed.look(1.0, heartbeats=False) is Verdict.ALIVE
+    assert observed.look(29.5, heartbeats=False) is Verdict.FAILED
 
 
-def test_who_is_no_member_may_be_silent_for_long(watched: Watched) -> None:
-    assert watched.look(31.0, beats=False) is Verdict.DEAD
-    watched.liveness.heard(1, beat=watched.beat, at_s=watched.at_s, is_member=False)
-    assert watched.liveness.verdict(1) is Verdict.DEAD
-    watched.liveness.heard(1, beat=watched.beat + 1, at_s=watched.at_s, is_member=False)
-    assert watched.liveness.verdict(1) is Verdict.ALIVE
-    watched.liveness.ended(1)
-    watched.liveness.heard(1, beat=watched.beat + 2, at_s=watched.at_s, is_member=False)
-    assert watched.liveness.verdict(1) is Verdict.DEAD
+def test_heartbeats_of_a_worker_that_is_no_member_may_be_late_for_long(observed: Observed) -> None:
+    assert observed.look(31.0, heartbeats=False) is Verdict.FAILED
+    observed.detector.heard(1, count=observed.count, at_s=observed.at_s, is_member=False)
+    assert observed.detector.verdict(1) is Verdict.FAILED
+    observed.detector.heard(1, count=observed.count + 1, at_s=observed.at_s, is_member=False)
+    assert observed.detector.verdict(1) is Verdict.ALIVE
+    observed.detector.process_ended(1)
+    observed.detector.heard(1, count=observed.count + 2, at_s=observed.at_s, is_member=False)
+    assert observed.detector.verdict(1) is Verdict.FAILED
 
 
 @given(st.lists(st.floats(0.001, 100.0), min_size=1, max_size=50), st.integers(0, 20))

@@ -88,18 +88,18 @@ def test_no_member_reads_the_values_of_another_call(party: Callable[..., Party])
         assert "rank 0 at a rendezvous, rank 1 at a barrier" in str(said)
 
 
-def test_who_has_died_is_asked_of_the_members_that_were_there_and_not_of_those_that_are_left(
+def test_failed_ranks_are_those_of_the_members_that_were_there_and_not_of_those_that_are_left(
     party: Callable[..., Party],
 ) -> None:
     made = party(3)
 
     def script(member: Membership) -> Any:
-        gone = member.gone()
-        if member.me.number == 1:
+        failed_ranks = member.failed_ranks()
+        if member.me.initial_rank == 1:
             made.die(member)
         member.gather(None)
         assert len(member.members) == 2
-        return gone(), member.gone()()
+        return failed_ranks(), member.failed_ranks()()
 
     results = made.run(script)
     assert results[0] == results[2] == (frozenset({1}), frozenset())

@@ -1,4 +1,4 @@
-"""Whom the gossip averages with: the queue at a busy worker, evidence of deaths, and what is asked of the watch."""
+"""Whom the gossip averages with: the queue at a busy worker, evidence of deaths, and what is asked of the monitor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lightning_gossip.runtime.adpsgd.initiator import Caller
 from lightning_gossip.runtime.adpsgd.peer_selection import ChangingPartners
 from lightning_gossip.runtime.adpsgd.request_queue import Requests
 from lightning_gossip.runtime.adpsgd.session import Session
-from lightning_gossip.runtime.membership.round_store import Worker
+from lightning_gossip.runtime.membership.round_store import WorkerId
 from lightning_gossip.runtime.store_client import another
 from lightning_gossip.transport import Kind, MemoryNetwork, Message
 from lightning_gossip.transport.base import Pending
@@ -32,35 +32,35 @@ from tests.workers import run_threads
 
 
 class Everybody:
-    """A watch to which everybody beats, except those that the test says."""
+    """A monitor for which all workers are alive, except those that the test says."""
 
-    def __init__(self, me: Worker) -> None:
+    def __init__(self, me: WorkerId) -> None:
         self.me = me
         self.version = 0
-        self.verdicts: dict[Worker, Verdict] = {}
+        self.verdicts: dict[WorkerId, Verdict] = {}
         self.asked = 0
-        self.seen_to_close: list[Worker] = []
+        self.seen_to_close: list[WorkerId] = []
 
-    def verdict(self, worker: Worker) -> Verdict:
+    def verdict(self, worker: WorkerId) -> Verdict:
         self.asked += 1
         return self.verdicts.get(worker, Verdict.ALIVE)
 
-    def broke(self, worker: Worker) -> None:
+    def connection_lost(self, worker: WorkerId) -> None:
         self.seen_to_close.append(worker)
 
-    def change(self, worker: Worker, verdict: Verdict) -> None:
+    def change(self, worker: WorkerId, verdict: Verdict) -> None:
         self.verdicts[worker] = verdict
         self.version += 1
 
 
-MEMBERS = [Worker(rank, 1) for rank in range(4)]
+MEMBERS = [WorkerId(rank, 1) for rank in range(4)]
 
 
 def of_rank_0(**options: Any) -> tuple[ChangingPartners, Everybody]:
-    watch = Everybody(MEMBERS[0])
+    monitor = Everybody(MEMBERS[0])
     picker = PartnerPicker(complete(4), 0, **options)
-    made = ChangingPartners(watch, MEMBERS, complete(4), roles="auto", picker=picker, ceiling_s=PATIENCE_S)  # type: ignore[arg-type]
-    return made, watch
+    made = ChangingPartners(monitor, MEMBERS, complete(4), roles="auto", picker=picker, ceiling_s=PATIENCE_S)  # type: ignore[arg-type]
+    return made, monitor
 
 
 # -- the queue -------------------------------------------------------------------------------------------------------------
@@ -142,20 +142,20 @@ class SlowLink(EdgeTransport):
 
 
 @pytest.mark.alone
-def test_nobody_gives_up_or_takes_for_dead_a_worker_that_is_busy_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_gives_up_or_declares_failed_a_worker_that_is_busy_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight workers call one, at whom each waits for seven exchanges; an exchange takes ten chunks, 0.1 s or more."""
     monkeypatch.setattr(peer_selection, "_FLOOR_S", 0.2)
     chunks, n = 10, 9
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    members = [Worker(rank, 1) for rank in range(n)]
-    watches = [Everybody(member) for member in members]
+    members = [WorkerId(rank, 1) for rank in range(n)]
+    monitors = [Everybody(member) for member in members]
     drawn, gossips = [], []
     for rank in range(n):
         connections = (another(store), another(store, timeout_s=1e6), another(store), another(store))
         transport = SlowLink(*connections, "queue", rank=rank, world_size=n, timeout_s=PATIENCE_S)
         picker = PartnerPicker(star(n), rank)
         drawn.append(
-            ChangingPartners(watches[rank], members, star(n), roles="auto", picker=picker, ceiling_s=PATIENCE_S)  # type: ignore[arg-type]
+            ChangingPartners(monitors[rank], members, star(n), roles="auto", picker=picker, ceiling_s=PATIENCE_S)  # type: ignore[arg-type]
         )
         gossips.append(Gossip(transport, drawn[rank], chunk_bytes=40, timeout_s=PATIENCE_S))
     models = [[torch.full((10 * chunks,), float(rank))] for rank in range(n)]
@@ -172,8 +172,8 @@ def test_nobody_gives_up_or_takes_for_dead_a_worker_that_is_busy_with_the_others
         each = [gossip.counters.exchanges for gossip in gossips[1:]]
     finally:
         run_threads([lambda gossip=gossip: gossip.close(together=True) for gossip in gossips], PATIENCE_S)  # type: ignore[misc]
-    assert [each.dropped for each in drawn] == [0] * n
-    assert [watch.seen_to_close for watch in watches] == [[]] * n
+    assert [each.failed_exchanges for each in drawn] == [0] * n
+    assert [monitor.seen_to_close for monitor in monitors] == [[]] * n
     assert per_s > 0.5 / (chunks * SlowLink.CHUNK_S)
     assert max(each) - min(each) <= 2  # each in its turn
     assert torch.stack([model[0] for model in models]).mean(0) == pytest.approx(torch.full((100,), (n - 1) / 2).numpy())
@@ -190,32 +190,32 @@ def test_nobody_gives_up_or_takes_for_dead_a_worker_that_is_busy_with_the_others
         (PeerError("closed", rank=1, closed=True), True),
     ],
 )
-def test_only_a_connection_that_the_peer_has_closed_is_evidence_of_its_death(error: PeerError, is_evidence: bool) -> None:
-    made, watch = of_rank_0()
-    made.lost(1, error)
-    assert watch.seen_to_close == ([MEMBERS[1]] if is_evidence else [])
-    assert made.dropped == 1
+def test_only_a_connection_that_the_peer_has_closed_is_evidence_of_its_failure(error: PeerError, is_evidence: bool) -> None:
+    made, monitor = of_rank_0()
+    made.exchange_failed(1, error)
+    assert monitor.seen_to_close == ([MEMBERS[1]] if is_evidence else [])
+    assert made.failed_exchanges == 1
 
 
-# -- what is asked of the watch --------------------------------------------------------------------------------------------
+# -- what is asked of the monitor --------------------------------------------------------------------------------------------
 
 
-def test_nobody_is_asked_for_who_is_dead_while_the_watch_has_nothing_new() -> None:
-    made, watch = of_rank_0()
+def test_nobody_is_asked_for_who_has_failed_while_the_monitor_has_nothing_new() -> None:
+    made, monitor = of_rank_0()
     assert made.initiates
-    asked = watch.asked
+    asked = monitor.asked
     for _ in range(100):
         assert made.start_share == 0.5
         assert made.initiates
-    assert watch.asked == asked
-    watch.change(MEMBERS[3], Verdict.DEAD)
+    assert monitor.asked == asked
+    monitor.change(MEMBERS[3], Verdict.FAILED)
     assert made.initiates
     assert made.picker.neighbours == (1, 2)
     assert {made.pick() for _ in range(50)} == {1, 2}
 
 
 def test_the_time_of_an_exchange_counts_for_its_peer_while_the_graph_is_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, watch = of_rank_0(choice="fast_links")
+    made, monitor = of_rank_0(choice="fast_links")
     repaired = peer_selection.repaired
 
     def interrupted(*args: Any) -> Any:
@@ -224,28 +224,28 @@ def test_the_time_of_an_exchange_counts_for_its_peer_while_the_graph_is_repaired
 
     monkeypatch.setattr(peer_selection, "repaired", interrupted)
     before = made.picker
-    watch.change(MEMBERS[1], Verdict.DEAD)
+    monitor.change(MEMBERS[1], Verdict.FAILED)
     assert made.initiates
     assert made.picker is not before
     assert before._times_s == {3: 1.0}
 
 
-class Silence:
-    """Partners of whom one is silent and none is to be called."""
+class OneSuspected:
+    """Partners of whom one is suspected and none is to be asked."""
 
     initiates, start_share, looks_again_s = True, 0.5, 0.01
 
     @staticmethod
-    def silent() -> list[int]:
+    def suspected() -> list[int]:
         return [1]
 
 
-def test_a_silent_peer_is_probed_now_and_then_however_often_this_worker_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_suspected_peer_is_probed_now_and_then_however_often_this_worker_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     transport, session = MemoryNetwork(2).transport(0), Session()
     probes: list[int] = []
     monkeypatch.setattr(transport, "probe", probes.append)
-    worker: Any = type("Worker", (), {"exchanges_per_step": 1.0})()
-    calling: Any = Silence()
+    worker: Any = type("WorkerId", (), {"exchanges_per_step": 1.0})()
+    calling: Any = OneSuspected()
     caller = Caller(transport, calling, session, worker)
     thread = threading.Thread(target=caller.call, daemon=True)
     began_s = time.monotonic()

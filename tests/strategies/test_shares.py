@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from lightning_gossip.algorithm.work_sharing import EpochPlan
-from lightning_gossip.runtime.membership.round_store import Worker
+from lightning_gossip.runtime.membership.round_store import WorkerId
 from lightning_gossip.runtime.work_sharing.completion_log import Journal
 from lightning_gossip.strategies.data.batch_samplers import SharedBatches
 
@@ -17,8 +17,8 @@ from lightning_gossip.strategies.data.batch_samplers import SharedBatches
 class Members:
     """As a journal sees them."""
 
-    me: Worker
-    alone: bool = False
+    me: WorkerId
+    outside: bool = False
     generation: int = 3
 
 
@@ -38,10 +38,10 @@ def shared(store: Any, members: Members, *, rank: int, workers: int) -> SharedBa
     )
 
 
-def test_one_that_is_left_behind_takes_no_batch_of_the_others() -> None:
+def test_an_excluded_worker_takes_no_batch_of_the_others() -> None:
     store = dist.HashStore()
-    lonely = iter(shared(store, Members(Worker(1, 2), alone=True), rank=1, workers=2))
-    together = iter(shared(store, Members(Worker(0, 1)), rank=0, workers=1))
+    lonely = iter(shared(store, Members(WorkerId(1, 2), outside=True), rank=1, workers=2))
+    together = iter(shared(store, Members(WorkerId(0, 1)), rank=0, workers=1))
     taken = []
     for batch in together:
         taken.append(batch)

@@ -172,7 +172,7 @@ class Gossip:
                 try:
                     self._transport.post(peer, Message(Kind.MEET, self._session.number))
                 except PeerError as error:
-                    self._partners.lost(peer, error)
+                    self._partners.exchange_failed(peer, error)
         self._session.note_meeting(self._session.number)
 
     @property
@@ -241,7 +241,7 @@ class Gossip:
         except PeerError as error:
             if error.rank is None:
                 raise
-            self._partners.lost(error.rank, error)
+            self._partners.exchange_failed(error.rank, error)
             return True
         if message.kind is Kind.MEET:
             # a worker that is not yet in that session comes to the meeting after its first step there
@@ -260,7 +260,7 @@ class Gossip:
             try:
                 self._transport.tell(peer, self._answer_to(request, Kind.QUEUED, wait_us=wait_us))
             except PeerError as error:
-                self._partners.lost(peer, error)
+                self._partners.exchange_failed(peer, error)
                 return
         if not self._requests.put(peer, request):
             self._answer(peer, request)  # the gossip has ended, so with a refusal
@@ -285,7 +285,7 @@ class Gossip:
                 self._session.end()
             if not isinstance(error, PeerError):
                 raise
-            self._partners.lost(peer, error)
+            self._partners.exchange_failed(peer, error)
             return
         if goes_ahead:
             self.exchange(peer, gives=bool(request.adopts))
@@ -307,7 +307,7 @@ class Gossip:
             self._timeline.record("exchange", started_s, ended_s, peer)
             self._partners.took(peer, ended_s - started_s)
         except PeerError as error:
-            self._partners.lost(peer, error)
+            self._partners.exchange_failed(peer, error)
         finally:
             self._session.end()
 

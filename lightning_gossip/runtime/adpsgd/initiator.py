@@ -90,11 +90,11 @@ class Caller:
         if at_s - self._probed_s < _PROBE_S:
             return
         self._probed_s = at_s
-        for peer in self._partners.silent():
+        for peer in self._partners.suspected():
             try:
                 self._transport.probe(peer)
             except PeerError as error:  # noqa: PERF203 - seldom more than one
-                self._partners.lost(peer, error)
+                self._partners.exchange_failed(peer, error)
 
     def _request(self, peer: int, mine: Message) -> Message | None:
         try:
@@ -107,5 +107,5 @@ class Caller:
             self._session.draw_again(now_s())
             if not isinstance(error, PeerError):
                 raise
-            self._partners.lost(peer, error)
+            self._partners.exchange_failed(peer, error)
             return None

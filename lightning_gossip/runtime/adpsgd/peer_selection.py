@@ -1,4 +1,4 @@
-"""Whom the gossip averages with, and what becomes of a partner that fails."""
+"""Peer selection: which peer a worker exchanges with next, and what follows when an exchange with a peer fails."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from lightning_gossip.algorithm.failure_detector import Patience, Verdict
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime.clock import now_s
-from lightning_gossip.runtime.membership.monitor import Watch
-from lightning_gossip.runtime.membership.round_store import Worker
+from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
+from lightning_gossip.runtime.membership.round_store import WorkerId
 from lightning_gossip.transport.pairwise_groups import CONNECT_S, REPLY_S
 
 log = logging.getLogger(__name__)
 
 _FLOOR_S = 2.0  # an answering process may be stopped by its host for a second; a shorter deadline only loses edges
-# after a failure, before the peer is drawn again: doubles from the first to the second. The first is longer than a dead worker
-# takes to be silent (four beats, and one to look), or all its neighbours would wait for a connection with it
+# after a failure, before the peer is drawn again: doubles from the first to the second. The first is longer than it takes to
+# suspect a worker that has failed (four heartbeats, and one to look), or its neighbours would all wait for a connection with it
 _PAUSE_S = (3.0, 30.0)
 
 
 class Partners(Protocol):
-    """As the gossip threads see it; ranks are the transport's."""
+    """Selection of peers, as the gossip threads use it; ranks are the transport's."""
 
     @property
     def initiates(self) -> bool:
@@ -36,11 +36,11 @@ class Partners(Protocol):
 
     @property
     def start_share(self) -> float:
-        """See :class:`~lightning_gossip.algorithm.adpsgd.partner_sampler.PartnerPicker`."""
+        """Share of this worker's exchanges that it starts itself."""
 
     @property
     def deadline_s(self) -> float:
-        """Of one chunk; of an answer too, unless it may have to wait for such a deadline itself."""
+        """Deadline of one chunk; of an answer too, unless it may have to wait for such a deadline itself."""
 
     @property
     def answer_s(self) -> float:
@@ -52,7 +52,7 @@ class Partners(Protocol):
 
     @property
     def longest_turn_s(self) -> float:
-        """The same of any worker."""
+        """The longest :attr:`turn_s` of any worker."""
 
     @property
     def drain_s(self) -> float:
@@ -65,14 +65,14 @@ class Partners(Protocol):
     def pick(self) -> int | None:
         """The next partner; None if there is nobody at present."""
 
-    def silent(self) -> list[int]:
-        """Neighbours that have not beaten for a while, of whom nothing else is known."""
+    def suspected(self) -> list[int]:
+        """Neighbours that are suspected: their heartbeats are late, and nothing else is known of them."""
 
     def took(self, peer: int, seconds: float) -> None:
         """An exchange with a peer went well."""
 
-    def lost(self, peer: int, error: PeerError) -> None:
-        """Something with a peer failed; raises the error if that ends the gossip."""
+    def exchange_failed(self, peer: int, error: PeerError) -> None:
+        """An exchange with a peer failed; raises the error if that ends the gossip."""
 
 
 class FixedPartners(Partners):
@@ -132,7 +132,7 @@ class FixedPartners(Partners):
         return self._picker.pick()
 
     @override
-    def silent(self) -> list[int]:
+    def suspected(self) -> list[int]:
         return []
 
     @override
@@ -140,22 +140,22 @@ class FixedPartners(Partners):
         self._picker.took(peer, seconds)
 
     @override
-    def lost(self, peer: int, error: PeerError) -> None:
+    def exchange_failed(self, peer: int, error: PeerError) -> None:
         raise error
 
 
 class ChangingPartners(Partners):
-    """Draws among the neighbours that are alive, in the graph of those that are not dead.
+    """Draws among the neighbours that are alive, in the graph of the workers that have not failed.
 
-    A peer that fails is not drawn for a while, which doubles with each failure and ends when it beats again; one that is silent
-    is not drawn at all; one that is dead leaves the graph, which is repaired. Who is dead is asked only when the watch says
-    that this may have changed.
+    A peer whose exchange fails is not drawn for a while, which doubles with each failure and ends with an exchange that works;
+    one that is suspected is not drawn at all; one that has failed leaves the graph, which is repaired. Who has failed is asked
+    only when the monitor says that this may have changed.
 
     Used by the gossip threads; the training thread reads the counts. One lock, held for a few instructions, guards the patience
     and the pauses; the graph and what draws from it are one value, replaced at once.
 
     Args:
-        watch: knows who is alive.
+        monitor: knows the states of the workers.
         members: in the order of the transport's ranks.
         topology: over these ranks.
         roles: as for :class:`~lightning_gossip.algorithm.adpsgd.partner_sampler.PartnerPicker`.
@@ -163,27 +163,27 @@ class ChangingPartners(Partners):
         ceiling_s: the longest deadline.
 
     Attributes:
-        dropped: exchanges that failed.
+        failed_exchanges: how many have failed.
     """
 
     def __init__(
         self,
-        watch: Watch,
-        members: Sequence[Worker],
+        monitor: HeartbeatMonitor,
+        members: Sequence[WorkerId],
         topology: Topology,
         *,
         roles: Roles,
         picker: PartnerPicker,
         ceiling_s: float,
     ) -> None:
-        self.dropped = 0
-        self._watch = watch
+        self.failed_exchanges = 0
+        self._monitor = monitor
         self._members = list(members)
-        self._me = self._members.index(watch.me)
+        self._me = self._members.index(monitor.me)
         self._topology = topology
         self._roles = roles
-        self._drawn = _Drawn(list(range(len(members))), picker)
-        self._version: int | None = None  # of the watch, when it was asked last who is dead
+        self._graph = _Graph(list(range(len(members))), picker)
+        self._version: int | None = None  # of the monitor, when it was asked last who has failed
         self._ceiling_s = ceiling_s
         self._patience = Patience(floor_s=_FLOOR_S, ceiling_s=ceiling_s)
         self._pauses: dict[int, tuple[float, float]] = {}  # by peer: until when, and how long that was
@@ -192,7 +192,7 @@ class ChangingPartners(Partners):
     @property
     def picker(self) -> PartnerPicker:
         """What draws at present."""
-        return self._drawn.picker
+        return self._graph.picker
 
     @property
     @override
@@ -217,7 +217,7 @@ class ChangingPartners(Partners):
     @property
     @override
     def turn_s(self) -> float:
-        return self.deadline_s + REPLY_S  # one whose turn comes may have died or frozen meanwhile
+        return self.deadline_s + REPLY_S  # one whose turn comes may have failed or frozen meanwhile
 
     @property
     @override
@@ -237,72 +237,76 @@ class ChangingPartners(Partners):
 
     @override
     def pick(self) -> int | None:
-        alive, picker = self._repair()
+        present, picker = self._repair()
         if not picker.initiates:
             return None
         at_s = now_s()
         for _ in range(4 * len(picker.neighbours)):
-            peer = alive[picker.pick()]
-            if self._watch.verdict(self._members[peer]) is Verdict.ALIVE and self._pauses.get(peer, (at_s, 0.0))[0] <= at_s:
+            peer = present[picker.pick()]
+            if self._monitor.verdict(self._members[peer]) is Verdict.ALIVE and self._pauses.get(peer, (at_s, 0.0))[0] <= at_s:
                 return peer
         return None
 
     @override
-    def silent(self) -> list[int]:
-        alive, picker = self._drawn
-        neighbours = [alive[rank] for rank in picker.neighbours]
-        return [peer for peer in neighbours if self._watch.verdict(self._members[peer]) is Verdict.SILENT]
+    def suspected(self) -> list[int]:
+        present, picker = self._graph
+        neighbours = [present[rank] for rank in picker.neighbours]
+        return [peer for peer in neighbours if self._monitor.verdict(self._members[peer]) is Verdict.SUSPECTED]
 
     @override
     def took(self, peer: int, seconds: float) -> None:
-        alive, picker = self._drawn
-        if peer in alive:
-            picker.took(alive.index(peer), seconds)
+        present, picker = self._graph
+        if peer in present:
+            picker.took(present.index(peer), seconds)
         with self._lock:
             self._patience.took(seconds)
             paused = self._pauses.pop(peer, None)
         if paused is not None:
             log.warning(
-                "%s: %s answers again, and both exchange models as before", self._watch.me.spoken, self._members[peer].spoken
+                "%s: %s answers again, and both exchange models as before", self._monitor.me.spoken, self._members[peer].spoken
             )
 
     @override
-    def lost(self, peer: int, error: PeerError) -> None:
+    def exchange_failed(self, peer: int, error: PeerError) -> None:
         worker = self._members[peer]
         if error.closed:
-            self._watch.broke(worker)
+            self._monitor.connection_lost(worker)
         shortest_s, longest_s = _PAUSE_S
         with self._lock:
-            self.dropped += 1
+            self.failed_exchanges += 1
             if error.timed_out:
                 self._patience.in_vain()
             pause_s = min(longest_s, 2 * self._pauses[peer][1]) if peer in self._pauses else shortest_s
             self._pauses[peer] = (now_s() + pause_s, pause_s)
-        log.warning("%s: no exchanges with %s for %.3g s: %s", self._watch.me.spoken, worker.spoken, pause_s, error)
+        log.warning("%s: no exchanges with %s for %.3g s: %s", self._monitor.me.spoken, worker.spoken, pause_s, error)
 
-    def _repair(self) -> _Drawn:
-        version = self._watch.version
+    def _repair(self) -> _Graph:
+        version = self._monitor.version
         if version == self._version:
-            return self._drawn
-        me, (before, picker) = self._me, self._drawn
-        alive = [
-            rank for rank, worker in enumerate(self._members) if rank == me or self._watch.verdict(worker) is not Verdict.DEAD
+            return self._graph
+        me, (before, picker) = self._me, self._graph
+        present = [
+            rank
+            for rank, worker in enumerate(self._members)
+            if rank == me or self._monitor.verdict(worker) is not Verdict.FAILED
         ]
-        if alive != before:
-            graph = repaired(self._topology, alive)
+        if present != before:
+            graph = repaired(self._topology, present)
             stream = picker.state_dict()["generator"]
             roles: Roles = "auto" if self._roles == "auto" else "symmetric"
-            picker = PartnerPicker(graph, alive.index(me), roles=roles, choice=picker.choice)
-            picker.load_state_dict({"rank": alive.index(me), "generator": stream})
-            self._drawn = _Drawn(alive, picker)
-            neighbours = [self._members[alive[rank]].number for rank in picker.neighbours]
-            log.warning("%s: a neighbour has died; this worker exchanges with ranks %s now", self._watch.me.spoken, neighbours)
+            picker = PartnerPicker(graph, present.index(me), roles=roles, choice=picker.choice)
+            picker.load_state_dict({"rank": present.index(me), "generator": stream})
+            self._graph = _Graph(present, picker)
+            neighbours = [self._members[present[rank]].initial_rank for rank in picker.neighbours]
+            log.warning(
+                "%s: a neighbour has died; this worker exchanges with ranks %s now", self._monitor.me.spoken, neighbours
+            )
         self._version = version
-        return self._drawn
+        return self._graph
 
 
-class _Drawn(NamedTuple):
-    """A graph of living workers, and what draws from it."""
+class _Graph(NamedTuple):
+    """A graph of the workers that have not failed, and the sampler of partners in it."""
 
-    alive: list[int]  # the transport's rank of each of its ranks
+    present: list[int]  # the transport's rank of each of its ranks
     picker: PartnerPicker

@@ -19,7 +19,7 @@ class Named(Protocol):
         """How often they have changed."""
 
     @property
-    def alone(self) -> bool:
+    def outside(self) -> bool:
         """Whether this one has been left behind by the others."""
 
 
@@ -54,7 +54,7 @@ class Journal:
     @property
     def whose(self) -> str:
         """Who hands out: all who are together; one that was left behind does so for itself, and takes nothing from them."""
-        return f"alone/{self._name}" if self._members.alone else "together"
+        return f"outside/{self._name}" if self._members.outside else "together"
 
     def finished(self, position: int) -> None:
         """The batch at this position has been trained on. The caller does not wait for the store."""

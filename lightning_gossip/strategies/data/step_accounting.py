@@ -123,4 +123,4 @@ class Account:
         self.report.workers = [WorkerReport(**own) for _, own in everyones]
         self.report.rendezvous += 1
         members = membership.current()
-        self.report.lost = [] if members is None else [worker.number for worker in members.lost]
+        self.report.lost = [] if members is None else [worker.initial_rank for worker in members.excluded]

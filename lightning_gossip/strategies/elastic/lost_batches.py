@@ -34,7 +34,7 @@ class Inheritance:
         batches = self._work.batches
         if batches is None or batches.journal is None:
             return
-        finished = [position for worker in members.lost for position in batches.journal.read(str(worker))]
+        finished = [position for worker in members.excluded for position in batches.journal.read(str(worker))]
         batches.orphans = []  # of an earlier meeting in this hand-out: they are found again
         # the journal of a worker that was only taken for dead may grow: one worker's reading counts
         everyones = gather((batches.stepped() + batches.unstepped(), finished), kind="what the dead have left")

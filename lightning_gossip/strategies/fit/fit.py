@@ -20,7 +20,7 @@ from lightning_gossip.runtime.clock import Timeline, now_s
 from lightning_gossip.runtime.sync_point import Agreement, Coming, Purpose, Rendezvous, agree, gather
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.data.step_accounting import Account
-from lightning_gossip.strategies.elastic.membership_changes import Changes
+from lightning_gossip.strategies.elastic.membership_changes import MembershipChanges
 from lightning_gossip.strategies.fit import resume
 from lightning_gossip.strategies.fit.metrics import LocalMetrics
 from lightning_gossip.strategies.lightning.asking import Ask
@@ -101,7 +101,7 @@ class Fit:
         self._has_opened = False  # a session, since the last batch: its first step is seen from there
         key, seed = strategy.broadcast((uuid.uuid4().hex[:12], int(os.environ.get("PL_GLOBAL_SEED", 0))))
         self.work = FitWork(trainer, options.work_sharing, key=key, seed=seed, batch_s=lambda: self.account.batch_s)
-        self.changes = Changes(trainer, self.work, self.account, self._model)
+        self.changes = MembershipChanges(trainer, self.work, self.account, self._model)
 
     # -- in the order of the training loop ---------------------------------------------------------------------------
 
@@ -414,7 +414,7 @@ class Fit:
         if agreement.should_stop and not self.trainer.should_stop:
             rank_zero_info("Another worker asked to stop: all leave the epoch after the current step.")
             self.trainer.should_stop = True
-        if self.changes.is_left_behind and not agreement.over:
+        if self.changes.is_excluded and not agreement.over:
             raise StopIteration  # Lightning leaves the epoch, whose batches are the others'; they take this worker in later
         if agreement.asked:
             self._carry_out(agreement)
