@@ -9,13 +9,13 @@ import torch.distributed as dist
 
 from lightning_gossip.algorithm.work_sharing import EpochPlan
 from lightning_gossip.runtime.membership.round_store import WorkerId
-from lightning_gossip.runtime.work_sharing.completion_log import Journal
+from lightning_gossip.runtime.work_sharing.completion_log import CompletionLog
 from lightning_gossip.strategies.data.batch_samplers import SharedBatches
 
 
 @dataclass
 class Members:
-    """As a journal sees them."""
+    """A worker as its completion log needs to know it."""
 
     me: WorkerId
     outside: bool = False
@@ -34,7 +34,7 @@ def shared(store: Any, members: Members, *, rank: int, workers: int) -> SharedBa
         key="fit",
         lookahead=1,
         batch_s=lambda: None,
-        journal=Journal(store, "fit", members),
+        completion_log=CompletionLog(store, "fit", members),
     )
 
 

@@ -196,7 +196,7 @@ class FitWork:
     # -- joiners ------------------------------------------------------------------------------------------------------
 
     @property
-    def hands_out_again(self) -> bool:
+    def assigns_anew(self) -> bool:
         """Whether Lightning begins a new iteration for the coming epoch, so that others may take part in it."""
         loop = self._trainer.fit_loop
         return self._trainer.current_epoch > 0 and not loop.is_resuming and not loop.epoch_loop.restarting
@@ -207,7 +207,7 @@ class FitWork:
             "key": self._key,
             "seed": self._seed,
             "plan": None if self.batches is None else asdict(self.batches.plan),
-            "hand_outs": 0 if self.batches is None else self.batches.hand_outs,
+            "assignments": 0 if self.batches is None else self.batches.assignments,
             "loaded_at": self._trainer.fit_loop._last_train_dl_reload_epoch,
             "count": None if self._count is None else self._count.state(Fraction(0)),
         }
@@ -240,7 +240,7 @@ class FitWork:
             )
         if self.batches is not None:
             self.batches.plan = type(self.batches.plan)(**snapshot["plan"])
-            self.batches.hand_outs = snapshot["hand_outs"]
+            self.batches.assignments = snapshot["assignments"]
             self.batches.move_to(self._store_key)
         if self._count is not None and snapshot["count"] is not None:
             self._count.load(snapshot["count"], Fraction(0))

@@ -12,7 +12,7 @@ from lightning_gossip.runtime.sync_point import gather
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.data.step_accounting import Account
 from lightning_gossip.strategies.elastic import state_transfer
-from lightning_gossip.strategies.elastic.lost_batches import Inheritance
+from lightning_gossip.strategies.elastic.lost_batches import LostBatches
 from lightning_gossip.strategies.lightning import csv_logger_takeover
 from lightning_gossip.strategies.lightning.fault_tolerance import Survival
 from lightning_gossip.strategies.state.shared_tensors import SharedModel, fingerprint, start_equal
@@ -36,8 +36,8 @@ class MembershipChanges:
         self._trainer = trainer
         self._work = work
         self._account = account
-        self._inheritance = Inheritance(trainer, work)
-        self._due = False  # members have changed since the last hand-out of batches
+        self._lost_batches = LostBatches(trainer, work)
+        self._due = False  # members have changed since the last assignment of batches
         self._has_just_come = False
 
     def note(self) -> None:
@@ -56,7 +56,7 @@ class MembershipChanges:
             self._join(members, ready=0)
             self._due = False
             self._has_just_come = True  # the others admit nobody else before this epoch
-            self._inheritance.follow_members()
+            self._lost_batches.follow_members()
         else:
             members.admission.open()
 
@@ -70,30 +70,30 @@ class MembershipChanges:
         joins = members is not None and members.outside
         if members is not None and joins:
             self._join(members, ready=1)
-        elif members is not None and self._work.hands_out_again and not self._has_just_come:
+        elif members is not None and self._work.assigns_anew and not self._has_just_come:
             self._admit(members)
         self._has_just_come = False
         while self._due:  # a member may fail meanwhile
             self._due = False
-            self._inheritance.follow_members()
+            self._lost_batches.follow_members()
             if algorithm is not None:
                 algorithm.follow_members()
         return joins
 
-    def inherit(self) -> bool:
-        """Whether workers have died since the batches were handed out; what they have not finished is then known."""
+    def collect_lost_batches(self) -> bool:
+        """Collect what workers have not finished that were excluded since the assignment; False if there was none."""
         members = self._members
-        if members is None or members.outside or self._inheritance.is_of(members.generation):
+        if members is None or members.outside or self._lost_batches.are_assigned_to(members.generation):
             return False
-        self._inheritance.inherit(members)
+        self._lost_batches.collect(members)
         return True
 
-    def go_on(self, algorithm: Algorithm | None) -> bool:
-        """Add an appendix to an epoch that all have ended, of what the dead have left; False if there is nothing."""
-        # one whose loop ends before its last batch (early stopping) cannot go on, and then nobody does
+    def make_up_lost_batches(self, algorithm: Algorithm | None) -> bool:
+        """Add make-up batches to an epoch that all have ended; False if there are none."""
+        # if early stopping has ended the loop on any rank, there are no make-up batches anywhere
         if (
             not all(gather(bool(self._trainer.is_last_batch), kind="whether the epoch can go on"))
-            or not self._inheritance.go_on()
+            or not self._lost_batches.make_up()
         ):
             return False
         self._due = False

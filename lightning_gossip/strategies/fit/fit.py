@@ -451,7 +451,7 @@ class Fit:
         """Do what rank 0 was asked for; all workers do, in the middle of the epoch, with one view of what is left of it."""
         progress = self.trainer.fit_loop.epoch_loop.batch_progress
         own = progress.is_last_batch
-        self.changes.inherit()
+        self.changes.collect_lost_batches()
         self._agree_on_what_is_left()
         self._agreed_step = mean_step(agreement.optimizer_steps)
         try:
@@ -465,9 +465,9 @@ class Fit:
         """All have come to the end of a stretch of training: an epoch's, a validation, a stop."""
         self._under_way = purpose is Purpose.VALIDATE and not agreement.should_stop
         set_global_step(self.trainer, mean_step(agreement.optimizer_steps))
-        if self.changes.inherit() and not agreement.stop and self.changes.go_on(self._algorithm):
+        if self.changes.collect_lost_batches() and not agreement.stop and self.changes.make_up_lost_batches(self._algorithm):
             self.at_epoch_end = None
-            return  # to the appendix of the epoch
+            return  # to the make-up batches of the epoch
         if agreement.stop:
             self._stop_together()
         pending = (agreement.stop or agreement.should_stop) and self._agree_on_what_is_left()

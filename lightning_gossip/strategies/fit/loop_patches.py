@@ -82,7 +82,7 @@ def free_epoch_loop(trainer: pl.Trainer, fit: Fit, patches: Patches, *, forward_
 
 
 def defer_epoch_schedulers(trainer: pl.Trainer, fit: Fit, patches: Patches) -> None:
-    """Schedules by epoch step when the epoch has ended for all: after the rendezvous, which may add an appendix to it.
+    """Schedules by epoch step when the epoch has ended for all: after the rendezvous, which may add make-up batches to it.
 
     They do not step if all have left it before its last batch, whatever a worker has seen of it.
     """
