@@ -105,9 +105,9 @@ class FailureDetector(Generic[W]):
 class Patience:
     """How long to wait for a peer: a deadline that follows the measured times, as TCP's does (RFC 6298).
 
-    With t̄ the smoothed time of an exchange and v̄ its smoothed deviation the deadline is t̄ + 4 v̄, at least ``floor_s`` and at
-    most ``ceiling_s``. It doubles after each wait in vain and is reckoned anew after a success, so that a peer that has become
-    slow is given more time and never shut out for ever.
+    With t̄ the smoothed time of an exchange and v̄ its smoothed deviation the deadline is t̄ + 4 v̄, at least ``floor_s`` and
+    at most ``ceiling_s``. It doubles after each wait in vain and is reckoned anew after a success, so that a peer that has
+    become slow is given more time and never shut out for ever.
 
     Args:
         floor_s: shortest deadline, in seconds.

@@ -28,7 +28,7 @@ from lightning_gossip.runtime.adpsgd.peer_selection import ChangingPartners
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.store_client import another
-from lightning_gossip.runtime.sync_point import Rendezvous, together
+from lightning_gossip.runtime.sync_point import SyncPoint, together
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.lightning.fault_tolerance import JoinerOptimizer, OnPeerFailure, Survival
 from lightning_gossip.strategies.options import (
@@ -72,15 +72,15 @@ class ADPSGDStrategy(DecentralizedStrategy):
         peer_timeout_s: time without a heartbeat, in seconds, after which a worker has failed although no connection was lost.
         joiner_optimizer: a worker that comes later begins with a ``"copy"`` of another one's optimizer state, or ``"fresh"``.
         refuse_nonfinite: keep NaN and infinities out: an exchange that would bring them into a healthy model is refused and
-            counted, and the mean at a rendezvous is never made with one.
+            counted, and the mean at a synchronisation point is never made with one.
         wire: how a model is sent: ``"float32"`` as it is; ``"int8"`` or ``"int16"`` in a quarter or half of the bytes, as the
             last digits of each element, in a unit that follows the difference of the two models; ``"bfloat16"`` rounded.
             Whatever the rounding, what one end adds the other subtracts.
         partner_choice: ``"uniform"`` among a worker's neighbours, or ``"fast_links"``: the shorter their exchanges last the
             more often, and each with at least a quarter of its uniform share.
         on_nonfinite: what a worker does whose own model is not finite: ``"raise"`` ends the job with a NonFiniteError;
-            ``"adopt"`` makes it go on from a neighbour's model (at a rendezvous, the mean of the healthy ones) with a fresh
-            optimizer state.
+            ``"adopt"`` makes it go on from a neighbour's model (at a synchronisation point, the mean of the healthy ones) with
+            a fresh optimizer state.
         store: ``"tcp://host:port"``, where the workers meet, if it is to outlive rank 0 (``python -m lightning_gossip.store``).
         options: see :class:`~lightning_gossip.strategies.DecentralizedStrategy`.
 
@@ -315,7 +315,7 @@ class GossipAlgorithm(Algorithm):
             OptimizerStates(self._strategy.optimizers).reset()
 
     @override
-    def average(self, meeting: Rendezvous) -> float:
+    def average(self, sync_point: SyncPoint) -> float:
         replica = self._replica
         assert replica is not None
         begun = False
@@ -325,13 +325,13 @@ class GossipAlgorithm(Algorithm):
             if begun:  # a worker died in the middle: y is half averaged, and x still is what it was
                 replica.push_pull(self._model.tensors, forward_passes=0)
             begun = True
-            return meeting.average(replica.settle())
+            return sync_point.average(replica.settle())
 
         distance = together(average)
         # of a mean that is not finite every worker's distance is not; else a distance that is not has overflowed
         if self._strategy.refuse_nonfinite and not (math.isfinite(distance) or all_finite(replica.settle())):
             names, rule, rank = self._model.names, self._strategy.on_nonfinite, self._strategy.global_rank
-            distance, was_finite = mean_of_healthy(meeting, replica, names, self._model.tensors, rule, rank)
+            distance, was_finite = mean_of_healthy(sync_point, replica, names, self._model.tensors, rule, rank)
             if not was_finite:
                 self._counters.adopted += 1
                 OptimizerStates(self._strategy.optimizers).reset()
@@ -344,12 +344,12 @@ class GossipAlgorithm(Algorithm):
             self._gossip.close(together=together)
 
     @override
-    def call_meeting(self) -> None:
-        self._running.call_meeting()
+    def request_sync(self) -> None:
+        self._running.request_sync()
 
     @override
-    def meeting_called(self) -> bool:
-        return self._running.meeting_called
+    def sync_requested(self) -> bool:
+        return self._running.sync_requested
 
     @override
     def complete(self, report: WorkerReport) -> None:

@@ -1,7 +1,7 @@
 """How vectors and short messages travel between workers; knows no algorithm.
 
 A transport has three lanes, which never wait for each other:
-- the **inbox**: short messages from anybody (requests for an exchange, calls to a meeting, stop). One listener reads it.
+- the **inbox**: short messages from anybody (requests for an exchange, sync requests, stop). One listener reads it.
 - **replies**: the answer of one peer to one request, waited for with a deadline.
 - **vectors**: one end sends, the other receives, in the order of the calls; a **swap** is both at the same time.
 """

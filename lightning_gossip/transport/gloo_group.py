@@ -54,13 +54,13 @@ class GlooTransport(Transport):
         self.run = int(run)
         self._requests: dict[int, list[tuple[dist.Work, Tensor]]] = {}  # by peer: read in order, so a reply frees all before it
         self._told: dict[int, tuple[dist.Work, Tensor]] = {}  # by peer: kept until the next one
-        self._others: list[tuple[Kind, dist.Work, Tensor]] = []  # a few in a run: calls to a meeting, stop
+        self._others: list[tuple[Kind, dist.Work, Tensor]] = []  # a few in a run: sync requests, stop
 
     def post(self, peer: int, message: Message) -> None:
         words = torch.tensor(message.words(self.run), dtype=torch.int64)
         with PeerTrouble(peer, "message"):
             work = _started(dist.isend(words, dst=peer, group=_open(self._control), tag=_REQUEST))
-        if message.kind in (Kind.MEET, Kind.STOP, Kind.FAILED):
+        if message.kind in (Kind.SYNC, Kind.STOP, Kind.FAILED):
             self._others.append((message.kind, work, words))
         else:
             self._requests.setdefault(peer, []).append((work, words))

@@ -58,8 +58,8 @@ class EdgeTransport(Transport):
     Args:
         store: the training thread's connection to the store of the job.
         listening: one for nothing but the inbox; the listener waits there without a deadline.
-        answering: one on which edges are made that others ask for.
-        calling: one that the caller has for itself.
+        responding: one on which edges are made that others ask for.
+        initiating: one that the initiator has for itself.
         prefix: of this transport's keys, new for each and the same on all ranks.
         rank, world_size: of this process.
         timeout_s: deadline of a reply that is sent and of making an edge, in seconds.
@@ -71,8 +71,8 @@ class EdgeTransport(Transport):
         self,
         store: Store,
         listening: Store,
-        answering: Store,
-        calling: Store,
+        responding: Store,
+        initiating: Store,
         prefix: str,
         *,
         rank: int,
@@ -82,7 +82,9 @@ class EdgeTransport(Transport):
         self.rank = rank
         self.world_size = world_size
         self.timeout_s = timeout_s
-        self._store, self._answering, self._calling = (PrefixStore(prefix, each) for each in (store, answering, calling))
+        self._store, self._responding, self._initiating = (
+            PrefixStore(prefix, each) for each in (store, responding, initiating)
+        )
         self._inbox = Inbox(listening, prefix, rank)
         drawn: Any = str(secrets.randbits(RUN_BITS))
         self.run = int(self._store.compare_set("run", "", drawn))  # the first one's, for all
@@ -97,7 +99,7 @@ class EdgeTransport(Transport):
         self._closed = False
         self._lock = threading.Lock()  # guards all of the above; held for a few instructions
         self._connector = Connector(self._connect)
-        # held while an edge is made: the connector and the caller may need the same one at the same time
+        # held while an edge is made: the connector and the initiator may need the same one at the same time
         self._making = [threading.Lock() for _ in range(world_size)]
 
     def make_edges(self, peers: Sequence[int]) -> None:
@@ -126,8 +128,8 @@ class EdgeTransport(Transport):
 
     @override
     def post(self, peer: int, message: Message) -> None:
-        # called by the training thread (to end, to call a meeting) and by the caller
-        store = self._calling if message.kind is Kind.EXCHANGE else self._store
+        # called by the training thread (to end, to request a synchronisation) and by the initiator
+        store = self._initiating if message.kind is Kind.EXCHANGE else self._store
         with PeerTrouble(peer, "message"):
             self._inbox.push(store, peer, _LETTER.pack(self.rank, *message.words(self.run)))
 
@@ -175,7 +177,7 @@ class EdgeTransport(Transport):
         with self._lock:
             number = self._numbers[peer]
         try:
-            self._edge(peer, self._answering, timeout_s=_COME_S)
+            self._edge(peer, self._responding, timeout_s=_COME_S)
         except Exception as error:  # noqa: BLE001 - raised where the request is read
             with self._lock:
                 if self._closed:
@@ -185,7 +187,7 @@ class EdgeTransport(Transport):
             letter = self._letters.pop(peer, None)
         if letter is not None:
             try:
-                self._inbox.push(self._answering, self.rank, letter)
+                self._inbox.push(self._responding, self.rank, letter)
             except dist.DistError as error:  # the store is gone: the listener has it too
                 log.info("rank %d: the store of requests cannot be reached: %s", self.rank, error)
 
@@ -223,7 +225,7 @@ class EdgeTransport(Transport):
     def await_reply(self, peer: int, timeout_s: float) -> Message:
         with self._lock:
             number = self._requested[peer]
-        edge = self._edge(peer, self._calling, number=number)
+        edge = self._edge(peer, self._initiating, number=number)
         end_s = time.monotonic() + timeout_s
         while True:
             words = torch.zeros(WORDS, dtype=torch.int64)

@@ -425,17 +425,17 @@ def test_a_call_to_a_meeting_reaches_everybody_also_who_opens_later() -> None:
     with cluster.running():
         for rank in range(4):
             cluster.open(rank, session=1)
-        assert not any(gossip.meeting_called for gossip in cluster.gossips)
-        cluster.gossips[0].call_meeting()
-        assert cluster.gossips[0].meeting_called
-        assert eventually(lambda: all(gossip.meeting_called for gossip in cluster.gossips[:4]))
-        assert not cluster.gossips[4].meeting_called
+        assert not any(gossip.sync_requested for gossip in cluster.gossips)
+        cluster.gossips[0].request_sync()
+        assert cluster.gossips[0].sync_requested
+        assert eventually(lambda: all(gossip.sync_requested for gossip in cluster.gossips[:4]))
+        assert not cluster.gossips[4].sync_requested
         cluster.open(4, session=1)
-        assert eventually(lambda: cluster.gossips[4].meeting_called)
+        assert eventually(lambda: cluster.gossips[4].sync_requested)
         cluster.drain_all()
         for rank in range(5):
             cluster.open(rank, session=2)
-        assert not any(gossip.meeting_called for gossip in cluster.gossips)
+        assert not any(gossip.sync_requested for gossip in cluster.gossips)
         cluster.drain_all()
 
 
@@ -443,8 +443,8 @@ def test_calls_by_several_at_once_are_one_meeting() -> None:
     cluster = Cluster(ring(4))
     with cluster.running():
         cluster.open_all()
-        run_threads([gossip.call_meeting for gossip in cluster.gossips], PATIENCE_S)
-        assert eventually(lambda: all(gossip.meeting_called for gossip in cluster.gossips))
+        run_threads([gossip.request_sync for gossip in cluster.gossips], PATIENCE_S)
+        assert eventually(lambda: all(gossip.sync_requested for gossip in cluster.gossips))
         cluster.drain_all()
 
 
@@ -453,9 +453,9 @@ def test_a_meeting_can_be_called_in_session_0() -> None:
     with cluster.running():
         for rank in range(2):
             cluster.open(rank, session=0)
-        assert not cluster.gossips[1].meeting_called
-        cluster.gossips[0].call_meeting()
-        assert eventually(lambda: cluster.gossips[1].meeting_called)
+        assert not cluster.gossips[1].sync_requested
+        cluster.gossips[0].request_sync()
+        assert eventually(lambda: cluster.gossips[1].sync_requested)
         cluster.drain_all()
 
 

@@ -165,20 +165,20 @@ class Gossip:
             replica.push_pull(tensors, forward_passes=0)
         return replica
 
-    def call_meeting(self) -> None:
+    def request_sync(self) -> None:
         """Ask all workers to come to a rendezvous after their current step."""
         for peer in range(self._transport.world_size):
             if peer != self._transport.rank:
                 try:
-                    self._transport.post(peer, Message(Kind.MEET, self._session.number))
+                    self._transport.post(peer, Message(Kind.SYNC, self._session.number))
                 except PeerError as error:
                     self._partners.exchange_failed(peer, error)
         self._session.note_meeting(self._session.number)
 
     @property
-    def meeting_called(self) -> bool:
+    def sync_requested(self) -> bool:
         """Whether somebody has asked for a rendezvous in this session."""
-        return self._session.meeting_called
+        return self._session.sync_requested
 
     @property
     def is_open(self) -> bool:
@@ -243,7 +243,7 @@ class Gossip:
                 raise
             self._partners.exchange_failed(error.rank, error)
             return True
-        if message.kind is Kind.MEET:
+        if message.kind is Kind.SYNC:
             # a worker that is not yet in that session comes to the meeting after its first step there
             self._session.note_meeting(message.session)
         elif message.kind is Kind.EXCHANGE:

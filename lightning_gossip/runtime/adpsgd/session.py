@@ -103,7 +103,7 @@ class Session:
         return self._busy
 
     @property
-    def meeting_called(self) -> bool:
+    def sync_requested(self) -> bool:
         """Whether somebody has asked for a rendezvous in this session."""
         return self.number in self._meetings
 

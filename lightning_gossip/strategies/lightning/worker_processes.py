@@ -53,7 +53,7 @@ class WorkerProcesses(DDPStrategy):
     Args:
         start_method: how Lightning starts the workers: ``"popen"``, ``"spawn"``, ``"fork"`` or ``"forkserver"``.
         process_group_backend, timeout: of the default process group, as for DDP. ``timeout``, in seconds or as a timedelta,
-            bounds the wait at a rendezvous.
+            bounds the wait at a synchronisation point.
         interface: network interface, as ``"eth0"``, on which this job's sockets listen, and no other; None leaves that to torch
             (docs/security.md).
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as for every Lightning strategy.
@@ -214,7 +214,7 @@ class WorkerProcesses(DDPStrategy):
             self._environment = self._environment or network_interface.bind(self.interface)
         use, aborted = uses.begin() if self.workers > 1 else (0, False)
         if self.workers > 1 and self.survival.survives:
-            self._meet(use, aborted)
+            self._connect_members(use, aborted)
         elif self.workers > 1:
             membership.set_current(None)  # of a Trainer before this one
             served = self._serve_store()
@@ -257,7 +257,7 @@ class WorkerProcesses(DDPStrategy):
         device = None if self.root_device.type == "cpu" else self.root_device
         return make_default_group(self._process_group_backend, self.timeout_s, device=device)
 
-    def _meet(self, use: int, aborted: bool) -> None:
+    def _connect_members(self, use: int, aborted: bool) -> None:
         reset_seed()
         self._members = None  # so that the ranks are those that this process was started with
         self.set_world_ranks()

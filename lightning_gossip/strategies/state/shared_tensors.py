@@ -28,7 +28,7 @@ from torchmetrics import Metric
 
 from lightning_gossip.algorithm.tensors.flat import FlatModel, LiveTensors
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.runtime.sync_point import Rendezvous, gather, together
+from lightning_gossip.runtime.sync_point import SyncPoint, gather, together
 
 _STATISTICS = ("running_mean", "running_var")  # of _NormBase: exponential or cumulative averages over batches
 
@@ -216,14 +216,14 @@ class SharedModel:
         """Those that require a gradient, or have done so: what an optimizer steps on."""
         return [place.tensor for place in self._places[: self.parameters] if place.name in self._with_gradient]
 
-    def average(self, meeting: Rendezvous) -> float:
+    def average(self, sync_point: SyncPoint) -> float:
         """Replace the session's tensors by their means over all workers. Collective.
 
         Returns:
             This worker's squared distance to the mean before.
         """
         flat = FlatModel(self.tensors)
-        distance = meeting.average(flat.read(self.tensors))
+        distance = sync_point.average(flat.read(self.tensors))
         flat.write(self.tensors)
         return distance
 
