@@ -1,4 +1,4 @@
-"""Torch's errors when another worker is gone, as PeerErrors."""
+"""Torch's errors when another worker has ended or does not answer, as PeerErrors."""
 
 from __future__ import annotations
 

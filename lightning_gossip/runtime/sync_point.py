@@ -50,7 +50,7 @@ def gather(mine: Any, group: dist.ProcessGroup | None = None, *, kind: str = "va
 
 
 def together(collective: Callable[[], T]) -> T:
-    """Run collectives on the default group; where failures are survived, again and with those that are left, if one dies.
+    """Run collectives on the default group; where failures are survived, again with the members that are left, if one fails.
 
     Args:
         collective: leaves its inputs as they are, if it fails.
@@ -176,7 +176,7 @@ class SyncPoint:
     def average(self, flat: Tensor) -> float:
         """Replace a vector by its mean over all workers, the same bits on all of them.
 
-        Where failures are survived, call it in :func:`together`: it fails if a worker dies, and the vector is then of no use.
+        Where failures are survived, call it in :func:`together`: it fails if a worker fails, and the vector is then of no use.
 
         Args:
             flat: shape (d,), changed in place.

@@ -322,7 +322,7 @@ class GossipAlgorithm(Algorithm):
 
         def average() -> float:
             nonlocal begun
-            if begun:  # a worker died in the middle: y is half averaged, and x still is what it was
+            if begun:  # a worker failed in the middle: y is half averaged, and x still is what it was
                 replica.push_pull(self._model.tensors, forward_passes=0)
             begun = True
             return sync_point.average(replica.settle())

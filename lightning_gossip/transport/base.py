@@ -29,7 +29,7 @@ class Pending(Protocol):
         """Block until what is sent has been read, and what is received has arrived.
 
         Raises:
-            PeerError: when the peer is gone or the time is over.
+            PeerError: when the peer has ended or the time is over.
         """
 
 
@@ -70,7 +70,7 @@ class Transport(ABC):
         """Block until the peer has answered.
 
         Raises:
-            PeerError: when the peer is gone or the time is over.
+            PeerError: when the peer has ended or the time is over.
         """
 
     @abstractmethod
@@ -131,7 +131,7 @@ class Transport(ABC):
         """Ask a peer and wait for its answer.
 
         Raises:
-            PeerError: when the peer is gone or the time is over.
+            PeerError: when the peer has ended or the time is over.
         """
         self.post(peer, message)
         return self.await_reply(peer, timeout_s)

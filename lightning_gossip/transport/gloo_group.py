@@ -31,7 +31,7 @@ FOREVER = timedelta(days=3650)  # the listener ends by a message, never by a tim
 _REQUEST, _REPLY, _VECTOR = 1, 2, 3  # tags
 RUN_BITS = 63
 SHORTEST_S = 0.001  # to Gloo 0 is no deadline at all
-GROUP_S = 20.0  # to make a group of workers that have just met: milliseconds, if nobody dies meanwhile
+GROUP_S = 20.0  # to make a group of workers that have just met: milliseconds, if nobody fails meanwhile
 _FLUSH_S = 10.0  # for the peers' listeners to read the last messages when all close together
 
 
@@ -182,7 +182,7 @@ class PeerTrouble:
 
 
 def new_group(timeout_s: float, *, backend: str | None = "gloo") -> dist.ProcessGroup:
-    """A group of all workers, which have just met: one that dies now is waited for :data:`GROUP_S` at most. Collective.
+    """A group of all workers, which have just met: one that fails now is waited for :data:`GROUP_S` at most. Collective.
 
     Args:
         timeout_s: deadline of its operations, in seconds, where they have none of their own.

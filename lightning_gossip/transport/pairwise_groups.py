@@ -48,7 +48,7 @@ CONNECT_S = 10.0  # to make a group of two: a few milliseconds, if the peer is t
 _COME_S = 2.0  # for a peer to come to the edge that it has just asked for: the next thing it does
 _CLOSE_S = 1.0  # for the connector to end: at once, unless Gloo is making an edge
 REPLY_S = 5.0  # to send an answer: the peer waits for it already, or has given up
-_HERE, _GONE = b"here", b"gone"  # what is said of an end of an edge, once
+_HERE, _GIVEN_UP = b"here", b"given up"  # written of an end of an edge, once: its worker has made it, or has given it up
 _LETTER = struct.Struct(f"<{WORDS + 1}q")  # sender, then the words of the message
 
 
@@ -188,7 +188,7 @@ class EdgeTransport(Transport):
         if letter is not None:
             try:
                 self._inbox.push(self._responding, self.rank, letter)
-            except dist.DistError as error:  # the store is gone: the listener has it too
+            except dist.DistError as error:  # the store has ended: the listener has it too
                 log.info("rank %d: the store of requests cannot be reached: %s", self.rank, error)
 
     @override
@@ -262,7 +262,7 @@ class EdgeTransport(Transport):
             edge = self._edges.get(peer)
         if edge is not None:
             with self._trouble(peer, edge, "probe"):
-                # fails at once where the peer's process is gone; nobody receives it, so elsewhere it stays an offer
+                # fails at once where the peer's process has ended; nobody receives it, so elsewhere it stays an offer
                 edge.send([torch.zeros(1)], self._end(peer), _PROBE)
 
     @override
@@ -275,7 +275,7 @@ class EdgeTransport(Transport):
         try:
             for peer, number in awaited:
                 self._give_up(peer, self._of_edge(peer, number, self._store))
-        except dist.DistError as error:  # the store is gone, and so are the waits for it
+        except dist.DistError as error:  # the store has ended, and so have the waits for it
             log.info("rank %d: the others could not be told of its end: %s", self.rank, error)
         self._connector.close(min(_CLOSE_S, self.timeout_s))
 
@@ -344,7 +344,7 @@ class EdgeTransport(Transport):
 
     def _await_end(self, peer: int, number: int, store: Any, timeout_s: float) -> None:
         """Until the peer's end of an edge has come, or this one has given it up, or the peer had given this one up before."""
-        if store.compare_set(f"end/{self.rank}", "", _HERE) == _GONE:
+        if store.compare_set(f"end/{self.rank}", "", _HERE) == _GIVEN_UP:
             raise PeerError(
                 f"Rank {peer} has waited for this edge in vain before.", rank=peer, phase="connection", timed_out=True
             )
@@ -357,7 +357,7 @@ class EdgeTransport(Transport):
         except dist.DistStoreError as error:
             if self._give_up(peer, store):
                 raise PeerError(
-                    f"Rank {peer} did not come to an edge within {timeout_s:.3g} s. It is gone, frozen or slow.",
+                    f"Rank {peer} did not come to an edge within {timeout_s:.3g} s. It has ended, is frozen or slow.",
                     rank=peer,
                     phase="connection",
                     seconds=timeout_s,
@@ -373,7 +373,7 @@ class EdgeTransport(Transport):
     @staticmethod
     def _give_up(peer: int, store: Any) -> bool:
         """Tell a peer that its end of an edge is not waited for any more; False if it has come just now."""
-        return bool(store.compare_set(f"end/{peer}", "", _GONE) == _GONE)
+        return bool(store.compare_set(f"end/{peer}", "", _GIVEN_UP) == _GIVEN_UP)
 
     def _of_edge(self, peer: int, number: int, store: Any) -> Any:
         """The keys of one edge."""

@@ -73,7 +73,7 @@ def test_all_that_wait_for_members_that_have_died_end(party: Callable[..., Party
 
     for error in made.run(script)[2:]:
         assert isinstance(error, PeerError)
-        assert "all its members are gone" in str(error)
+        assert "all its members have failed" in str(error)
 
 
 def test_who_waits_for_members_that_end_by_an_exception_ends_and_says_why(party: Callable[..., Party]) -> None:

@@ -1,4 +1,4 @@
-"""Whose batches are whose, when workers are left behind."""
+"""Whose batches are whose, when workers are excluded."""
 
 from __future__ import annotations
 

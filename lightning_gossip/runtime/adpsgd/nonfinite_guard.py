@@ -85,7 +85,7 @@ class Health:
 
         Raises:
             NonFiniteError: if this worker's model is not finite, under ``"raise"``.
-            PeerError: if the peer is gone or its time is over.
+            PeerError: if the peer does not answer or its time is over.
         """
         model = LockedReplica(replica, self._model_lock)
         if self.adopts:

@@ -299,7 +299,7 @@ class ChangingPartners(Partners):
             self._graph = _Graph(present, picker)
             neighbours = [self._members[present[rank]].initial_rank for rank in picker.neighbours]
             log.warning(
-                "%s: a neighbour has died; this worker exchanges with ranks %s now", self._monitor.me.spoken, neighbours
+                "%s: a neighbour has failed; this worker exchanges with ranks %s now", self._monitor.me.spoken, neighbours
             )
         self._version = version
         return self._graph

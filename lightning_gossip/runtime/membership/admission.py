@@ -66,8 +66,8 @@ class Admission:
             self._requests.close()
             return
         log.error(
-            "Rank %d was left behind (peer_timeout_s) and has not met the others again before its fit ended: its model is"
-            " its own. Take theirs, from their last checkpoint.",
+            "Rank %d was excluded (peer_timeout_s) and has not joined the others again before its fit ended: its model is its"
+            " own. Take theirs, from their last checkpoint.",
             self._members.me.initial_rank,
         )
 
@@ -115,8 +115,8 @@ class Admission:
         members = self._members
         if not members.outside and not set(self._admitters) & set(members.members):
             raise PeerError(
-                f"All the workers that took rank {members.me.initial_rank} in have died before it had their model. Start all of"
-                " the job, with a new store if it has one, from its last checkpoint.",
+                f"All the workers that admitted rank {members.me.initial_rank} have failed before it had their model. Start all"
+                " of the job, with a new store if it has one, from its last checkpoint.",
                 rank=members.me.initial_rank,
                 phase="join",
             )

@@ -130,7 +130,7 @@ class JoinRequests:
                 deadline = Deadline.after(timeout_s)
             if deadline.left_s <= 0:
                 raise PeerError(
-                    f"Rank {me.initial_rank} waits to be taken in, and has heard no member of the job for {timeout_s:.3g} s."
+                    f"Rank {me.initial_rank} waits to be admitted, and has heard no member of the job for {timeout_s:.3g} s."
                     " Has it begun?",
                     phase="join",
                     seconds=timeout_s,
@@ -179,7 +179,7 @@ class JoinRequestReader:
 def replaced(me: WorkerId) -> PeerError:
     """What ends the older of two processes of one initial rank."""
     return PeerError(
-        f"Rank {me.initial_rank} was silent, and has been started again meanwhile. This process, the older one, ends.",
+        f"Rank {me.initial_rank} sent no heartbeat, and has been started again. This process, the older one, ends.",
         rank=me.initial_rank,
         phase="join",
     )
@@ -202,8 +202,8 @@ def why_nobody_admits(
     aborted = [worker for worker in members if (why := heard[worker]["aborted"]) and why[0] == heard[worker]["use"]]
     if not newest or any(worker in not_failed and worker not in aborted for worker in members):
         return None
-    why = "rank {1} has failed: {2}".format(*heard[aborted[0]]["aborted"]) if aborted else "all its members are gone"
+    why = "rank {1} has failed: {2}".format(*heard[aborted[0]]["aborted"]) if aborted else "all its members have failed"
     return (
-        f"Rank {me.initial_rank} waits to be taken in by a job that nobody is in any more: {why}. Start all of it, with a new"
+        f"Rank {me.initial_rank} waits to be admitted by a job that nobody is in any more: {why}. Start all of it, with a new"
         " store if it has one, from its last checkpoint."
     )

@@ -358,9 +358,9 @@ class Membership:
             log.info("%s: ends without having heard that the other workers have ended: %s", self.me.spoken, _first_line(error))
 
     def _leave(self) -> None:
-        """Go outside as a new incarnation, since the others have gone on without this worker."""
+        """Go outside as a new incarnation, since the others have excluded this worker."""
         log.warning(
-            "Rank %d was silent for so long that the others went on without it (peer_timeout_s). It asks to be taken in again.",
+            "Rank %d sent no heartbeat for so long that the others have excluded it (peer_timeout_s). It asks to join again.",
             self.me.initial_rank,
         )
         self.monitor.take_identity(self._join_requests.next_incarnation(self.me))
@@ -505,7 +505,7 @@ class _Process:
 
 
 def current() -> Membership | None:
-    """The membership behind this process's default group; None while no strategy survives deaths."""
+    """The membership behind this process's default group; None while no strategy survives failures."""
     return _Process.current
 
 

@@ -226,7 +226,7 @@ class HeartbeatMonitor:
             while not self._stopped:
                 self._tick_while_connected()
             self._send()
-        except dist.DistError as error:  # the training thread's connection ends too: the store is gone, or out of reach
+        except dist.DistError as error:  # the training thread's connection ends too: the store has ended, or is out of reach
             self._store_error = error
         except Exception as error:  # noqa: BLE001 - kept, and raised on the training thread
             self._abort_on(error)

@@ -58,7 +58,7 @@ class Rounds:
             Each member's value, None for one that was absent; no list if this worker itself was marked absent.
 
         Raises:
-            PeerError: if a worker does not come, has failed, or the store is gone.
+            PeerError: if a worker does not come, has aborted, or the store does not answer.
         """
         number, me = self.number, self._monitor.me
         self.number += 1

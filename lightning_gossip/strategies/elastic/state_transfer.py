@@ -80,7 +80,7 @@ def apply_snapshot(snapshot: StateSnapshot, trainer: pl.Trainer, work: FitWork, 
 
 
 def copy_optimizers(trainer: pl.Trainer, *, receives: bool) -> None:
-    """Give joiners rank 0's optimizer states; the next one's if that dies meanwhile. Collective.
+    """Give joiners rank 0's optimizer states; the next one's if that fails meanwhile. Collective.
 
     Args:
         trainer: of this worker.
@@ -103,7 +103,7 @@ def copy_optimizers(trainer: pl.Trainer, *, receives: bool) -> None:
         with torch.no_grad():
             for tensor in tensors:
                 sent = tensor.to(trainer.strategy.root_device).contiguous()
-                sent = sent if receives or sent is not tensor else sent.clone()  # only those who come are changed
+                sent = sent if receives or sent is not tensor else sent.clone()  # only joiners' are changed
                 dist.broadcast(sent, src=0)
                 if receives:
                     tensor.copy_(sent)

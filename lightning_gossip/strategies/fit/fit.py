@@ -119,7 +119,7 @@ class Fit:
         self.account.begin(steps, self.work.planned_steps())
         self.work.reloaded = False
         own = local_log_dir(self.trainer)
-        self.log_dir = own, self.trainer.strategy.broadcast(own)  # one that comes later asks itself, and only then is taken in
+        self.log_dir = own, self.trainer.strategy.broadcast(own)  # a joiner asks itself, and is admitted only then
         self.changes.begin_fit()
         if self._algorithm is not None:
             self._algorithm.start()
@@ -128,7 +128,7 @@ class Fit:
         """Nobody has taken a batch of the epoch yet."""
         self._under_way, self.is_cut = True, False
         if self.changes.begin_epoch(self._algorithm):
-            self._own_model.forget()  # it is of the time when this worker was left behind
+            self._own_model.forget()  # it is of the time when this worker was outside
         if self.work.reloaded:
             self.work.reloaded = False
             done = {"epochs_done": epochs_processed(self.trainer), "steps_done": self.account.steps}

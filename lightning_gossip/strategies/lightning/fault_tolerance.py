@@ -141,7 +141,7 @@ def begin(
     monitor.expect(range(survival.most(workers)))
     call_at_exit(made.rest)  # a script may let all meet after its last fit: rank 0 does not leave while others still read
     if late:
-        log.warning("Rank %d comes later than the others: it will be taken in at the beginning of an epoch.", initial_rank)
+        log.warning("Rank %d comes later than the others: it will be admitted at the beginning of an epoch.", initial_rank)
     return made
 
 

@@ -33,7 +33,7 @@ from lightning_gossip.strategies.lightning.patches import Patches
 log = logging.getLogger(__name__)
 
 _STOPPED = "stopped by SIGTERM"
-_POLL_S = 1  # how soon a death is told to the others that the connections have not told already
+_POLL_S = 1  # how soon the others are told that a process has ended
 _launches = itertools.count()  # by this process; where several machines launch, each one makes the same ones
 Preflight = Callable[[pl.Trainer, pl.LightningModule], None]
 

@@ -72,7 +72,7 @@ def mean_of_healthy(
     finite = all_finite(replica.settle())
     everyones = gather((rank, finite), kind="who is finite")
     ill = [theirs for theirs, healthy in everyones if not healthy]
-    if not ill:  # of finite models the sum has overflowed, or who was ill has died meanwhile
+    if not ill:  # of finite models the sum has overflowed, or the worker that was ill has failed meanwhile
         return together(average), True
     if len(ill) == len(everyones) or (on_nonfinite == "raise" and not finite):
         raise error_of(rank, names, tensors)

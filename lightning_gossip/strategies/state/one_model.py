@@ -133,7 +133,7 @@ def _follow(follows: Sequence[Place], sync_point: SyncPoint, source: int) -> Non
         torch.save({place.name: place.tensor.detach().cpu().clone() for place in follows}, file)
         return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
 
-    # if the source dies meanwhile, there may be fewer ranks
+    # if the source fails meanwhile, there may be fewer ranks
     data = together(lambda: sync_point.copy(mine, source=min(source, dist.get_world_size() - 1)))
     theirs = torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=True)
     for place in follows:
