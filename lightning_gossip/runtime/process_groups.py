@@ -45,7 +45,7 @@ def make_default_group(
 
 
 def default_store() -> Store:
-    """Of the default group, without its prefixes."""
+    """The store of the default group, without its prefixes."""
     store = dist.distributed_c10d._get_default_store()
     while isinstance(store, PrefixStore):
         store = store.underlying_store

@@ -182,14 +182,14 @@ class GossipOptions(Protocol):
 
     @property
     def global_rank(self) -> int:
-        """Of this worker."""
+        """Rank of this worker."""
 
     def picker(self) -> tuple[Topology, PartnerPicker]:
         """The graph of the present workers, and this one's partners in it."""
 
 
 class GossipAlgorithm(Algorithm):
-    """One worker's gossip during one fit.
+    """AD-PSGD on one worker during one fit: its gossip.
 
     Args:
         strategy: asked for ``exchanges_per_step`` at the beginning of each session.

@@ -35,7 +35,7 @@ class Step:
 
 
 class Algorithm(ABC):
-    """One worker's part of a decentralized algorithm during one fit of two workers or more.
+    """A decentralized algorithm on one worker, during one fit of two workers or more.
 
     The calls come from the training thread in this order: ``start``, then per session ``open``, (``begin_step``,
     ``reduce_gradients``, ``step``) …, ``arrive``, ``settle``, ``average``, and at the end ``close``. Collectives on the default

@@ -34,7 +34,7 @@ class Pending(Protocol):
 
 
 class Transport(ABC):
-    """One worker's end. Methods may be called from several threads, each lane by one thread a peer at a time."""
+    """Messages and vectors of one worker. Methods may be called from several threads, each lane by one a peer at a time."""
 
     rank: int
     world_size: int

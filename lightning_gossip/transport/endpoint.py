@@ -113,7 +113,7 @@ def _reachable() -> list[str]:
 
 
 def _address(name: str) -> str | None:
-    """Of an interface that there is, as far as it has one of version 4."""
+    """The IPv4 address of an interface; None if it has none."""
     try:
         return address_of(name)
     except ConfigurationError:

@@ -4,8 +4,8 @@ Two groups, because a time-out on any operation closes every connection of its G
 whose listener waits without a deadline, and *data* carries replies and vectors, which have one. Neither shares anything
 with the default group, on which the training thread runs its collectives, so the two never wait for each other.
 
-A Gloo send ends only when the peer receives it, and is lost if its handle is dropped before. So posting to an inbox does
-not wait, and keeps the handle: of a request until its answer has come, of the rest until the end.
+Gloo drops a send whose Work object is freed before the peer has received it. So posting to an inbox does not wait, and keeps the
+object: until the reply for a request, until close for STOP and sync requests.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.transport.base import Pending, Transport
@@ -133,14 +134,14 @@ def flush(posted: list[tuple[Kind, dist.Work, Tensor]], rank: int) -> None:
 
 
 @dataclass
-class Transfer:
+class Transfer(Pending):
     """A vector under way."""
 
     peer: int
     work: dist.Work
 
+    @override
     def wait(self, timeout_s: float) -> None:
-        """See :class:`~lightning_gossip.transport.base.Pending`."""
         with PeerTrouble(self.peer, "exchange"):
             self.work.wait(timedelta(seconds=timeout_s))
 
@@ -205,7 +206,7 @@ def new_group(timeout_s: float, *, backend: str | None = "gloo") -> dist.Process
 
 
 def set_timeout(timeout_s: float, group: dist.ProcessGroup | None = None) -> None:
-    """Of a group, the default group if None; torch's function has become public in 2.13 or so."""
+    """Set the time-out of a group, the default group if None; torch's function has become public in 2.13 or so."""
     if hasattr(dist, "set_timeout"):
         dist.set_timeout(timedelta(seconds=timeout_s), group)
     else:

@@ -24,7 +24,7 @@ _EMPTY_S = 0.01
 
 
 class Inbox:
-    """One worker's. :meth:`push` may be called from any thread, :meth:`pop` from one.
+    """Inbox of one worker. :meth:`push` may be called from any thread, :meth:`pop` from one.
 
     Args:
         store: a connection for nothing else, whose calls may wait without a deadline.

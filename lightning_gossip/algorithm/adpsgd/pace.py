@@ -62,7 +62,7 @@ class Pace:
         self._started_s = at_s
 
     def draw_again(self, at_s: float) -> None:
-        """It was refused: the start that it was for is still due, but not before ``at_s``."""
+        """Note that a request was refused: the start that it was for is still due, but not before ``at_s``."""
         self._started_s = None
         self._not_before_s = at_s
 

@@ -45,7 +45,7 @@ class GossipCounters:
 
 
 class Health:
-    """One worker's. Used by the gossip threads, one exchange at a time.
+    """Guard of one worker against models that are not finite. Used by the gossip threads, one exchange at a time.
 
     Args:
         rank: of this worker, for messages.

@@ -12,7 +12,7 @@ class Named(Protocol):
 
     @property
     def me(self) -> object:
-        """Its identity."""
+        """The worker's identity."""
 
     @property
     def generation(self) -> int:
@@ -20,7 +20,7 @@ class Named(Protocol):
 
     @property
     def outside(self) -> bool:
-        """Whether it was excluded by the others, and has not joined again."""
+        """Whether the worker was excluded, and has not joined again."""
 
 
 class CompletionLog:

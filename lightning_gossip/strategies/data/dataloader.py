@@ -175,7 +175,7 @@ def plan_of(loader: object, seed: int) -> EpochPlan | str:
 
 
 def is_ordinary(loader: DataLoader[Any]) -> bool:
-    """Whether it takes the samples of a map-style data set once each, in their order or a random one, and batches them."""
+    """Whether a loader batches the samples of a map-style data set, once each, in their order or a random one."""
     sampler = loader.sampler
     once = isinstance(sampler, RandomSampler) and not (sampler.replacement or sampler._num_samples)
     return (
@@ -186,13 +186,13 @@ def is_ordinary(loader: DataLoader[Any]) -> bool:
 
 
 def with_epoch_batches(loader: DataLoader[Any], batches: EpochBatches) -> DataLoader[Any]:
-    """The same loader, its batches those of the epoch; it reads as the user's does under DDP."""
+    """A copy of a loader whose batches are those of the epoch; it reads as the user's does under DDP."""
     batches.sampler = NominalSampler(loader.dataset, batches)
     return reading_like(with_batch_sampler(loader, batches), loader, batches.sampler)
 
 
 def with_batch_sampler(loader: DataLoader[Any], batch_sampler: Any) -> DataLoader[Any]:
-    """The same plain loader, its batches drawn from another sampler."""
+    """A copy of a plain loader whose batches are drawn from another sampler."""
     return DataLoader(
         loader.dataset,
         batch_sampler=batch_sampler,

@@ -491,8 +491,7 @@ class Fit:
     def _agree_on_what_is_left(self) -> bool:
         """Whether the epoch has batches left. Collective.
 
-        Whether it has is each worker's own view in Lightning's progress, and rank 0's goes into a checkpoint: make it that
-        of all.
+        Lightning's progress has each worker's own view of that, and rank 0's goes into a checkpoint: make it that of all.
         """
         batches, loop = self.work.batches, self.trainer.fit_loop.epoch_loop
         kind = "what is left of the epoch"

@@ -155,7 +155,7 @@ class WorkerProcesses(DDPStrategy):
             self.launcher.kill(signum)
 
     def tell_once(self, error: BaseException) -> None:
-        """Of what ends this worker, if nobody catches it, one traceback is printed on a terminal."""
+        """Let one worker print the traceback of what ends them, if nobody catches it."""
         if self.members is not None or dist.is_initialized():
             store = default_store() if self.members is None else self.members.store
             causes.tell_once(error, store, f"{self.keys}/use/{uses.number()}", self.global_rank)

@@ -42,7 +42,7 @@ class _Average:
 
 
 class AveragedWeights:
-    """Of one worker's callbacks.
+    """Averages of the weights that one worker's callbacks keep.
 
     Args:
         trainer: whose.

@@ -76,7 +76,7 @@ def compare(rest: Sequence[Place], sync_point: SyncPoint, *, flag: bool = False)
 
 
 def compare_rest(model: SharedModel, sync_point: SyncPoint, *, flag: bool = False) -> Differences:
-    """The same of what a model's session does not share; the model learns which parameters are trained. Collective."""
+    """Compare what a model's session does not share; the model learns which parameters are trained. Collective."""
     found = compare(model.rest(), sync_point, flag=flag)
     model.learn([place.name for place in found.means if not place.is_buffer], with_gradient=found.with_gradient)
     return found
@@ -142,7 +142,7 @@ def _follow(follows: Sequence[Place], sync_point: SyncPoint, source: int) -> Non
 
 
 def _common(here: Sequence[Place]) -> list[Place]:
-    """Those that all workers have, in one order. Collective."""
+    """The places that all workers have, in one order. Collective."""
     everyones = gather([place.name for place in here])
     common = set(everyones[0]).intersection(*everyones[1:])
     missing = sorted({name for names in everyones for name in names} - common)
