@@ -64,7 +64,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def open(self, model: SharedModel) -> None:
-        """This worker begins to train after a synchronisation point (or the start).
+        """Begin to train after a synchronisation point (or the start).
 
         Args:
             model: just opened too; the same object in each session.
@@ -83,22 +83,23 @@ class Algorithm(ABC):
 
     @abstractmethod
     def step(self, step: Step) -> None:
-        """This worker's optimizers have stepped."""
+        """Follow a step of this worker's optimizers."""
 
     def gather(self, tensor: Tensor, *, sync_grads: bool) -> Tensor | None:
-        """Everybody's tensor, stacked, in the middle of a step of this worker's.
+        """The tensors of all workers, stacked, in the middle of a step of this worker.
 
         Args:
             tensor: of the same shape and type on all workers.
             sync_grads: whether gradients go back to all workers.
 
         Returns:
-            Those of the workers that make this step too; None where nobody can be sure that the others come to the same call.
+            The tensors of the workers that make this step too; None where nobody can be sure that the others come to the same
+            call.
         """
         return None
 
     def arrive(self) -> None:
-        """This worker has come to a synchronisation point; serve the others until they need it no more."""
+        """Arrive at a synchronisation point: serve the others until they need this worker no more."""
         return
 
     @abstractmethod

@@ -45,7 +45,7 @@ class Endpoint(NamedTuple):
 
 
 def endpoint() -> Endpoint:
-    """This process's, as the environment has it now.
+    """Endpoint of this process, as the environment has it now.
 
     Raises:
         ConfigurationError: if ``GLOO_SOCKET_IFNAME`` names no interface of this machine.

@@ -4,8 +4,8 @@ Two groups, because a time-out on any operation closes every connection of its G
 whose listener waits without a deadline, and *data* carries replies and vectors, which have one. Neither shares anything
 with the default group, on which the training thread runs its collectives, so the two never wait for each other.
 
-Gloo drops a send whose Work object is freed before the peer has received it. So posting to an inbox does not wait, and keeps the
-object: until the reply for a request, until close for STOP and sync requests.
+Gloo drops a send whose Work object is freed before the peer has received it. So posting to an inbox does not wait, and keeps
+the object: until the reply for a request, until close for STOP and sync requests.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Message:
 
     @classmethod
     def from_words(cls, words: Sequence[int], run: int = 0, kinds: frozenset[Kind] = INBOX | REPLY) -> Message:
-        """From the wire.
+        """The message that was received as integers.
 
         Args:
             words: 64 bits each.

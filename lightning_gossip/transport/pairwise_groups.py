@@ -297,7 +297,7 @@ class EdgeTransport(Transport):
             return stood
 
     def _forget(self, peer: int) -> None:
-        """With the lock held."""
+        """Forget an edge; called with the lock held."""
         for held in (self._edges, self._agreed, self._told):
             held.pop(peer, None)
 
@@ -343,7 +343,7 @@ class EdgeTransport(Transport):
         return edge
 
     def _await_end(self, peer: int, number: int, store: Any, timeout_s: float) -> None:
-        """Until the peer's end of an edge has come, or this one has given it up, or the peer had given this one up before."""
+        """Wait until the peer's end of an edge has come, or one of the two has given the other up."""
         if store.compare_set(f"end/{self.rank}", "", _HERE) == _GIVEN_UP:
             raise PeerError(
                 f"Rank {peer} has waited for this edge in vain before.", rank=peer, phase="connection", timed_out=True
@@ -389,7 +389,7 @@ class EdgeTransport(Transport):
 
 
 class _EdgeTrouble(PeerTrouble):
-    """Also drops the edge. One that this side has dropped before is no news of the peer."""
+    """Also drops the edge. An edge that this side has dropped before says nothing about the peer."""
 
     def __init__(self, peer: int, edge: Group, phase: str, transport: EdgeTransport) -> None:
         super().__init__(peer, phase)

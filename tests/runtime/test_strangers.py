@@ -74,7 +74,7 @@ def test_a_listener_refuses_what_is_not_for_it(kind: Kind) -> None:
         cluster.drain_all()
 
 
-def test_a_call_to_a_meeting_in_the_far_future_hides_no_other() -> None:
+def test_a_sync_request_in_the_far_future_hides_no_other() -> None:
     cluster = Cluster(ring(2))
     with cluster.running():
         cluster.open_all()

@@ -48,7 +48,7 @@ class Pace:
         self._not_before_s = 0.0  # after a refusal
 
     def step(self, seconds: float) -> None:
-        """This worker has made a step, which took so long."""
+        """Note that this worker has made a step, which took so long."""
         self._steps_s.append(seconds)
         self.own_step_s = statistics.fmean(self._steps_s)
 

@@ -160,7 +160,7 @@ class PartnerPicker:
         self._times_s[peer] = before + _NEW_SHARE * (seconds - before)
 
     def probabilities(self) -> list[float]:
-        """With which it draws each of ``neighbours``; one that it has not averaged with yet is taken for the fastest."""
+        """Probability to draw each of ``neighbours``; one that it has not averaged with yet is taken for the fastest."""
         d = len(self.neighbours)
         if self.choice == "uniform" or not self._times_s:
             return [1.0 / d] * d

@@ -63,7 +63,7 @@ class Followed:
     rate: float = 1.0
 
     def at(self, times: FloatArray) -> FloatArray:
-        """As of :class:`Mode`."""
+        """The mode's share of the mean error at some times, shape of ``times``."""
         return self._of(self.values, times)
 
     def envelope(self, times: FloatArray) -> FloatArray:

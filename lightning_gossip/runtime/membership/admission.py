@@ -107,7 +107,7 @@ class Admission:
                 return grant.snapshot
 
     def check_admitters(self) -> None:
-        """To be called by a joiner until it has the state of the training.
+        """Check that an admitter is left; a joiner calls it until it has the state of the training.
 
         Raises:
             PeerError: if none of the members that have admitted it is left: then nobody has the model that was trained.

@@ -128,7 +128,7 @@ class Membership:
 
     @property
     def me(self) -> WorkerId:
-        """This worker."""
+        """Identity of this worker."""
         return self.monitor.me
 
     @property

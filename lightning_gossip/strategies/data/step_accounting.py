@@ -106,7 +106,7 @@ class Account:
         )
 
     def waited(self, began_s: float, algorithm: Algorithm) -> None:
-        """This worker has waited at a synchronisation point since ``began_s``, until the last one came."""
+        """Count the wait at a synchronisation point, from ``began_s`` until the last worker came."""
         ended_s = now_s()
         self._timeline.record("wait", began_s, ended_s)
         self.own.last_wait_s = ended_s - began_s

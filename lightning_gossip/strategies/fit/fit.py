@@ -246,7 +246,7 @@ class Fit:
     # -- from outside the training loop ------------------------------------------------------------------------------
 
     def request_stop(self) -> None:
-        """This worker was told to stop (SIGTERM). Called by a signal handler: only sets a flag."""
+        """Note that this worker was told to stop (SIGTERM). Called by a signal handler: only sets a flag."""
         self.stop_requested = True
 
     def ask(self, ask: Ask) -> None:

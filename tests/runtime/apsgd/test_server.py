@@ -249,11 +249,11 @@ def test_an_update_without_a_forward_pass_is_a_protocol_error() -> None:
         Update(torch.zeros(1), 0)
 
 
-# -- the meeting -----------------------------------------------------------------------------------------------------------
+# -- sync requests ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("caller", [0, 2], ids=["the server's", "another"])
-def test_a_call_to_a_meeting_reaches_everybody_who_pulls(caller: int) -> None:
+def test_a_sync_request_reaches_everybody_who_pulls(caller: int) -> None:
     service = Service()
     update = torch.ones(N + EXTRA, dtype=torch.float64)
     with service.running():
@@ -279,7 +279,7 @@ def test_a_worker_that_called_hears_of_it_with_its_next_answer() -> None:
             assert service.leave(1).sync_requested
 
 
-def test_workers_that_wait_for_a_turn_hear_of_the_meeting_with_it() -> None:
+def test_workers_that_wait_for_a_turn_hear_of_a_sync_request_with_it() -> None:
     service = Service()
     update = torch.ones(N + EXTRA, dtype=torch.float64)
 
@@ -301,7 +301,7 @@ def test_workers_that_wait_for_a_turn_hear_of_the_meeting_with_it() -> None:
     assert model.version == 3
 
 
-def test_a_meeting_is_of_its_session_only() -> None:
+def test_a_sync_request_is_of_its_session_only() -> None:
     """Whether the call comes too late, or before the server has opened the session."""
     service = Service()
     with service.running():

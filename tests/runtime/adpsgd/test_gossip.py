@@ -420,7 +420,7 @@ def test_a_request_of_another_session_is_refused() -> None:
         cluster.drain_all()
 
 
-def test_a_call_to_a_meeting_reaches_everybody_also_who_opens_later() -> None:
+def test_a_sync_request_reaches_everybody_also_who_opens_later() -> None:
     cluster = Cluster(ring(5))
     with cluster.running():
         for rank in range(4):
@@ -439,7 +439,7 @@ def test_a_call_to_a_meeting_reaches_everybody_also_who_opens_later() -> None:
         cluster.drain_all()
 
 
-def test_calls_by_several_at_once_are_one_meeting() -> None:
+def test_requests_by_several_at_once_are_one_synchronisation() -> None:
     cluster = Cluster(ring(4))
     with cluster.running():
         cluster.open_all()
@@ -448,7 +448,7 @@ def test_calls_by_several_at_once_are_one_meeting() -> None:
         cluster.drain_all()
 
 
-def test_a_meeting_can_be_called_in_session_0() -> None:
+def test_a_sync_can_be_requested_in_session_0() -> None:
     cluster = Cluster(ring(2))
     with cluster.running():
         for rank in range(2):

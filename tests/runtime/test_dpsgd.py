@@ -346,7 +346,7 @@ def test_no_worker_is_further_ahead_than_there_are_edges_between() -> None:
     assert completed == [6] * 4
 
 
-# -- the meeting -----------------------------------------------------------------------------------------------------------
+# -- sync requests ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("caller", [0, 3])
@@ -359,7 +359,7 @@ def test_no_worker_is_further_ahead_than_there_are_edges_between() -> None:
         pytest.param(from_edges(6, [(k, k + 1) for k in range(5)]), id="path"),
     ],
 )
-def test_a_call_to_a_meeting_reaches_everybody_within_the_diameter(topology: Topology, caller: int) -> None:
+def test_a_sync_request_reaches_everybody_within_the_diameter(topology: Topology, caller: int) -> None:
     workers = Workers(topology)
     distances = nx.shortest_path_length(topology.graph, caller)
     for number in range(1, nx.diameter(topology.graph) + 1):
