@@ -59,8 +59,8 @@ class ADPSGDStrategy(DecentralizedStrategy):
     Args:
         topology: who averages with whom: a name of :data:`~lightning_gossip.algorithm.TOPOLOGIES`, a
             :class:`~lightning_gossip.algorithm.Topology`, or the edges as pairs of ranks.
-        roles: ``"bipartite"`` as in the paper (one side calls, the other answers), ``"symmetric"`` (everybody does both; a busy
-            worker refuses), or ``"auto"``: bipartite where the graph allows it.
+        roles: ``"bipartite"`` as in the paper (one side initiates, the other responds), ``"symmetric"`` (everybody does both; a
+            busy worker refuses), or ``"auto"``: bipartite where the graph allows it.
         exchanges_per_step: averagings that a worker takes part in per step of its neighbourhood (on a regular
             graph); 0 for none.
         exchange_timeout_s: deadline, in seconds, of an answer and of each chunk of a model.

@@ -15,7 +15,7 @@ _STEPS = 64  # of which a step time is the mean; a mean of m is off by about the
 
 
 def backoff_s(refusals: int) -> float:
-    """The longest wait after so many refusals in a row, in seconds; the caller draws uniformly below it.
+    """The longest wait after so many refusals in a row, in seconds; the initiator draws uniformly below it.
 
     It doubles from half a millisecond to 50 ms: a busy worker is free again after an exchange, which may be short or long.
 
