@@ -38,7 +38,7 @@ class MembershipChanges:
         self._account = account
         self._lost_batches = LostBatches(trainer, work)
         self._due = False  # members have changed since the last assignment of batches
-        self._has_just_come = False
+        self._has_just_joined = False
 
     def note(self) -> None:
         """Note that ranks are others than before; what depends on them follows where nothing is under way."""
@@ -51,11 +51,11 @@ class MembershipChanges:
         members = self._members
         if members is None:
             return
-        members.monitor.expect(self._numbers)
+        members.monitor.expect(self._initial_ranks)
         if members.outside:
             self._join(members, ready=0)
             self._due = False
-            self._has_just_come = True  # the others admit nobody else before this epoch
+            self._has_just_joined = True  # the others admit nobody else before this epoch
             self._lost_batches.follow_members()
         else:
             members.admission.open()
@@ -70,9 +70,9 @@ class MembershipChanges:
         joins = members is not None and members.outside
         if members is not None and joins:
             self._join(members, ready=1)
-        elif members is not None and self._work.assigns_anew and not self._has_just_come:
+        elif members is not None and self._work.assigns_anew and not self._has_just_joined:
             self._admit(members)
-        self._has_just_come = False
+        self._has_just_joined = False
         while self._due:  # a member may fail meanwhile
             self._due = False
             self._lost_batches.follow_members()
@@ -127,7 +127,7 @@ class MembershipChanges:
     def _fitting(self, members: Membership) -> list[WorkerId]:
         """The waiting workers that fit; rank 0, whose list counts, refuses the others, which would end the job as members."""
         fit = []
-        for worker, theirs in members.admission.waiting(self._numbers).items():
+        for worker, theirs in members.admission.waiting(self._initial_ranks).items():
             if theirs == self._about:
                 fit.append(worker)
             elif members.rank == 0:
@@ -170,7 +170,7 @@ class MembershipChanges:
         return survival
 
     @property
-    def _numbers(self) -> range:
+    def _initial_ranks(self) -> range:
         """Ranks that a worker may have been started with."""
         return range(self._survival.most(self._strategy.workers))
 
