@@ -40,7 +40,7 @@ from lightning_gossip.algorithm.tensors.flat import chunk_slices
 from lightning_gossip.algorithm.topology.generators import complete
 from lightning_gossip.runtime.adpsgd.exchange import Exchanger
 from lightning_gossip.runtime.adpsgd.gossip import Gossip
-from lightning_gossip.runtime.sync_point import Rendezvous
+from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.transport import Kind, Message
 from lightning_gossip.transport.gloo_group import GlooTransport
@@ -246,7 +246,7 @@ def _train(gossip: Gossip, published: Published, *, session: int, exchanges: int
 
 
 def _meet(published: Published) -> None:
-    Rendezvous(torch.device("cpu")).average(published.replica.published)
+    SyncPoint(torch.device("cpu")).average(published.replica.published)
     published.replica.copy_out(published.tensors)
 
 

@@ -9,11 +9,11 @@ class GossipError(Exception):
 
 
 class ConfigurationError(GossipError, ValueError):
-    """The user's: a value that cannot work. Raised before any process is started wherever that is possible."""
+    """The user's fault: a value that cannot work. Raised before any process is started wherever that is possible."""
 
 
 class PeerError(GossipError, RuntimeError):
-    """Another worker's: it died, stopped answering, or closed the connection.
+    """Another worker's fault: it failed, aborted, stopped answering, or closed the connection.
 
     Args:
         message: what happened and what to do next.
@@ -21,7 +21,7 @@ class PeerError(GossipError, RuntimeError):
         phase: what was being waited for, for example ``"reply"`` or ``"exchange"``.
         seconds: how long it was waited for.
         timed_out: the peer may be there and merely slow: the time was over, and no connection closed.
-        closed: a connection with the peer was seen to close, and this side has not closed it: the peer may have died.
+        closed: a connection with the peer was seen to close, and this side has not closed it: the peer may have failed.
         reason: the exception that ended the peer, as it told the others; None if it did not.
     """
 
@@ -50,18 +50,18 @@ class PeerError(GossipError, RuntimeError):
 
 
 class ProtocolError(GossipError, RuntimeError):
-    """Ours: two workers understand the protocol differently. Please report it."""
+    """Our fault: two workers understand the protocol differently. Please report it."""
 
 
 class NonFiniteError(GossipError, ArithmeticError):
-    """The training's: the model of this worker holds NaN or infinity, from its own steps."""
+    """The training's fault: the model of this worker holds NaN or infinity, from its own steps."""
 
 
-def another_failed(rank: int, reason: str, phase: str) -> PeerError:
-    """What ends a worker when an exception has ended another one.
+def another_aborted(rank: int, reason: str, phase: str) -> PeerError:
+    """The error that ends a worker when another one has aborted.
 
     Args:
-        rank: the other one's.
+        rank: of the worker that has aborted.
         reason: its exception.
         phase: how this worker has heard of it.
     """

@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 
 
 def mine() -> str:
-    """Of the package and of its message format."""
+    """The versions of the package and of its message format."""
     return f"{__version__}, message format {VERSION}"
 
 

@@ -92,7 +92,7 @@ REPORTS: list[tuple[str, str, list[str]]] = [
     (
         "Bagua PR #110",
         "asynchronous averaging hangs at exit, rarely",
-        ["runtime/test_gossip.py::test_200_ends_at_random_moments"],
+        ["runtime/adpsgd/test_gossip.py::test_200_ends_at_random_moments"],
     ),
     (
         "PL #6789, timm #110",
@@ -121,8 +121,8 @@ REPORTS: list[tuple[str, str, list[str]]] = [
         "hivemind #676",
         "fixed time-outs are guesses",
         [
-            "algorithm/test_liveness.py::test_a_peer_that_has_become_slow_gets_the_time_that_it_needs",
-            "algorithm/test_liveness.py::test_a_deadline_stays_between_its_bounds_and_grows_with_each_wait_in_vain",
+            "algorithm/test_failure_detector.py::test_a_peer_that_has_become_slow_gets_the_time_that_it_needs",
+            "algorithm/test_failure_detector.py::test_a_deadline_stays_between_its_bounds_and_grows_with_each_wait_in_vain",
         ],
     ),
     (
@@ -139,15 +139,15 @@ REPORTS: list[tuple[str, str, list[str]]] = [
         "ACiD's code",
         "an unlocked merge loses updates; the last average races evaluation",
         [
-            "runtime/test_gossip.py::test_without_updates_the_sum_of_all_models_stays",
-            "strategies/test_training.py::test_the_rendezvous_leaves_the_exact_mean_bit_identical_on_all_ranks",
+            "runtime/adpsgd/test_gossip.py::test_without_updates_the_sum_of_all_models_stays",
+            "strategies/test_training.py::test_a_synchronisation_point_leaves_the_exact_mean_bit_identical_on_all_ranks",
         ],
     ),
     (
         "torch's averager",
         "storage re-bound, channels_last lost",
         [
-            "algorithm/test_replica.py::test_shapes_strides_types_and_memory_stay",
+            "algorithm/adpsgd/test_replica.py::test_shapes_strides_types_and_memory_stay",
             "strategies/test_training.py::test_optimizers_precisions_accumulation_and_clipping_work",
         ],
     ),
@@ -214,8 +214,8 @@ REPORTS: list[tuple[str, str, list[str]]] = [
         "schedules by the loader's length: no length, NaN progress, no last batch",
         [
             "field/test_cases.py::test_what_works_under_ddp_works",
-            "strategies/test_loaders.py::test_the_training_loader_reads_as_the_users_under_ddp",
-            "strategies/test_loaders.py::test_progress_by_the_number_of_batches_rises_to_one_and_the_last_batch_comes_once_an_epoch",
+            "strategies/test_dataloader.py::test_the_training_loader_reads_as_the_users_under_ddp",
+            "strategies/test_dataloader.py::test_progress_by_the_number_of_batches_rises_to_one_and_the_last_batch_comes_once_an_epoch",
         ],
     ),
     (
@@ -223,7 +223,7 @@ REPORTS: list[tuple[str, str, list[str]]] = [
         "a trial that is pruned by an exception ends every later fit of the process",
         [
             "field/test_cases.py::test_what_works_under_ddp_works",
-            "runtime/test_faults.py::test_an_exception_on_all_ends_one_use_only",
+            "runtime/membership/test_failed_attempts.py::test_an_exception_on_all_ends_one_use_only",
             "strategies/test_uses.py::test_a_script_that_catches_an_exception_trains_on",
         ],
     ),
@@ -241,7 +241,7 @@ REPORTS: list[tuple[str, str, list[str]]] = [
         "a data set that grows: schedules go by the first loader",
         [
             "field/test_cases.py::test_what_works_under_ddp_works",
-            "strategies/test_loaders.py::test_schedules_follow_a_data_set_that_grows",
+            "strategies/test_dataloader.py::test_schedules_follow_a_data_set_that_grows",
         ],
     ),
     (
@@ -281,8 +281,8 @@ REPORTS: list[tuple[str, str, list[str]]] = [
         "measured: GLOO_SOCKET_IFNAME",
         "a failure that is no death is tried again for ever",
         [
-            "runtime/test_faults.py::test_what_fails_on_all_is_raised_by_all_after_one_repeat_at_most",
-            "runtime/test_faults.py::test_groups_that_can_never_be_made_are_tried_twice",
+            "runtime/membership/test_failed_attempts.py::test_what_fails_on_all_is_raised_by_all_after_one_repeat_at_most",
+            "runtime/membership/test_failed_attempts.py::test_groups_that_can_never_be_made_are_tried_twice",
             "strategies/test_uses.py::test_a_collective_that_torch_refuses_is_refused_as_under_ddp",
         ],
     ),
@@ -306,7 +306,7 @@ REPORTS: list[tuple[str, str, list[str]]] = [
         "measured: prefetching loaders",
         "one worker trains most of a short first epoch",
         [
-            "runtime/test_work_queue.py::test_the_first_epoch_of_equal_workers_is_as_short_as_can_be",
+            "runtime/work_sharing/test_claim_counter.py::test_the_first_epoch_of_equal_workers_is_as_short_as_can_be",
             "simulation/test_sessions.py::test_the_first_epoch_of_equal_workers_is_as_short_as_can_be",
         ],
     ),

@@ -91,7 +91,7 @@ def test_those_that_are_alone_come_first_and_then_those_with_processes(notes: li
 def test_what_one_worker_gets_together() -> None:
     shared = "tests/strategies/test_conformance.py"
     assert unit_of(f"{shared}::test_a") == unit_of(f"{shared}::test_b")
-    quick = "tests/algorithm/test_pace.py"
+    quick = "tests/algorithm/adpsgd/test_pace.py"
     assert unit_of(f"{quick}::test_a") == unit_of(f"{quick}::test_b")
     cases = "tests/field/test_cases.py"
     assert unit_of(f"{cases}::test_a[1]") != unit_of(f"{cases}::test_a[2]")

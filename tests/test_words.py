@@ -1,4 +1,4 @@
-"""What the package logs is for users: no words that only its authors know, no worker under the name of a key in the store."""
+"""Words: what the package logs is for users, and its names and docstrings are in the words of the field."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import lightning_gossip
 import recipes
 
-_PRIVATE = re.compile(r"\b(door\w*|knock\w*|board|meeting|beats?|reborn|the watch|a round|inbox)\b", re.IGNORECASE)
+_PRIVATE = re.compile(
+    r"\b(door\w*|knock\w*|board|meeting|beats?|reborn|forsaken|orphan\w*|inheritance|the watch|a round|inbox)\b", re.IGNORECASE
+)
+_REMOVED = re.compile(
+    r"doors?|doorsteps?|knock(s|ed|ing)?|boards?|beats?|reborn|forsaken|orphan(s|ed)?|inheritances?|journals?|appendix|handouts?",
+    re.IGNORECASE,
+)  # each has a word of the field instead (docs/design.md)
 _LOGS = {
     "info",
     "warning",
@@ -47,4 +55,65 @@ def test_log_lines_have_no_private_words_and_no_private_names() -> None:
             arguments = [ast.unparse(argument) for argument in call.args]
             bad += [f"{where}: {shown} is shown as 0.1" for shown in arguments if re.search(r"\b(me|worker)$", shown)]
     assert read > 30
+    assert not bad
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    """The identifiers of a node: what it defines, reads, imports or passes."""
+    for field in ("id", "attr", "name", "asname", "arg", "module"):
+        if isinstance(name := getattr(node, field, None), str):
+            yield name
+    if isinstance(node, (ast.Global, ast.Nonlocal)):
+        yield from node.names
+
+
+def _words(text: str) -> list[str]:
+    """The words of a text or an identifier: ``_LastBeat_s`` has Last, Beat and s. TensorBoard is a name."""
+    return re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", text.replace("TensorBoard", ""))
+
+
+def removed_words(source: str) -> list[str]:
+    """Names and docstrings of a module, as ``line: word``, that have a word which was replaced by one of the field."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        texts = list(_names(node))
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            texts.append(ast.get_docstring(node) or "")
+        line = getattr(node, "lineno", 1)
+        found += [f"{line}: {word}" for text in texts for word in _words(text) if _REMOVED.fullmatch(word)]
+    return found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class Board: ...",
+        "class WorkerBeats: ...",
+        "def be_reborn(): ...",
+        "def wait(knocking): ...",
+        "from here import door",
+        "import here as DOORSTEP",
+        "made = orphans",
+        "made.find_orphans()",
+        "made(beat_s=1)",
+        '"""A worker whose batches are orphaned."""',
+        'def f():\n    """Its inheritance."""',
+        'class A:\n    def f(self):\n        """Has been forsaken."""',
+    ],
+)
+def test_a_removed_word_is_found(source: str) -> None:
+    assert len(removed_words(source)) == 1
+
+
+@pytest.mark.parametrize(
+    "source", ["heartbeats = 1", "keyboard.outdoor()", "class Onboarding: ...", "TensorBoardLogger()", "# a door", "x = 'beat'"]
+)
+def test_other_words_are_not_taken_for_a_removed_one(source: str) -> None:
+    assert removed_words(source) == []
+
+
+def test_names_and_docstrings_have_no_removed_words() -> None:
+    files = [path for folder in lightning_gossip.__path__ for path in sorted(Path(folder).rglob("*.py"))]
+    assert len(files) > 100
+    bad = [f"{path.name}:{found}" for path in files for found in removed_words(path.read_text(encoding="utf-8"))]
     assert not bad

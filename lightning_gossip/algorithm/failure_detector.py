@@ -1,19 +1,19 @@
-"""Who is alive, told from heartbeats: a small state machine without a clock, a thread or a store.
+"""Which workers are alive, told from heartbeats: a small state machine without a clock, a thread or a store.
 
-A worker beats by raising its own counter, about twice a second. Everybody else notes when it last saw the counter change, on
-its own clock, so clocks need not agree. Silence has two meanings, and only evidence tells them apart:
+A worker sends heartbeats by raising its own counter, about twice a second. Everybody else notes when it last saw the counter
+change, on its own clock, so clocks need not agree. A late heartbeat has two causes, and only evidence tells them apart:
 
-    silent              no beat for ``silent_s``: frozen, overloaded, or dead. Not drawn as a partner, still a member.
-    dead                silent for ``dead_s``; or silent for ``silent_s`` *and* a connection with it was seen to close; or its
-                        end was seen (its launcher, or a new process with its rank).
+    suspected   no heartbeat for ``suspect_after_s``: frozen, overloaded, or ended. Not drawn as a partner, still a member.
+    failed      no heartbeat for ``fail_after_s``; or suspected *and* a connection with it was lost; or its process was seen to
+                end (by its launcher, by the kernel, or since there is a new process with its rank).
 
-A closed connection alone is not enough: a neighbour that has lost patience closes it too. A dead worker stays dead.
+A lost connection alone is not enough: a neighbour whose deadline has passed closes it too. A failed worker stays failed.
 
-An observer that was itself stopped has heard nobody, and it is not their fault: silence counts only while it was listening. Nor
-is it the fault of one that it did not listen to, since they were not in one job for a while.
+An observer that was itself stopped must not count its own pause as other workers' silence: time without a heartbeat counts only
+while it was listening. Nor does the time count in which it did not listen to a worker, since they were not in one job.
 
-Silence is the death of a member, because the others go on without it. One that waits to be taken in is only not taken in while
-it is silent.
+Members that fail are excluded for good, since the others go on without them. A worker that asks to join is only not admitted
+while its heartbeats are late.
 """
 
 from __future__ import annotations
@@ -26,88 +26,88 @@ W = TypeVar("W", bound=Hashable)
 
 
 class Verdict(Enum):
-    """About one worker, at one moment."""
+    """The state of one worker, at one moment, as another one sees it."""
 
     ALIVE = "alive"
-    SILENT = "silent"
-    DEAD = "dead"
+    SUSPECTED = "suspected"
+    FAILED = "failed"
 
 
-class Liveness(Generic[W]):
-    """What one worker knows of the others.
+class FailureDetector(Generic[W]):
+    """The states of all workers, as one of them sees them.
 
     Args:
-        silent_s: seconds without a beat after which a worker is silent; several beats long.
-        dead_s: seconds without a beat after which it is dead, whatever else is known.
+        suspect_after_s: seconds without a heartbeat after which a worker is suspected; several heartbeats long.
+        fail_after_s: seconds without a heartbeat after which it has failed, whatever else is known.
 
-    >>> liveness = Liveness[int](silent_s=2.0, dead_s=30.0)
-    >>> for at_s in (0.0, 1.0, 2.0, 3.0): liveness.heard(1, beat=7, at_s=at_s)
-    >>> liveness.verdict(1).value
-    'silent'
-    >>> liveness.broke(1)
-    >>> liveness.verdict(1).value
-    'dead'
+    >>> detector = FailureDetector[int](suspect_after_s=2.0, fail_after_s=30.0)
+    >>> for at_s in (0.0, 1.0, 2.0, 3.0): detector.heard(1, count=7, at_s=at_s)
+    >>> detector.verdict(1).value
+    'suspected'
+    >>> detector.connection_lost(1)
+    >>> detector.verdict(1).value
+    'failed'
     """
 
-    def __init__(self, *, silent_s: float, dead_s: float) -> None:
-        self.silent_s = silent_s
-        self.dead_s = dead_s
-        self._beats: dict[W, tuple[int, float]] = {}  # the last counter, and when it was first seen
+    def __init__(self, *, suspect_after_s: float, fail_after_s: float) -> None:
+        self.suspect_after_s = suspect_after_s
+        self.fail_after_s = fail_after_s
+        self._heartbeats: dict[W, tuple[int, float]] = {}  # the last counter, and when it was first seen
         self._heard_s: dict[W, float] = {}  # when it was listened to last
-        self._broken: dict[W, int] = {}  # beats that a connection's end has outlived so far
-        self._dead: set[W] = set()  # of silence
-        self._ended: set[W] = set()
+        self._connections_lost: dict[W, int] = {}  # heartbeats seen since then
+        self._failed: set[W] = set()  # by late heartbeats
+        self._processes_ended: set[W] = set()
 
-    def heard(self, worker: W, *, beat: int, at_s: float, is_member: bool = True) -> None:
-        """Its counter stands at ``beat`` now; to be called several times in ``silent_s`` while it is listened to."""
+    def heard(self, worker: W, *, count: int, at_s: float, is_member: bool = True) -> None:
+        """Note that a worker's counter stands at ``count``; to be called several times in ``suspect_after_s``."""
         stopped_s = at_s - self._heard_s.get(worker, at_s)
         self._heard_s[worker] = at_s
-        known = self._beats.get(worker)
-        if known is not None and known[0] == beat:
-            if stopped_s >= self.silent_s:
-                self._beats[worker] = (beat, known[1] + stopped_s)
+        known = self._heartbeats.get(worker)
+        if known is not None and known[0] == count:
+            if stopped_s >= self.suspect_after_s:
+                self._heartbeats[worker] = (count, known[1] + stopped_s)
             return
-        self._beats[worker] = (beat, at_s)
+        self._heartbeats[worker] = (count, at_s)
         if not is_member:
-            self._dead.discard(worker)
-        if worker in self._broken:
-            # the first beat seen after the end of a connection may be from before it, the second is not
-            self._broken[worker] += 1
-            if self._broken[worker] == 2:
-                del self._broken[worker]
+            self._failed.discard(worker)
+        if worker in self._connections_lost:
+            # the first heartbeat seen after the end of a connection may be from before it, the second is not
+            self._connections_lost[worker] += 1
+            if self._connections_lost[worker] == 2:
+                del self._connections_lost[worker]
 
-    def broke(self, worker: W) -> None:
-        """Somebody saw a connection with it close."""
-        self._broken[worker] = 0
+    def connection_lost(self, worker: W) -> None:
+        """Note that somebody saw a connection with a worker close."""
+        self._connections_lost[worker] = 0
 
     @property
-    def broken(self) -> set[W]:
-        """Workers whose connections were seen to close, and that have not beaten since."""
-        return set(self._broken)
+    def connections_lost(self) -> set[W]:
+        """Workers whose connections were seen to close, and that have sent no heartbeat since."""
+        return set(self._connections_lost)
 
-    def ended(self, worker: W) -> None:
-        """Its end was seen."""
-        self._ended.add(worker)
+    def process_ended(self, worker: W) -> None:
+        """Note that a worker's process was seen to end."""
+        self._processes_ended.add(worker)
 
     def verdict(self, worker: W) -> Verdict:
-        """What is to be thought of it; one that was never heard is silent and not yet born, so not dead."""
-        if worker in self._ended or worker in self._dead:
-            return Verdict.DEAD
-        if worker not in self._beats:
-            return Verdict.SILENT
-        silence_s = self._heard_s[worker] - self._beats[worker][1]
-        if silence_s >= self.dead_s or (silence_s >= self.silent_s and worker in self._broken):
-            self._dead.add(worker)
-            return Verdict.DEAD
-        return Verdict.SILENT if silence_s >= self.silent_s else Verdict.ALIVE
+        """The state of a worker. One that was never heard is suspected and cannot fail: it has not started yet."""
+        if worker in self._processes_ended or worker in self._failed:
+            return Verdict.FAILED
+        if worker not in self._heartbeats:
+            return Verdict.SUSPECTED
+        late_s = self._heard_s[worker] - self._heartbeats[worker][1]
+        if late_s >= self.fail_after_s or (late_s >= self.suspect_after_s and worker in self._connections_lost):
+            self._failed.add(worker)
+            return Verdict.FAILED
+        return Verdict.SUSPECTED if late_s >= self.suspect_after_s else Verdict.ALIVE
 
 
 class Patience:
     """How long to wait for a peer: a deadline that follows the measured times, as TCP's does (RFC 6298).
 
-    With t̄ the smoothed time of an exchange and v̄ its smoothed deviation the deadline is t̄ + 4 v̄, at least ``floor_s`` and at
-    most ``ceiling_s``. It doubles after each wait in vain and is reckoned anew after a success, so that a peer that has become
-    slow is given more time and never shut out for ever.
+    With t̄ the smoothed time of an exchange and v̄ its smoothed deviation the deadline is t̄ + 4 v̄, at least ``floor_s`` and
+    at most ``ceiling_s``. It doubles after each wait in vain and is reckoned anew after a success, so that a peer that has
+    become slow is given more time and never shut out for ever.
 
     Args:
         floor_s: shortest deadline, in seconds.
@@ -131,7 +131,7 @@ class Patience:
         self._factor = 1.0
 
     def took(self, seconds: float) -> None:
-        """An exchange ended well after so long."""
+        """Note that an exchange took so long and went well."""
         if self._mean_s is None:
             self._mean_s, self._deviation_s = seconds, seconds / 2
         else:
@@ -140,7 +140,7 @@ class Patience:
         self._factor = 1.0
 
     def in_vain(self) -> None:
-        """The deadline passed."""
+        """Note that a deadline passed."""
         self._factor *= 2.0
 
     @property

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_integer, check_not_negative, check_positive, is_finite
 from lightning_gossip.errors import ConfigurationError
@@ -54,8 +55,8 @@ class Constant(Law):
     def __post_init__(self) -> None:
         check_positive("mean_s", self.mean_s)
 
+    @override
     def draw(self, generator: np.random.Generator, count: int, start: int) -> FloatArray:
-        """See :meth:`Law.draw`."""
         return np.full(count, float(self.mean_s))
 
 
@@ -75,8 +76,8 @@ class Exponential(Law):
         check_positive("mean_s", self.mean_s)
         _check_share("spread", self.spread)
 
+    @override
     def draw(self, generator: np.random.Generator, count: int, start: int) -> FloatArray:
-        """See :meth:`Law.draw`."""
         return self.mean_s * ((1.0 - self.spread) + self.spread * generator.standard_exponential(count))
 
 
@@ -96,8 +97,8 @@ class Erlang(Law):
         check_positive("mean_s", self.mean_s)
         check_integer("shape", self.shape, example=4)
 
+    @override
     def draw(self, generator: np.random.Generator, count: int, start: int) -> FloatArray:
-        """See :meth:`Law.draw`."""
         return generator.standard_gamma(float(self.shape), count) * (self.mean_s / self.shape)
 
 
@@ -117,8 +118,8 @@ class LogNormal(Law):
         check_positive("mean_s", self.mean_s)
         check_not_negative("sigma", self.sigma)
 
+    @override
     def draw(self, generator: np.random.Generator, count: int, start: int) -> FloatArray:
-        """See :meth:`Law.draw`."""
         exponent = self.sigma * generator.standard_normal(count) - 0.5 * self.sigma**2
         return self.mean_s * np.exp(exponent)
 
@@ -139,8 +140,8 @@ class Uniform(Law):
         check_positive("mean_s", self.mean_s)
         _check_share("spread", self.spread)
 
+    @override
     def draw(self, generator: np.random.Generator, count: int, start: int) -> FloatArray:
-        """See :meth:`Law.draw`."""
         return self.mean_s * (1.0 + self.spread * generator.uniform(-1.0, 1.0, count))
 
 
@@ -171,8 +172,8 @@ class Samples(Law):
             raise ConfigurationError(f"order={self.order!r} is not one of 'random', 'given'.")
         object.__setattr__(self, "times_s", times)
 
+    @override
     def draw(self, generator: np.random.Generator, count: int, start: int) -> FloatArray:
-        """See :meth:`Law.draw`."""
         times = np.asarray(self.times_s, dtype=np.float64)
         if self.order == "given":
             return times[np.arange(start, start + count) % len(times)]

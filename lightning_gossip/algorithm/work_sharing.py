@@ -18,7 +18,7 @@ prefetches included. Nobody publishes it. Between two claims a worker has the ba
 (``lookahead``) and a part of the one in training, half of it on average; early in an epoch it may not have claimed that many
 yet. So the others are taken to hold min(lookahead + ½, their share of what has been claimed). Without the ½, workers of
 nearly the same speed leave up to four steps too early; without the minimum, slow workers with a deep prefetch fill it at the
-start of a short epoch and end it late (``tests/runtime/test_work_queue.py``).
+start of a short epoch and end it late (``tests/runtime/work_sharing/test_claim_counter.py``).
 
 With one worker left T* is its own time for all that remains, so the last one never leaves.
 

@@ -247,7 +247,7 @@ def _first_steps(module: pl.LightningModule, data: Any, count: int) -> list[Step
 
 
 def _generators(loader: CombinedLoader) -> list[torch.Generator]:
-    """Those of the user's that an iteration draws from."""
+    """The user's random generators that an iteration draws from."""
     owners = [owner for part in loader.flattened for owner in (part, getattr(part, "sampler", None))]
     generators = [getattr(owner, "generator", None) for owner in owners]
     return list({id(generator): generator for generator in generators if isinstance(generator, torch.Generator)}.values())

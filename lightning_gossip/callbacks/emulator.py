@@ -118,7 +118,7 @@ class ClusterEmulator(Callback):
 
     @override
     def on_train_epoch_start(self, *_: Any) -> None:
-        self._end_s = None  # the time of a rendezvous is not a batch's
+        self._end_s = None  # the time of a synchronisation point is not a batch's
 
     @override
     def on_validation_end(self, *_: Any) -> None:

@@ -28,14 +28,14 @@ MARGIN = "analysis/stability_margin"
 class GossipMonitor(Callback):
     """Logs what the workers did, at the end of each epoch, without a collective of its own.
 
-    The values are those of ``trainer.strategy.report``, which the strategy fills at each rendezvous, where all workers are
-    together anyway. ``time/wall_s`` is logged with the validation metrics too, and where the logger is Weights & Biases,
-    they are plotted against it. With a strategy that keeps no report, such as Lightning's DDP,
+    The values are those of ``trainer.strategy.report``, which the strategy fills at each synchronisation point, where all
+    workers are together anyway. ``time/wall_s`` is logged with the validation metrics too, and where the logger is Weights &
+    Biases, they are plotted against it. With a strategy that keeps no report, such as Lightning's DDP,
     what is known there is logged: steps and time. A logger that fails here does not end the training; it is told once.
 
     | name | what |
     |---|---|
-    | ``gossip/consensus_distance`` | (1/n) Σ ‖x_i − x̄‖² before the last rendezvous made all models equal |
+    | ``gossip/consensus_distance`` | (1/n) Σ ‖x_i − x̄‖² before the last synchronisation point made all models equal |
     | ``gossip/staleness_mean`` | changes of a published model between pull and push of a step, mean over all steps so far |
     | ``gossip/staleness`` | its whole histogram, all workers together (Weights & Biases and TensorBoard only) |
     | ``gossip/exchanges``, ``gossip/bytes_sent`` | sums over the workers so far; an exchange counts at both ends |
@@ -43,7 +43,7 @@ class GossipMonitor(Callback):
     | ``gossip/refused_nonfinite`` | exchanges (parameter server: updates) refused because a model was not finite |
     | ``gossip/dropped`` | updates that a parameter server threw away as too stale, so far |
     | ``averaging/period``, ``averaging/deviation`` | steps between two averagings, and S_k at the last one |
-    | ``averaging/count`` | averagings so far; those of the rendezvous too, where they are adopted |
+    | ``averaging/count`` | averagings so far; those of the synchronisation point too, where they are adopted |
     | ``worker/<rank>/steps`` | optimizer steps so far |
     | ``time/wall_s`` | seconds of training so far, those before a resume included |
     | ``analysis/stability_margin`` | with ``stability``: largest stable learning rate over the present one |
@@ -148,7 +148,7 @@ class GossipMonitor(Callback):
 
 
 def metrics(trainer: pl.Trainer) -> dict[str, float]:
-    """What is known about the workers after a rendezvous, by the name it has in loggers; without what the strategy lacks."""
+    """Metrics of the workers after a synchronisation point, by their names in loggers; only those that the strategy has."""
     report = getattr(trainer.strategy, "report", None)
     if not isinstance(report, FitReport) or not report.workers:
         return {f"worker/{rank}/steps": trainer.global_step for rank in range(trainer.world_size)}
@@ -174,7 +174,7 @@ def metrics(trainer: pl.Trainer) -> dict[str, float]:
 
 
 def staleness(trainer: pl.Trainer) -> StalenessHistogram:
-    """How stale the steps of all workers have been up to the last rendezvous; empty where the strategy has no staleness."""
+    """Staleness of all workers' steps up to the last synchronisation point; empty where the strategy has none."""
     report = getattr(trainer.strategy, "report", None)
     everyones = StalenessHistogram()
     for worker in report.workers if isinstance(report, FitReport) else ():

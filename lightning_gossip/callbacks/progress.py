@@ -34,7 +34,7 @@ class EpochProgressBar(TQDMProgressBar):
 
     @property
     def lines(self) -> bool:
-        """Whether it prints lines."""
+        """Whether the bar prints lines instead of redrawing one."""
         if self._lines is not None:
             return self._lines
         return not (sys.stdout.isatty() or hasattr(sys, "ps1"))  # notebooks and interactive sessions have a prompt

@@ -107,7 +107,7 @@ def _refuse_all_gather(*_: Any, **__: Any) -> None:
 
 @contextmanager
 def _no_loggers(trainer: pl.Trainer) -> Iterator[None]:
-    """As Lightning's own tuner does it."""
+    """Put the loggers aside, as Lightning's own tuner does."""
     loggers = trainer.loggers
     trainer.loggers = [DummyLogger() for _ in loggers]
     try:

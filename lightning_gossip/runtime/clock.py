@@ -44,7 +44,7 @@ class Timeline:
 
 
 class StepTimer:
-    """Median time between steps, over the last few; a pause (validation, a rendezvous) does not count as a step."""
+    """Median time between steps, over the last few; a pause (validation, a synchronisation point) does not count as a step."""
 
     def __init__(self, window: int = 9) -> None:
         self._periods: deque[float] = deque(maxlen=window)

@@ -22,7 +22,7 @@ from lightning_gossip.transport.gloo_group import new_group
 
 
 class Collectives:
-    """One worker's end. Creating it is collective, and so is every method but :meth:`close`.
+    """Collectives of a synchronous algorithm on one worker. Creating it is collective, as is every method but :meth:`close`.
 
     Args:
         device: where the tensors are that it is given.

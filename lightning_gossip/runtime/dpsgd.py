@@ -38,14 +38,14 @@ class NeighbourRounds:
         exchanges: swaps completed.
         bytes_sent: by this worker.
         waited_s: seconds that the caller was blocked here.
-        meeting_called: a neighbour has said, in this session, that somebody asked for a rendezvous.
+        sync_requested: a neighbour has said, in this session, that somebody asked for a rendezvous.
     """
 
     def __init__(self, transport: Transport, weights: Mapping[int, float], *, timeout_s: float, timeline: Timeline) -> None:
         self.exchanges = 0
         self.bytes_sent = 0
         self.waited_s = 0.0
-        self.meeting_called = False
+        self.sync_requested = False
         self._transport = transport
         self._weights = dict(sorted(weights.items()))
         self._timeout_s = timeout_s
@@ -71,7 +71,7 @@ class NeighbourRounds:
         self._correction = FlatModel(self._tensors, dtype=self._own.flat.dtype)
         self._theirs = {peer: torch.empty_like(self._own.flat) for peer in self._weights}
         self._open = list(self._weights)
-        self.meeting_called = False
+        self.sync_requested = False
 
     @property
     def under_way(self) -> bool:
@@ -83,7 +83,7 @@ class NeighbourRounds:
         if self._pending:
             raise ProtocolError("A round begins while another one is under way.")
         own = self._own.read(self._tensors)
-        own[-2], own[-1] = float(arrived), float(calling or self.meeting_called)
+        own[-2], own[-1] = float(arrived), float(calling or self.sync_requested)
         for peer in self._open:
             self._pending[peer] = self._transport.swap(peer, own, self._theirs[peer])
 
@@ -114,7 +114,7 @@ class NeighbourRounds:
                 self._open.remove(peer)  # both have arrived
             else:
                 correction.add_(theirs[:numel].sub_(own[:numel]), alpha=weight)
-            self.meeting_called = self.meeting_called or bool(theirs[-1])
+            self.sync_requested = self.sync_requested or bool(theirs[-1])
         for place, share in self._fading:
             correction[place] *= share**forward_passes
         self._correction.add_to(self._tensors)

@@ -1,4 +1,4 @@
-"""Torch's errors when another worker is gone, as PeerErrors."""
+"""Torch's errors when another worker has ended or does not answer, as PeerErrors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_gossip.runtime.membership.collective_errors import is_of_the_netw
 
 @contextmanager
 def answering(phase: str) -> Iterator[None]:
-    """What happens inside needs all workers; where deaths are survived, whoever survives them sees torch's own error.
+    """What happens inside needs all workers; where failures are survived, whoever survives them sees torch's own error.
 
     Args:
         phase: what they do, for the message.

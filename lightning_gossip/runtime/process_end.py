@@ -58,7 +58,7 @@ def call_at_exit(end: Callable[[], None]) -> None:
 def _join_threads() -> None:
     """Wait for threads of ours that are about to end: each may be inside a call of torch, where the interpreter must be whole.
 
-    A listener that only a message can wake is left: it sleeps until the process is gone (after a failure).
+    A listener that only a message can wake is left: it sleeps until the process has ended (after a failure).
     """
     end_s = now_s() + _END_S
     for thread in threading.enumerate():
@@ -74,7 +74,7 @@ def _end() -> None:
     _join_threads()
     if not dist.is_available() or not dist.is_initialized():
         return
-    # An operation that waits for a worker that is gone holds the group up: after a failure only, and then not for long.
+    # An operation that waits for a worker that has ended holds the group up: after a failure only, and then not for long.
     thread = threading.Thread(target=dist.destroy_process_group, name="gossip-end", daemon=True)
     thread.start()
     thread.join(_END_S)

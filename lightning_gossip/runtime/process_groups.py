@@ -45,14 +45,14 @@ def make_default_group(
 
 
 def default_store() -> Store:
-    """Of the default group, without its prefixes."""
+    """The store of the default group, without its prefixes."""
     store = dist.distributed_c10d._get_default_store()
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store
 
 
-def renew(prefix: str, make: Callable[[Store, int, int], None], *, broken: bool) -> None:
+def renew(prefix: str, make: Callable[[Store, int, int], None], *, aborted: bool) -> None:
     """Make the default group anew if an exception has ended the last use of a Trainer on some worker; collective.
 
     That worker may have left a collective in which others wait for it, and the next ones of both would be taken for each other.
@@ -60,10 +60,10 @@ def renew(prefix: str, make: Callable[[Store, int, int], None], *, broken: bool)
     Args:
         prefix: of the keys of the new group, in the store of the present one.
         make: makes the group: ``(store, rank, world_size)``.
-        broken: whether it was so on this worker.
+        aborted: whether it was so on this worker.
     """
-    if not broken:
-        with suppress(RuntimeError):  # a worker for which it is broken does not come, and destroys its group
+    if not aborted:
+        with suppress(RuntimeError):  # a worker that has aborted does not come, and destroys its group
             dist.barrier()
             return
     store, rank, world_size = default_store(), dist.get_rank(), dist.get_world_size()

@@ -1,6 +1,8 @@
-"""All workers together: what they came for, and the exact mean of their models. The only collectives of the gossip.
+"""The synchronisation point: all workers say what they came for, and form the exact mean of their models.
 
-Every worker calls the same methods in the same order on the default process group. :meth:`Rendezvous.agree` is where a fast
+Its collectives are the only ones of the gossip.
+
+Every worker calls the same methods in the same order on the default process group. :meth:`SyncPoint.agree` is where a fast
 worker waits for the slow ones.
 """
 
@@ -26,11 +28,11 @@ _CHUNK_NUMEL = 1 << 20  # elements per all-reduce: bounds the extra memory to on
 
 
 def gather(mine: Any, group: dist.ProcessGroup | None = None, *, kind: str = "values") -> list[Any]:
-    """Everybody's value, by rank. Collective if there are several workers; any picklable value.
+    """The values of all workers, by rank. Collective if there are several workers; any picklable value.
 
     Args:
-        mine: this worker's.
-        group: of all workers; the default group if None. Where deaths are survived, the default one only.
+        mine: this worker's value.
+        group: of all workers; the default group if None. Where failures are survived, the default one only.
         kind: what is gathered, the same on all workers.
 
     Raises:
@@ -48,7 +50,7 @@ def gather(mine: Any, group: dist.ProcessGroup | None = None, *, kind: str = "va
 
 
 def together(collective: Callable[[], T]) -> T:
-    """Run collectives on the default group; where deaths are survived, again and with those that are left, if one dies.
+    """Run collectives on the default group; where failures are survived, again with the members that are left, if one fails.
 
     Args:
         collective: leaves its inputs as they are, if it fails.
@@ -61,13 +63,13 @@ def together(collective: Callable[[], T]) -> T:
 
 
 class Purpose(IntEnum):
-    """Why a worker has come."""
+    """Why a worker has come to a synchronisation point."""
 
     EPOCH_END = 1
     VALIDATE = 2
     SAVE = 3  # rank 0 was asked for something that all do together before they go on: a checkpoint
     STOP = 4  # somebody was told to stop (SIGTERM)
-    CALLED = 5  # another worker has called
+    REQUESTED = 5  # another worker has requested it
     COLLECTIVE = 6  # one that the user's code makes between two steps
 
 
@@ -75,8 +77,8 @@ _WAITS = (Purpose.EPOCH_END, Purpose.VALIDATE, Purpose.COLLECTIVE)
 
 
 @dataclass(frozen=True)
-class Coming:
-    """What one worker says when it comes.
+class Arrival:
+    """What one worker says when it comes to a synchronisation point.
 
     Args:
         purpose: why.
@@ -113,30 +115,30 @@ class Agreement:
     over: bool = True
 
 
-def agree(comings: Sequence[Coming]) -> Agreement:
+def agree(arrivals: Sequence[Arrival]) -> Agreement:
     """What follows from what each came for, by rank. Pure: the same on all workers.
 
     Raises:
         ConfigurationError: if they wait for different things that cannot be done together.
     """
-    stop = any(coming.purpose is Purpose.STOP for coming in comings)
-    should_stop = any(coming.should_stop for coming in comings)
-    waits = {(coming.purpose, coming.what) for coming in comings if coming.purpose in _WAITS}
+    stop = any(arrival.purpose is Purpose.STOP for arrival in arrivals)
+    should_stop = any(arrival.should_stop for arrival in arrivals)
+    waits = {(arrival.purpose, arrival.what) for arrival in arrivals if arrival.purpose in _WAITS}
     if should_stop:  # whoever leaves the epoch early validates too
         waits = {((Purpose.EPOCH_END, "") if purpose is Purpose.VALIDATE else (purpose, what)) for purpose, what in waits}
-    passing = any(coming.purpose not in _WAITS for coming in comings)
+    passing = any(arrival.purpose not in _WAITS for arrival in arrivals)
     if len(waits) > 1 and not passing:
-        came = ", ".join(f"rank {rank} for {coming.what or coming.purpose.name}" for rank, coming in enumerate(comings))
+        came = ", ".join(f"rank {rank} for {arrival.what or arrival.purpose.name}" for rank, arrival in enumerate(arrivals))
         raise ConfigurationError(
-            f"The workers came to a rendezvous for different things: {came}. A validation or a collective inside an epoch"
-            " needs all workers to come to it equally often: call it on every rank, or at the end of an epoch."
+            f"The workers came to a synchronisation point for different things: {came}. A validation or a collective inside an"
+            " epoch needs all workers to come to it equally often: call it on every rank, or at the end of an epoch."
         )
     return Agreement(
-        stop, should_stop, tuple(coming.optimizer_steps for coming in comings), comings[0].asks, stop or not passing
+        stop, should_stop, tuple(arrival.optimizer_steps for arrival in arrivals), arrivals[0].asks, stop or not passing
     )
 
 
-class Rendezvous:
+class SyncPoint:
     """The collectives of one worker on the default process group.
 
     Args:
@@ -146,17 +148,17 @@ class Rendezvous:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def agree(self, mine: Coming) -> Agreement:
+    def agree(self, mine: Arrival) -> Agreement:
         """Wait for every worker, and learn what each came for.
 
         Raises:
             PeerError: if a worker has ended.
             ConfigurationError: on all ranks, if they came for different things that cannot be done together.
         """
-        return agree(self._comings(mine))
+        return agree(self._arrivals(mine))
 
-    def _comings(self, mine: Coming) -> list[Coming]:
-        kind = "a rendezvous"
+    def _arrivals(self, mine: Arrival) -> list[Arrival]:
+        kind = "a synchronisation point"
         members = membership.current()
         if members is not None:
             return members.gather(mine, kind)
@@ -165,7 +167,8 @@ class Rendezvous:
             dist.all_gather_object(everyones, (kind, mine))
         except RuntimeError as error:
             raise PeerError(
-                f"Another worker ended before it came to the rendezvous ({mine.purpose.name}); its own log says why.",
+                f"Another worker ended before it came to the synchronisation point ({mine.purpose.name}); its own log says"
+                " why.",
                 phase="rendezvous",
             ) from error
         return of_one_kind(everyones)
@@ -173,7 +176,7 @@ class Rendezvous:
     def average(self, flat: Tensor) -> float:
         """Replace a vector by its mean over all workers, the same bits on all of them.
 
-        Where deaths are survived, call it in :func:`together`: it fails if a worker dies, and the vector is then of no use.
+        Where failures are survived, call it in :func:`together`: it fails if a worker fails, and the vector is then of no use.
 
         Args:
             flat: shape (d,), changed in place.
@@ -184,7 +187,7 @@ class Rendezvous:
         return self._average(flat, dist.get_world_size(), takes_part=True)
 
     def average_of(self, flat: Tensor, *, takes_part: bool) -> float:
-        """The same over the workers that take part; every worker gets it. At least one must.
+        """Replace a vector by its mean over the workers that take part; every worker gets it. At least one must.
 
         Args:
             flat: shape (d,), changed in place.
@@ -280,7 +283,7 @@ class Rendezvous:
     def copy(self, make: Callable[[], Tensor], *, source: int) -> Tensor:
         """The bytes of one rank, on all.
 
-        Where deaths are survived, call it in :func:`together`.
+        Where failures are survived, call it in :func:`together`.
 
         Args:
             make: on rank ``source`` its bytes, uint8 of shape (k,) on the host; called there only.

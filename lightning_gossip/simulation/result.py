@@ -60,7 +60,7 @@ class Result:
 
     @property
     def steps(self) -> int:
-        """Of all workers."""
+        """Optimizer steps of all workers."""
         return sum(worker.steps for worker in self.workers)
 
     @property
@@ -70,7 +70,7 @@ class Result:
 
     @property
     def staleness(self) -> StalenessHistogram:
-        """Of all workers' updates."""
+        """Staleness of all workers' updates."""
         total = StalenessHistogram()
         for worker in self.workers:
             total.merge(worker.staleness)

@@ -167,7 +167,7 @@ class Run:
             self.finish("target")
 
     def mean(self) -> Tensor:
-        """Of the models that count, shape (d,)."""
+        """Mean of the models that count, shape (d,)."""
         return self._living_models().mean(0)
 
     def _living_models(self) -> Tensor:

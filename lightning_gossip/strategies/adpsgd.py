@@ -27,9 +27,9 @@ from lightning_gossip.runtime.adpsgd.gossip import Gossip
 from lightning_gossip.runtime.adpsgd.nonfinite_guard import GossipCounters, OnNonFinite
 from lightning_gossip.runtime.clock import Timeline, now_s
 from lightning_gossip.runtime.membership.membership import Membership
-from lightning_gossip.runtime.membership.round_store import Worker
+from lightning_gossip.runtime.membership.round_store import WorkerId
 from lightning_gossip.runtime.store_client import another
-from lightning_gossip.runtime.sync_point import Rendezvous, together
+from lightning_gossip.runtime.sync_point import SyncPoint, together
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.lightning.fault_tolerance import JoinerOptimizer, OnPeerFailure, Survival
 from lightning_gossip.strategies.options import (
@@ -60,28 +60,28 @@ class ADPSGDStrategy(DecentralizedStrategy):
     Args:
         topology: who averages with whom: a name of :data:`~lightning_gossip.algorithm.TOPOLOGIES`, a
             :class:`~lightning_gossip.algorithm.Topology`, or the edges as pairs of ranks.
-        roles: ``"bipartite"`` as in the paper (one side calls, the other answers), ``"symmetric"`` (everybody does both; a busy
-            worker refuses), or ``"auto"``: bipartite where the graph allows it.
+        roles: ``"bipartite"`` as in the paper (one side initiates, the other responds), ``"symmetric"`` (everybody does both; a
+            busy worker refuses), or ``"auto"``: bipartite where the graph allows it.
         exchanges_per_step: averagings that a worker takes part in per step of its neighbourhood (on a regular
             graph); 0 for none.
         exchange_timeout_s: deadline, in seconds, of an answer and of each chunk of a model.
         seed: of the partner choice.
-        on_peer_failure: ``"continue"``: a worker whose process ends without a word (killed, machine gone) is left out, and the
+        on_peer_failure: ``"continue"``: a worker whose process ends without a word (killed, machine gone) is excluded, and the
             others go on; ``"raise"``: all end. An exception in a worker's code ends all either way.
         min_workers: with fewer left the job ends, with a PeerError.
         max_workers: how many may be in the job when workers come later; as many as it began with, if None.
-        peer_timeout_s: silence, in seconds, after which a worker is taken for dead although no connection has closed.
+        peer_timeout_s: time without a heartbeat, in seconds, after which a worker has failed although no connection was lost.
         joiner_optimizer: a worker that comes later begins with a ``"copy"`` of another one's optimizer state, or ``"fresh"``.
         refuse_nonfinite: keep NaN and infinities out: an exchange that would bring them into a healthy model is refused and
-            counted, and the mean at a rendezvous is never made with one.
+            counted, and the mean at a synchronisation point is never made with one.
         wire: how a model is sent: ``"float32"`` as it is; ``"int8"`` or ``"int16"`` in a quarter or half of the bytes, as the
             last digits of each element, in a unit that follows the difference of the two models; ``"bfloat16"`` rounded.
             Whatever the rounding, what one end adds the other subtracts.
         partner_choice: ``"uniform"`` among a worker's neighbours, or ``"fast_links"``: the shorter their exchanges last the
             more often, and each with at least a quarter of its uniform share.
         on_nonfinite: what a worker does whose own model is not finite: ``"raise"`` ends the job with a NonFiniteError;
-            ``"adopt"`` makes it go on from a neighbour's model (at a rendezvous, the mean of the healthy ones) with a fresh
-            optimizer state.
+            ``"adopt"`` makes it go on from a neighbour's model (at a synchronisation point, the mean of the healthy ones) with
+            a fresh optimizer state.
         store: ``"tcp://host:port"``, where the workers meet, if it is to outlive rank 0 (``python -m lightning_gossip.store``).
         options: see :class:`~lightning_gossip.strategies.DecentralizedStrategy`.
 
@@ -151,8 +151,8 @@ class ADPSGDStrategy(DecentralizedStrategy):
         if members is None:
             topology = make_topology(self.topology, self.workers)
             return topology, self._picker_of(topology, self.global_rank, self._seed)
-        numbers = [worker.number for worker in members.members]
-        topology = topology_for(self.topology, numbers, self.workers, self.roles)
+        initial_ranks = [worker.initial_rank for worker in members.members]
+        topology = topology_for(self.topology, initial_ranks, self.workers, self.roles)
         seed = self._seed + _SEED_STRIDE * members.generation  # ranks change, and two of them must not repeat one stream
         return topology, self._picker_of(topology, members.rank, seed)
 
@@ -164,7 +164,7 @@ _FOREVER_S = 10 * 365 * 86400.0  # the listener ends by a message, never by a ti
 
 
 class GossipOptions(Protocol):
-    """What it asks of its strategy."""
+    """The options and state of the strategy that its gossip needs."""
 
     exchanges_per_step: float
     refuse_nonfinite: bool
@@ -175,7 +175,7 @@ class GossipOptions(Protocol):
 
     @property
     def members(self) -> Membership | None:
-        """Who is in the job, where deaths are survived."""
+        """Who is in the job, where failures are survived."""
 
     @property
     def keys(self) -> str:
@@ -183,14 +183,14 @@ class GossipOptions(Protocol):
 
     @property
     def global_rank(self) -> int:
-        """Of this worker."""
+        """Rank of this worker."""
 
     def picker(self) -> tuple[Topology, PartnerPicker]:
         """The graph of the present workers, and this one's partners in it."""
 
 
 class GossipAlgorithm(Algorithm):
-    """One worker's gossip during one fit.
+    """AD-PSGD on one worker during one fit: its gossip.
 
     Args:
         strategy: asked for ``exchanges_per_step`` at the beginning of each session.
@@ -204,7 +204,7 @@ class GossipAlgorithm(Algorithm):
         self._timeout_s = timeout_s
         self._gossip: Gossip | None = None
         self._picker: PartnerPicker | None = None
-        self._peers: ChangingPeers[Worker] | None = None
+        self._peers: ChangingPeers[WorkerId] | None = None
         self._counters = GossipCounters()
         self._failed = 0
         self._replica: Replica | None = None
@@ -219,7 +219,7 @@ class GossipAlgorithm(Algorithm):
         if members is None:
             _, self._picker = self._picked()
             transport: Transport = GlooTransport(self._timeout_s)
-            peers: PartnerPicker | ChangingPeers[Worker] = self._picker
+            peers: PartnerPicker | ChangingPeers[WorkerId] = self._picker
         else:
             transport = members.attempt(self._connect)
             assert self._peers is not None
@@ -243,14 +243,14 @@ class GossipAlgorithm(Algorithm):
         return topology, picker
 
     def _connect(self) -> Transport:
-        """Connect with those who are members now, and draw partners among them. Collective; new keys each time."""
+        """Connect with the present members, and draw partners among them. Collective; new keys each time."""
         members = self._strategy.members
         assert members is not None
         topology, self._picker = self._picked()
-        self._session = max(self._session, members.generation << 20)  # the same on all, those included that have just come
+        self._session = max(self._session, members.generation << 20)  # the same on all, joiners included
         self._peers = ChangingPeers(
-            members.watch,
-            members.members.index(members.watch.me),
+            members.monitor,
+            members.members.index(members.monitor.me),
             members.members,
             topology,
             roles=self._strategy.roles,
@@ -280,7 +280,7 @@ class GossipAlgorithm(Algorithm):
         if self._gossip is not None:
             self._gossip.close(together=True)
         if self._peers is not None:
-            self._failed += self._peers.dropped
+            self._failed += self._peers.failed_exchanges
         self._restored_picker = None  # of the ranks before
         self.start()
 
@@ -324,23 +324,23 @@ class GossipAlgorithm(Algorithm):
             OptimizerStates(self._strategy.optimizers).reset()
 
     @override
-    def average(self, meeting: Rendezvous) -> float:
+    def average(self, sync_point: SyncPoint) -> float:
         replica = self._replica
         assert replica is not None
         begun = False
 
         def average() -> float:
             nonlocal begun
-            if begun:  # a worker died in the middle: y is half averaged, and x still is what it was
+            if begun:  # a worker failed in the middle: y is half averaged, and x still is what it was
                 replica.push_pull(self._model.tensors, forward_passes=0)
             begun = True
-            return meeting.average(replica.settle())
+            return sync_point.average(replica.settle())
 
         distance = together(average)
         # of a mean that is not finite every worker's distance is not; else a distance that is not has overflowed
         if self._strategy.refuse_nonfinite and not (math.isfinite(distance) or all_finite(replica.settle())):
             names, rule, rank = self._model.names, self._strategy.on_nonfinite, self._strategy.global_rank
-            distance, was_finite = mean_of_healthy(meeting, replica, names, self._model.tensors, rule, rank)
+            distance, was_finite = mean_of_healthy(sync_point, replica, names, self._model.tensors, rule, rank)
             if not was_finite:
                 self._counters.adopted += 1
                 OptimizerStates(self._strategy.optimizers).reset()
@@ -353,12 +353,12 @@ class GossipAlgorithm(Algorithm):
             self._gossip.close(together=together)
 
     @override
-    def call_meeting(self) -> None:
-        self._running.call_meeting()
+    def request_sync(self) -> None:
+        self._running.request_sync()
 
     @override
-    def meeting_called(self) -> bool:
-        return self._running.meeting_called
+    def sync_requested(self) -> bool:
+        return self._running.sync_requested
 
     @override
     def complete(self, report: WorkerReport) -> None:
@@ -368,7 +368,7 @@ class GossipAlgorithm(Algorithm):
         report.refused_nonfinite = counters.refused_nonfinite
         report.adopted = counters.adopted
         report.bytes_sent = counters.bytes_sent
-        report.failed = self._failed + (self._peers.dropped if self._peers is not None else 0)
+        report.failed = self._failed + (self._peers.failed_exchanges if self._peers is not None else 0)
         report.describe_staleness(counters.staleness)
 
     @override

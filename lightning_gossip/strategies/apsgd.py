@@ -20,7 +20,7 @@ from lightning_gossip.runtime.adpsgd.nonfinite_guard import OnNonFinite
 from lightning_gossip.runtime.apsgd.client import RemoteServer, Served, ServerLink, Update
 from lightning_gossip.runtime.apsgd.server import Server
 from lightning_gossip.runtime.clock import Timeline, now_s
-from lightning_gossip.runtime.sync_point import Rendezvous
+from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.options import check_nonfinite, seconds_of
 from lightning_gossip.strategies.report import WorkerReport
@@ -228,10 +228,10 @@ class ServerWorker(Algorithm):
         """All updates have been applied when their workers had arrived."""
 
     @override
-    def average(self, meeting: Rendezvous) -> float:
+    def average(self, sync_point: SyncPoint) -> float:
         server = self._server
         flat = self._update.read(self._model.tensors)
-        distance = meeting.adopt(flat, server.model if server is not None else None, source=self._rank)
+        distance = sync_point.adopt(flat, server.model if server is not None else None, source=self._rank)
         self._update.write(self._model.tensors)
         return distance
 
@@ -250,12 +250,12 @@ class ServerWorker(Algorithm):
             transport.close()
 
     @override
-    def call_meeting(self) -> None:
-        self._connected.call_meeting(self._session)
+    def request_sync(self) -> None:
+        self._connected.request_sync(self._session)
 
     @override
-    def meeting_called(self) -> bool:
-        return self._meeting_called or (self._server is not None and self._server.meeting_called)
+    def sync_requested(self) -> bool:
+        return self._meeting_called or (self._server is not None and self._server.sync_requested)
 
     @override
     def complete(self, report: WorkerReport) -> None:
@@ -309,7 +309,7 @@ class ServerWorker(Algorithm):
         return Update(update, passes)
 
     def _note(self, served: Served, pushed: Update | None) -> None:
-        self._meeting_called = self._meeting_called or served.meeting_called
+        self._meeting_called = self._meeting_called or served.sync_requested
         if pushed is None:
             return
         if served.refused:

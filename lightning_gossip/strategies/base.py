@@ -120,7 +120,7 @@ class DecentralizedStrategy(WorkerProcesses):
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
-        synchronize_results(trainer, self._patches, meet=self._end_session)
+        synchronize_results(trainer, self._patches, end_session=self._end_session)
         share_evaluation(trainer, self._patches)
         if trainer.state.fn == TrainerFn.FITTING:
             self._begin_fit(trainer)
@@ -206,13 +206,13 @@ class DecentralizedStrategy(WorkerProcesses):
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
         if not isinstance(exception, SIGTERMException):
-            uses.fail()
+            uses.abort()
             self.tell_once(exception)  # before the others hear of it, and fail by it
         if self.members is not None and not isinstance(exception, SIGTERMException):
-            self.members.watch.failed(reason_of(exception))
-            self.members.watch.rest()  # it has said so when this returns
+            self.members.monitor.abort(reason_of(exception))
+            self.members.monitor.rest()  # it has said so when this returns
         if self._fit is not None and not isinstance(exception, SIGTERMException):
-            self._fit.fail()
+            self._fit.abort()
 
     # What Lightning, its callbacks and users synchronise through the strategy. Inside an epoch there is nobody to answer: the
     # worker gets its own value, with a warning; but between two steps of static shares, which all make, all meet first.
@@ -276,7 +276,7 @@ class DecentralizedStrategy(WorkerProcesses):
 
     def _all_are_here(self, what: str, *, warns: bool = True) -> bool:
         if self._fit is not None:
-            return self._fit.meet_for(what, warns=warns)
+            return self._fit.synchronize_for(what, warns=warns)
         trainer = None if self.lightning_module is None else self.lightning_module._trainer
         # a failure in setup, of which callbacks hear before the strategy does
         return trainer is None or trainer.state.status is not TrainerStatus.INTERRUPTED
@@ -301,13 +301,13 @@ class DecentralizedStrategy(WorkerProcesses):
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         state = super().optimizer_state(optimizer)
         # inside an epoch somebody dumps a checkpoint without saving it: this worker's own
-        if self._fit is None or self._fit.failed or self._fit.in_session or not _distributed_is_initialized():
+        if self._fit is None or self._fit.aborted or self._fit.in_session or not _distributed_is_initialized():
             return state
         return checkpoint_contents.mean_optimizer_state(state, self.root_device)
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
-        together = self._fit is not None and not self._fit.failed and not self._fit.in_session
+        together = self._fit is not None and not self._fit.aborted and not self._fit.in_session
         if self._fit is not None and together:
             self._fit.extend_checkpoint(checkpoint, filepath)
         members = self.members

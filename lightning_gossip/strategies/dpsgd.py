@@ -107,7 +107,7 @@ class NeighbourAveraging(LockstepAlgorithm):
         else:
             self._running.begin()
             self._running.complete()
-        self._meeting_called = self._running.meeting_called
+        self._meeting_called = self._running.sync_requested
 
     @override
     def arrive(self) -> None:

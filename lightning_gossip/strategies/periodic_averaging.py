@@ -19,7 +19,7 @@ from lightning_gossip.algorithm.tensors.flat import LiveTensors
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.periodic_averaging.averager import Averager
-from lightning_gossip.runtime.sync_point import Rendezvous
+from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.options import check_choice
 from lightning_gossip.strategies.report import WorkerReport
@@ -181,7 +181,7 @@ class PeriodicAveraging(LockstepAlgorithm):
             self._control = replace(self._control, since=0, averagings=self._control.averagings + 1)
 
     @override
-    def average(self, meeting: Rendezvous) -> float:
+    def average(self, sync_point: SyncPoint) -> float:
         averager = self._averager_of_session()
         if self._adopts:
             self._apply(averager)

@@ -31,16 +31,16 @@ class WorkerReport:
             between pull and push of a step.
         staleness_counts: the whole histogram: pairs of a staleness and the number of steps that had it, in ascending order.
         dropped: updates that came too late and were thrown away (parameter server).
-        averagings: exact averages of all models; those of the rendezvous too, where they are adopted.
+        averagings: exact averages of all models; those of the synchronisation point too, where they are adopted.
         period: steps between two averagings, at present.
         period_mean: steps divided by averagings.
         deviation: S_k = (1/n) Σ ‖w_i − w̄‖² of the parameters at the last averaging.
         busy_s: seconds in training steps.
-        wait_s: seconds at rendezvous before the last worker came.
+        wait_s: seconds at synchronisation points before the last worker came.
         last_wait_s: the same, at the last one.
         left_early: whether it left the last batches of the epoch to faster workers.
         batch_s: its median time a batch, in seconds.
-        distance: ‖x_i − x̄‖² of its model just before the last rendezvous averaged the models.
+        distance: ‖x_i − x̄‖² of its model just before the last synchronisation point averaged the models.
     """
 
     rank: int
@@ -82,12 +82,12 @@ class WorkerReport:
 
 @dataclass
 class FitReport:
-    """What all workers know after a rendezvous.
+    """What all workers know after a synchronisation point.
 
     Args:
         workers: one account each, by rank.
-        consensus_distance: (1/n) Σ ‖x_i − x̄‖² just before the last rendezvous averaged the models.
-        rendezvous: how many there have been.
+        consensus_distance: (1/n) Σ ‖x_i − x̄‖² just before the last synchronisation point averaged the models.
+        rendezvous: how many synchronisation points there have been.
         lost: ranks of the workers that the job has lost and went on without, in that order.
     """
 

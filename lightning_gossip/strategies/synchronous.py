@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.collectives import Collectives
-from lightning_gossip.runtime.sync_point import Rendezvous
+from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.report import WorkerReport
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.strategies.worker_algorithm import Algorithm
@@ -71,8 +71,8 @@ class LockstepAlgorithm(Algorithm):
         """Nothing changes a model but its own worker."""
 
     @override
-    def average(self, meeting: Rendezvous) -> float:
-        return self._model.average(meeting)
+    def average(self, sync_point: SyncPoint) -> float:
+        return self._model.average(sync_point)
 
     @override
     def close(self, *, together: bool) -> None:
@@ -80,11 +80,11 @@ class LockstepAlgorithm(Algorithm):
             self._group.close()
 
     @override
-    def call_meeting(self) -> None:
+    def request_sync(self) -> None:
         self._asks_for_meeting = True  # said when this worker arrives
 
     @override
-    def meeting_called(self) -> bool:
+    def sync_requested(self) -> bool:
         return self._meeting_called
 
     @override

@@ -1,4 +1,4 @@
-"""What a worker does between two rendezvous: the one thing in which the strategies differ."""
+"""The seam between the strategies: what a worker does between two synchronisation points."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from lightning_gossip.runtime.sync_point import Rendezvous
+from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.report import WorkerReport
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 
@@ -35,7 +35,7 @@ class Step:
 
 
 class Algorithm(ABC):
-    """One worker's part of a decentralized algorithm during one fit of two workers or more.
+    """A decentralized algorithm on one worker, during one fit of two workers or more.
 
     The calls come from the training thread in this order: ``start``, then per session ``open``, (``begin_step``,
     ``reduce_gradients``, ``step``) …, ``arrive``, ``settle``, ``average``, and at the end ``close``. Collectives on the default
@@ -64,7 +64,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def open(self, model: SharedModel) -> None:
-        """This worker begins to train after a rendezvous (or the start).
+        """Begin to train after a synchronisation point (or the start).
 
         Args:
             model: just opened too; the same object in each session.
@@ -83,22 +83,23 @@ class Algorithm(ABC):
 
     @abstractmethod
     def step(self, step: Step) -> None:
-        """This worker's optimizers have stepped."""
+        """Follow a step of this worker's optimizers."""
 
     def gather(self, tensor: Tensor, *, sync_grads: bool) -> Tensor | None:
-        """Everybody's tensor, stacked, in the middle of a step of this worker's.
+        """The tensors of all workers, stacked, in the middle of a step of this worker.
 
         Args:
             tensor: of the same shape and type on all workers.
             sync_grads: whether gradients go back to all workers.
 
         Returns:
-            Those of the workers that make this step too; None where nobody can be sure that the others come to the same call.
+            The tensors of the workers that make this step too; None where nobody can be sure that the others come to the same
+            call.
         """
         return None
 
     def arrive(self) -> None:
-        """This worker has come to a rendezvous; serve the others until they need it no more."""
+        """Arrive at a synchronisation point: serve the others until they need this worker no more."""
         return
 
     @abstractmethod
@@ -106,7 +107,7 @@ class Algorithm(ABC):
         """All workers have arrived: nothing changes this worker's model any more until it is averaged or opened again."""
 
     @abstractmethod
-    def average(self, meeting: Rendezvous) -> float:
+    def average(self, sync_point: SyncPoint) -> float:
         """Leave the exact mean of all models in this worker's, of the tensors that the session shares.
 
         Returns:
@@ -122,16 +123,16 @@ class Algorithm(ABC):
         """
 
     def follow_members(self) -> None:
-        """Workers have died or come; between two sessions, and all that are there do so."""
+        """Follow a change of the members; called between two sessions, by all members."""
         return
 
     @abstractmethod
-    def call_meeting(self) -> None:
-        """Ask the other workers to come to a rendezvous after their current step."""
+    def request_sync(self) -> None:
+        """Ask the other workers to come to a synchronisation point after their current step."""
 
     @abstractmethod
-    def meeting_called(self) -> bool:
-        """Whether another worker has asked for one in this session."""
+    def sync_requested(self) -> bool:
+        """Whether another worker has asked for a synchronisation point in this session."""
 
     @abstractmethod
     def complete(self, report: WorkerReport) -> None:

@@ -1,7 +1,7 @@
 """How vectors and short messages travel between workers; knows no algorithm.
 
 A transport has three lanes, which never wait for each other:
-- the **inbox**: short messages from anybody (requests for an exchange, calls to a meeting, stop). One listener reads it.
+- the **inbox**: short messages from anybody (requests for an exchange, sync requests, stop). One listener reads it.
 - **replies**: the answer of one peer to one request, waited for with a deadline.
 - **vectors**: one end sends, the other receives, in the order of the calls; a **swap** is both at the same time.
 """
@@ -29,12 +29,12 @@ class Pending(Protocol):
         """Block until what is sent has been read, and what is received has arrived.
 
         Raises:
-            PeerError: when the peer is gone or the time is over.
+            PeerError: when the peer has ended or the time is over.
         """
 
 
 class Transport(ABC):
-    """One worker's end. Methods may be called from several threads, each lane by one thread a peer at a time."""
+    """Messages and vectors of one worker. Methods may be called from several threads, each lane by one a peer at a time."""
 
     rank: int
     world_size: int
@@ -70,7 +70,7 @@ class Transport(ABC):
         """Block until the peer has answered.
 
         Raises:
-            PeerError: when the peer is gone or the time is over.
+            PeerError: when the peer has ended or the time is over.
         """
 
     @abstractmethod
@@ -131,7 +131,7 @@ class Transport(ABC):
         """Ask a peer and wait for its answer.
 
         Raises:
-            PeerError: when the peer is gone or the time is over.
+            PeerError: when the peer has ended or the time is over.
         """
         self.post(peer, message)
         return self.await_reply(peer, timeout_s)

@@ -1,7 +1,7 @@
 """Connections that others ask for, made on a thread of their own, one after the other.
 
-Who asks may have died since, and making a connection with it then takes until a deadline. The thread that reads the inbox has
-no time for that: behind it wait all others.
+Whoever asks may have failed since, and making a connection with it then takes until a deadline. The thread that reads the inbox
+has no time for that: behind it wait all others.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Endpoint(NamedTuple):
 
 
 def endpoint() -> Endpoint:
-    """This process's, as the environment has it now.
+    """Endpoint of this process, as the environment has it now.
 
     Raises:
         ConfigurationError: if ``GLOO_SOCKET_IFNAME`` names no interface of this machine.
@@ -113,7 +113,7 @@ def _reachable() -> list[str]:
 
 
 def _address(name: str) -> str | None:
-    """Of an interface that there is, as far as it has one of version 4."""
+    """The IPv4 address of an interface; None if it has none."""
     try:
         return address_of(name)
     except ConfigurationError:

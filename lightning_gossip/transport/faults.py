@@ -22,7 +22,7 @@ class Fault:
 
     Args:
         kind: ``"delay"`` waits ``seconds`` before the operation; ``"drop"`` loses the request, so that nothing moves (the
-            caller sees a refusal); ``"fail"`` raises :class:`~lightning_gossip.errors.PeerError`.
+            initiator sees a refusal); ``"fail"`` raises :class:`~lightning_gossip.errors.PeerError`.
         where: at the request of an exchange, or at one of its swaps.
         at: numbers of the exchanges, or of the swaps, that are hit, counted by each worker from 0: a collection, a function
             of the number, or None for every one.

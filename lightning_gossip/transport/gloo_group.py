@@ -4,8 +4,8 @@ Two groups, because a time-out on any operation closes every connection of its G
 whose listener waits without a deadline, and *data* carries replies and vectors, which have one. Neither shares anything
 with the default group, on which the training thread runs its collectives, so the two never wait for each other.
 
-A Gloo send ends only when the peer receives it, and is lost if its handle is dropped before. So posting to an inbox does
-not wait, and keeps the handle: of a request until its answer has come, of the rest until the end.
+Gloo drops a send whose Work object is freed before the peer has received it. So posting to an inbox does not wait, and keeps
+the object: until the reply for a request, until close for STOP and sync requests.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.transport.base import Pending, Transport
@@ -31,7 +32,7 @@ FOREVER = timedelta(days=3650)  # the listener ends by a message, never by a tim
 _REQUEST, _REPLY, _VECTOR = 1, 2, 3  # tags
 RUN_BITS = 63
 SHORTEST_S = 0.001  # to Gloo 0 is no deadline at all
-GROUP_S = 20.0  # to make a group of workers that have just met: milliseconds, if nobody dies meanwhile
+GROUP_S = 20.0  # to make a group of workers that have just met: milliseconds, if nobody fails meanwhile
 _FLUSH_S = 10.0  # for the peers' listeners to read the last messages when all close together
 
 
@@ -54,13 +55,13 @@ class GlooTransport(Transport):
         self.run = int(run)
         self._requests: dict[int, list[tuple[dist.Work, Tensor]]] = {}  # by peer: read in order, so a reply frees all before it
         self._told: dict[int, tuple[dist.Work, Tensor]] = {}  # by peer: kept until the next one
-        self._others: list[tuple[Kind, dist.Work, Tensor]] = []  # a few in a run: calls to a meeting, stop
+        self._others: list[tuple[Kind, dist.Work, Tensor]] = []  # a few in a run: sync requests, stop
 
     def post(self, peer: int, message: Message) -> None:
         words = torch.tensor(message.words(self.run), dtype=torch.int64)
         with PeerTrouble(peer, "message"):
             work = _started(dist.isend(words, dst=peer, group=_open(self._control), tag=_REQUEST))
-        if message.kind in (Kind.MEET, Kind.STOP, Kind.FAILED):
+        if message.kind in (Kind.SYNC, Kind.STOP, Kind.FAILED):
             self._others.append((message.kind, work, words))
         else:
             self._requests.setdefault(peer, []).append((work, words))
@@ -133,14 +134,14 @@ def flush(posted: list[tuple[Kind, dist.Work, Tensor]], rank: int) -> None:
 
 
 @dataclass
-class Transfer:
+class Transfer(Pending):
     """A vector under way."""
 
     peer: int
     work: dist.Work
 
+    @override
     def wait(self, timeout_s: float) -> None:
-        """See :class:`~lightning_gossip.transport.base.Pending`."""
         with PeerTrouble(self.peer, "exchange"):
             self.work.wait(timedelta(seconds=timeout_s))
 
@@ -182,7 +183,7 @@ class PeerTrouble:
 
 
 def new_group(timeout_s: float, *, backend: str | None = "gloo") -> dist.ProcessGroup:
-    """A group of all workers, which have just met: one that dies now is waited for :data:`GROUP_S` at most. Collective.
+    """A group of all workers, which have just met: one that fails now is waited for :data:`GROUP_S` at most. Collective.
 
     Args:
         timeout_s: deadline of its operations, in seconds, where they have none of their own.
@@ -205,7 +206,7 @@ def new_group(timeout_s: float, *, backend: str | None = "gloo") -> dist.Process
 
 
 def set_timeout(timeout_s: float, group: dist.ProcessGroup | None = None) -> None:
-    """Of a group, the default group if None; torch's function has become public in 2.13 or so."""
+    """Set the time-out of a group, the default group if None; torch's function has become public in 2.13 or so."""
     if hasattr(dist, "set_timeout"):
         dist.set_timeout(timedelta(seconds=timeout_s), group)
     else:

@@ -1,7 +1,7 @@
 """A queue of short letters for each worker, in the job's store.
 
-A Gloo group of all cannot serve: a receive from any source is ended by the death of one sender (seen: "Connection reset by
-peer"), or is not, and only a message wakes it. A queue has neither trouble: the death of a sender does not touch it, and a
+A Gloo group of all cannot serve: a receive from any source is ended by the end of one sender (seen: "Connection reset by
+peer"), or is not, and only a message wakes it. A queue has neither trouble: the end of a sender does not touch it, and a
 worker ends its own listener by a letter to itself. Its price is a push (2 µs for the caller) and a pop (50 µs) at the store.
 
 Whoever waits for a letter needs a connection for that alone. Torch's store (2.14) never forgets a connection that has waited
@@ -24,7 +24,7 @@ _EMPTY_S = 0.01
 
 
 class Inbox:
-    """One worker's. :meth:`push` may be called from any thread, :meth:`pop` from one.
+    """Inbox of one worker. :meth:`push` may be called from any thread, :meth:`pop` from one.
 
     Args:
         store: a connection for nothing else, whose calls may wait without a deadline.

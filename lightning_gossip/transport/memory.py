@@ -33,7 +33,7 @@ class MemoryNetwork:
 
 
 class MemoryTransport(Transport):
-    """One worker's end of a :class:`MemoryNetwork`. Sending copies the vector once, as a socket would."""
+    """Transport of one worker of a :class:`MemoryNetwork`. Sending copies the vector once, as a socket would."""
 
     def __init__(self, network: MemoryNetwork, rank: int) -> None:
         self.rank = rank
@@ -79,7 +79,7 @@ class MemoryTransport(Transport):
 
 class _Sent:
     def wait(self, timeout_s: float) -> None:
-        """It was copied."""
+        """Return at once, since the vector was copied."""
 
 
 @dataclass

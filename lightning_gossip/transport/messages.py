@@ -37,16 +37,16 @@ class Kind(IntEnum):
     EXCHANGE = 1  # "average with me"
     ACCEPT = 2  # answer: start sending
     REFUSE = 3  # answer: not now
-    MEET = 4  # everybody comes to a rendezvous after the current step
+    SYNC = 4  # everybody comes to a synchronisation point after the current step
     STOP = 5  # the listener may end
     PULL = 6  # to a parameter server: "send me the model"; an update comes first if the value, its forward passes, is not 0
-    LEAVE = 7  # to a parameter server: "I come to a rendezvous"; the same
+    LEAVE = 7  # to a parameter server: "I come to a synchronisation point"; the same
     FAILED = 8  # to a parameter server: the sender has failed, and sends nothing more
     QUEUED = 9  # answer: in an exchange with somebody else; ACCEPT or REFUSE follows when it is your turn
 
 
-INBOX = frozenset({Kind.EXCHANGE, Kind.MEET, Kind.STOP, Kind.PULL, Kind.LEAVE, Kind.FAILED})
-REPLY = frozenset({Kind.ACCEPT, Kind.REFUSE, Kind.MEET, Kind.QUEUED})
+INBOX = frozenset({Kind.EXCHANGE, Kind.SYNC, Kind.STOP, Kind.PULL, Kind.LEAVE, Kind.FAILED})
+REPLY = frozenset({Kind.ACCEPT, Kind.REFUSE, Kind.SYNC, Kind.QUEUED})
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Message:
 
     Args:
         kind: what it is about.
-        session: number of the gossip session (the stretch between two rendezvous) that the sender is in.
+        session: number of the gossip session (the stretch between two synchronisation points) that the sender is in.
         layout: fingerprint of the sender's published tensors; exchanges need equal ones.
         step_us: the sender's step time in microseconds, 0 if unknown.
         value: depends on the kind; of the answer to an EXCHANGE it is the request's.
@@ -85,7 +85,7 @@ class Message:
 
     @classmethod
     def from_words(cls, words: Sequence[int], run: int = 0, kinds: frozenset[Kind] = INBOX | REPLY) -> Message:
-        """From the wire.
+        """The message that was received as integers.
 
         Args:
             words: 64 bits each.

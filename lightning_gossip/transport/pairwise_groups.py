@@ -48,7 +48,7 @@ CONNECT_S = 10.0  # to make a group of two: a few milliseconds, if the peer is t
 _COME_S = 2.0  # for a peer to come to the edge that it has just asked for: the next thing it does
 _CLOSE_S = 1.0  # for the connector to end: at once, unless Gloo is making an edge
 REPLY_S = 5.0  # to send an answer: the peer waits for it already, or has given up
-_HERE, _GONE = b"here", b"gone"  # what is said of an end of an edge, once
+_HERE, _GIVEN_UP = b"here", b"given up"  # written of an end of an edge, once: its worker has made it, or has given it up
 _LETTER = struct.Struct(f"<{WORDS + 1}q")  # sender, then the words of the message
 
 
@@ -58,8 +58,8 @@ class EdgeTransport(Transport):
     Args:
         store: the training thread's connection to the store of the job.
         listening: one for nothing but the inbox; the listener waits there without a deadline.
-        answering: one on which edges are made that others ask for.
-        calling: one that the caller has for itself.
+        responding: one on which edges are made that others ask for.
+        initiating: one that the initiator has for itself.
         prefix: of this transport's keys, new for each and the same on all ranks.
         rank, world_size: of this process.
         timeout_s: deadline of a reply that is sent and of making an edge, in seconds.
@@ -71,8 +71,8 @@ class EdgeTransport(Transport):
         self,
         store: Store,
         listening: Store,
-        answering: Store,
-        calling: Store,
+        responding: Store,
+        initiating: Store,
         prefix: str,
         *,
         rank: int,
@@ -82,7 +82,9 @@ class EdgeTransport(Transport):
         self.rank = rank
         self.world_size = world_size
         self.timeout_s = timeout_s
-        self._store, self._answering, self._calling = (PrefixStore(prefix, each) for each in (store, answering, calling))
+        self._store, self._responding, self._initiating = (
+            PrefixStore(prefix, each) for each in (store, responding, initiating)
+        )
         self._inbox = Inbox(listening, prefix, rank)
         drawn: Any = str(secrets.randbits(RUN_BITS))
         self.run = int(self._store.compare_set("run", "", drawn))  # the first one's, for all
@@ -97,7 +99,7 @@ class EdgeTransport(Transport):
         self._closed = False
         self._lock = threading.Lock()  # guards all of the above; held for a few instructions
         self._connector = Connector(self._connect)
-        # held while an edge is made: the connector and the caller may need the same one at the same time
+        # held while an edge is made: the connector and the initiator may need the same one at the same time
         self._making = [threading.Lock() for _ in range(world_size)]
 
     def make_edges(self, peers: Sequence[int]) -> None:
@@ -126,8 +128,8 @@ class EdgeTransport(Transport):
 
     @override
     def post(self, peer: int, message: Message) -> None:
-        # called by the training thread (to end, to call a meeting) and by the caller
-        store = self._calling if message.kind is Kind.EXCHANGE else self._store
+        # called by the training thread (to end, to request a synchronisation) and by the initiator
+        store = self._initiating if message.kind is Kind.EXCHANGE else self._store
         with PeerTrouble(peer, "message"):
             self._inbox.push(store, peer, _LETTER.pack(self.rank, *message.words(self.run)))
 
@@ -175,7 +177,7 @@ class EdgeTransport(Transport):
         with self._lock:
             number = self._numbers[peer]
         try:
-            self._edge(peer, self._answering, timeout_s=_COME_S)
+            self._edge(peer, self._responding, timeout_s=_COME_S)
         except Exception as error:  # noqa: BLE001 - raised where the request is read
             with self._lock:
                 if self._closed:
@@ -185,8 +187,8 @@ class EdgeTransport(Transport):
             letter = self._letters.pop(peer, None)
         if letter is not None:
             try:
-                self._inbox.push(self._answering, self.rank, letter)
-            except dist.DistError as error:  # the store is gone: the listener has it too
+                self._inbox.push(self._responding, self.rank, letter)
+            except dist.DistError as error:  # the store has ended: the listener has it too
                 log.info("rank %d: the store of requests cannot be reached: %s", self.rank, error)
 
     @override
@@ -223,7 +225,7 @@ class EdgeTransport(Transport):
     def await_reply(self, peer: int, timeout_s: float) -> Message:
         with self._lock:
             number = self._requested[peer]
-        edge = self._edge(peer, self._calling, number=number)
+        edge = self._edge(peer, self._initiating, number=number)
         end_s = time.monotonic() + timeout_s
         while True:
             words = torch.zeros(WORDS, dtype=torch.int64)
@@ -260,7 +262,7 @@ class EdgeTransport(Transport):
             edge = self._edges.get(peer)
         if edge is not None:
             with self._trouble(peer, edge, "probe"):
-                # fails at once where the peer's process is gone; nobody receives it, so elsewhere it stays an offer
+                # fails at once where the peer's process has ended; nobody receives it, so elsewhere it stays an offer
                 edge.send([torch.zeros(1)], self._end(peer), _PROBE)
 
     @override
@@ -273,7 +275,7 @@ class EdgeTransport(Transport):
         try:
             for peer, number in awaited:
                 self._give_up(peer, self._of_edge(peer, number, self._store))
-        except dist.DistError as error:  # the store is gone, and so are the waits for it
+        except dist.DistError as error:  # the store has ended, and so have the waits for it
             log.info("rank %d: the others could not be told of its end: %s", self.rank, error)
         self._connector.close(min(_CLOSE_S, self.timeout_s))
 
@@ -295,7 +297,7 @@ class EdgeTransport(Transport):
             return stood
 
     def _forget(self, peer: int) -> None:
-        """With the lock held."""
+        """Forget an edge; called with the lock held."""
         for held in (self._edges, self._agreed, self._told):
             held.pop(peer, None)
 
@@ -341,8 +343,8 @@ class EdgeTransport(Transport):
         return edge
 
     def _await_end(self, peer: int, number: int, store: Any, timeout_s: float) -> None:
-        """Until the peer's end of an edge has come, or this one has given it up, or the peer had given this one up before."""
-        if store.compare_set(f"end/{self.rank}", "", _HERE) == _GONE:
+        """Wait until the peer's end of an edge has come, or one of the two has given the other up."""
+        if store.compare_set(f"end/{self.rank}", "", _HERE) == _GIVEN_UP:
             raise PeerError(
                 f"Rank {peer} has waited for this edge in vain before.", rank=peer, phase="connection", timed_out=True
             )
@@ -355,7 +357,7 @@ class EdgeTransport(Transport):
         except dist.DistStoreError as error:
             if self._give_up(peer, store):
                 raise PeerError(
-                    f"Rank {peer} did not come to an edge within {timeout_s:.3g} s. It is gone, frozen or slow.",
+                    f"Rank {peer} did not come to an edge within {timeout_s:.3g} s. It has ended, is frozen or slow.",
                     rank=peer,
                     phase="connection",
                     seconds=timeout_s,
@@ -371,7 +373,7 @@ class EdgeTransport(Transport):
     @staticmethod
     def _give_up(peer: int, store: Any) -> bool:
         """Tell a peer that its end of an edge is not waited for any more; False if it has come just now."""
-        return bool(store.compare_set(f"end/{peer}", "", _GONE) == _GONE)
+        return bool(store.compare_set(f"end/{peer}", "", _GIVEN_UP) == _GIVEN_UP)
 
     def _of_edge(self, peer: int, number: int, store: Any) -> Any:
         """The keys of one edge."""
@@ -387,7 +389,7 @@ class EdgeTransport(Transport):
 
 
 class _EdgeTrouble(PeerTrouble):
-    """Also drops the edge. One that this side has dropped before is no news of the peer."""
+    """Also drops the edge. An edge that this side has dropped before says nothing about the peer."""
 
     def __init__(self, peer: int, edge: Group, phase: str, transport: EdgeTransport) -> None:
         super().__init__(peer, phase)

@@ -21,4 +21,4 @@ def party() -> Iterator[Callable[..., Party]]:
     yield make
     for each in made:
         for member in each.all:
-            member.watch.rest()
+            member.monitor.rest()

@@ -9,12 +9,14 @@ import torch.distributed as dist
 
 from lightning_gossip.errors import GossipError
 from lightning_gossip.runtime.membership.membership import Membership
-from lightning_gossip.runtime.membership.monitor import Watch
-from lightning_gossip.runtime.membership.round_store import Worker
+from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
+from lightning_gossip.runtime.membership.round_store import WorkerId
 from tests.workers import run_threads
 
-BEAT_S, PATIENCE_S = 0.02, 20.0
-DEAD_S = 60.0  # a busy host stops a thread for a while: here the end of a worker is told, and silence means nothing
+HEARTBEAT_S, PATIENCE_S = 0.02, 20.0
+FAIL_AFTER_S = (
+    60.0  # a busy host stops a thread for a while: here the end of a worker is told, and late heartbeats mean nothing
+)
 
 
 class Died(BaseException):
@@ -24,20 +26,20 @@ class Died(BaseException):
 class Party:
     """The members of one job, each to be driven by a thread of its own."""
 
-    def __init__(self, workers: int, *, min_workers: int = 1, dead_s: float = DEAD_S) -> None:
+    def __init__(self, workers: int, *, min_workers: int = 1, fail_after_s: float = FAIL_AFTER_S) -> None:
         self.store = dist.HashStore()
         self.min_workers = min_workers
-        self.dead_s = dead_s
-        self.members = [Worker(number, 1) for number in range(workers)]
+        self.fail_after_s = fail_after_s
+        self.members = [WorkerId(number, 1) for number in range(workers)]
         self.all: list[Membership] = []
         self.made: list[tuple[int, int]] = []  # (rank, size) of each group
-        self.fail_groups: Callable[[Worker, int], bool] = lambda me, generation: False
+        self.fail_groups: Callable[[WorkerId, int], bool] = lambda me, generation: False
         for worker in self.members:
             self.add(worker)
 
-    def add(self, worker: Worker) -> Membership:
-        self.store.set(f"p/life/{worker.number}", str(worker.life))
-        watch = Watch(self.store, "p", worker, dead_s=self.dead_s, beat_s=BEAT_S)
+    def add(self, worker: WorkerId) -> Membership:
+        self.store.set(f"p/incarnation/{worker.initial_rank}", str(worker.incarnation))
+        monitor = HeartbeatMonitor(self.store, "p", worker, fail_after_s=self.fail_after_s, heartbeat_s=HEARTBEAT_S)
         made: list[Membership] = []
 
         def make(_: Any, rank: int, size: int) -> None:
@@ -48,7 +50,7 @@ class Party:
         made.append(
             Membership(
                 self.store,
-                watch,
+                monitor,
                 "p",
                 self.members if worker in self.members else [worker],
                 make_group=make,
@@ -59,28 +61,28 @@ class Party:
         self.all.append(made[0])
         return made[0]
 
-    def bury(self, worker: Worker) -> None:
+    def bury(self, worker: WorkerId) -> None:
         """Tell the others that a worker's process has ended, as the kernel would."""
         for member in self.all:
             if member.me != worker:
-                member.watch.ended(worker)
+                member.monitor.process_ended(worker)
 
     def die(self, member: Membership) -> None:
-        """Stop beating without a word, and end the script."""
+        """Stop the heartbeats without a word, and end the script."""
         self.bury(member.me)
-        watch = member.watch
-        with watch._wake:
-            watch._stopped = True
-            watch._tell = lambda: None  # type: ignore[method-assign]  # a killed process writes nothing more
-            watch._wake.notify_all()
+        monitor = member.monitor
+        with monitor._wake:
+            monitor._stopped = True
+            monitor._send = lambda: None  # type: ignore[method-assign]  # a killed process writes nothing more
+            monitor._wake.notify_all()
         raise Died
 
     def run(self, script: Callable[[Membership], Any]) -> list[Any]:
         """What each member's script returned, or the exception that ended it."""
 
         def guarded(member: Membership) -> Any:
-            member.watch.look_at(member.members, outside=member.alone)
-            member.watch.start()
+            member.monitor.observe(member.members, outside=member.outside)
+            member.monitor.start()
             try:
                 return script(member)
             except (Died, GossipError) as error:

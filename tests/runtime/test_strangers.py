@@ -27,7 +27,7 @@ def malformed(chance: random.Random, *, session: int, layout: int, workers: int)
     """Noise of any length, or a right message with one or two words wrong; never one that is right."""
     if chance.random() < 0.3:
         return chance.randrange(-3, 2 * workers), [chance.randrange(-(2**63), 2**63) for _ in range(chance.randrange(64))]
-    words = Message(Kind.MEET, session, layout).words()
+    words = Message(Kind.SYNC, session, layout).words()
     for place in chance.sample([0, 1, 2, 8, 9, 10, 11], chance.randrange(1, 3)):
         words[place] = chance.choice([chance.randrange(-(2**63), 0), chance.randrange(100, 2**63), -1])
     return chance.randrange(workers), words[: chance.choice([WORDS, WORDS, WORDS, 3])]
@@ -57,7 +57,7 @@ def test_10000_malformed_messages_do_not_disturb_the_gossip() -> None:
         assert eventually(lambda: cluster.transports[0]._inner.refused == COUNT)  # each was read, and refused
         cluster.wait_for_exchanges(5)
         assert psutil.Process().memory_info().rss - resident < 20 << 20
-        assert not cluster.gossips[0].meeting_called
+        assert not cluster.gossips[0].sync_requested
         cluster.drain_all()
     assert torch.allclose(cluster.total(), before, rtol=0, atol=1e-9)
 
@@ -74,13 +74,13 @@ def test_a_listener_refuses_what_is_not_for_it(kind: Kind) -> None:
         cluster.drain_all()
 
 
-def test_a_call_to_a_meeting_in_the_far_future_hides_no_other() -> None:
+def test_a_sync_request_in_the_far_future_hides_no_other() -> None:
     cluster = Cluster(ring(2))
     with cluster.running():
         cluster.open_all()
-        cluster.transports[1].post(0, Message(Kind.MEET, 2**62))
-        cluster.transports[1].post(0, Message(Kind.MEET, cluster.session))
-        assert eventually(lambda: cluster.gossips[0].meeting_called)
+        cluster.transports[1].post(0, Message(Kind.SYNC, 2**62))
+        cluster.transports[1].post(0, Message(Kind.SYNC, cluster.session))
+        assert eventually(lambda: cluster.gossips[0].sync_requested)
         cluster.drain_all()
 
 
@@ -103,7 +103,7 @@ def test_10000_malformed_messages_do_not_disturb_the_parameter_server() -> None:
         assert eventually(lambda: server._transport.refused == COUNT)
         assert remote.leave(1).version == 50
         server.raise_failure()
-        assert not server.meeting_called
+        assert not server.sync_requested
         assert psutil.Process().memory_info().rss - resident < 20 << 20
     finally:
         network.transport(1).post(0, Message(Kind.STOP))

@@ -60,11 +60,11 @@ class Violation(AssertionError):
 
 
 class Member(NamedTuple):
-    number: int
+    initial_rank: int
 
     @property
     def spoken(self) -> str:
-        return f"rank {self.number}"
+        return f"rank {self.initial_rank}"
 
 
 class Counts:
@@ -137,22 +137,22 @@ class Monitor:
                 self.verdict(Member(worker.rank))
 
     def verdict(self, member: Member) -> Health:
-        worker = self._world.workers[member.number]
-        if member.number in self.dead:
-            return Health.DEAD
+        worker = self._world.workers[member.initial_rank]
+        if member.initial_rank in self.dead:
+            return Health.FAILED
         if worker.silent_since_s is None:
-            self._closed.discard(member.number)
+            self._closed.discard(member.initial_rank)
             return Health.ALIVE
         silence_s = self._world.now_s - worker.silent_since_s
-        if silence_s >= (SUSPECTED_S if member.number in self._closed else DEAD_S):
-            self.dead.add(member.number)
+        if silence_s >= (SUSPECTED_S if member.initial_rank in self._closed else DEAD_S):
+            self.dead.add(member.initial_rank)
             self._world.kill(worker)  # a worker that finds itself excluded ends
-            return Health.DEAD
-        return Health.SILENT if silence_s >= SUSPECTED_S else Health.ALIVE
+            return Health.FAILED
+        return Health.SUSPECTED if silence_s >= SUSPECTED_S else Health.ALIVE
 
-    def broke(self, member: Member) -> None:
-        if self._world.workers[member.number].silent_since_s is not None:
-            self._closed.add(member.number)
+    def connection_lost(self, member: Member) -> None:
+        if self._world.workers[member.initial_rank].silent_since_s is not None:
+            self._closed.add(member.initial_rank)
 
 
 class World:
@@ -382,9 +382,9 @@ class World:
     def _all(self, what: str, session: int) -> bool:
         """Whether all that are not known to be dead have come so far; who is dead is found out at a synchronisation too."""
         for member in self.members:
-            worker = self.workers[member.number]
-            if not worker.alive and self.monitor.verdict(member) is not Health.DEAD:
-                self.monitor.dead.add(member.number)  # its launcher has seen its end
+            worker = self.workers[member.initial_rank]
+            if not worker.alive and self.monitor.verdict(member) is not Health.FAILED:
+                self.monitor.dead.add(member.initial_rank)  # its launcher has seen its end
         return all(getattr(worker, what) >= session for worker in self.workers if worker.alive)
 
     def _pause(self, seconds: float) -> Wait:

@@ -148,7 +148,7 @@ def _dies_while_all_save(folder: str, rank: int, where: str, address: str) -> An
                 kill_myself()
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            if where == "called" and os.environ["RANK"] == str(rank) and self.trainer.strategy._fit._algorithm.meeting_called():
+            if where == "called" and os.environ["RANK"] == str(rank) and self.trainer.strategy._fit._algorithm.sync_requested():
                 kill_myself()
             return super().training_step(batch, batch_idx)
 

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAver
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from lightning_gossip.runtime.sync_point import Rendezvous
+from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.state.averaged_weights import AveragedWeights
 from lightning_gossip.strategies.state.one_model import compare, compare_rest, unite
 from lightning_gossip.strategies.state.shared_tensors import SharedModel, places
@@ -41,7 +41,7 @@ def state_of(module: nn.Module) -> dict[str, Any]:
     return {name: tensor.tolist() for name, tensor in module.state_dict().items()}
 
 
-def of_a_model(rank: int, meeting: Rendezvous) -> dict[str, Any]:
+def of_a_model(rank: int, sync_point: SyncPoint) -> dict[str, Any]:
     module = Module()
     model = SharedModel(module).open()
     for parameter in (module.student, module.teacher):
@@ -55,10 +55,10 @@ def of_a_model(rank: int, meeting: Rendezvous) -> dict[str, Any]:
     module.grows = torch.full((3 - rank,), 7.0)
     module.coarse.fill_(1 + rank)
     module.late.requires_grad_(rank == 1)  # thawed by one that is further on
-    found = compare_rest(model, meeting, flag=rank == 2)
+    found = compare_rest(model, sync_point, flag=rank == 2)
     own = [tensor.tolist() for tensor in found.tensors]
-    distance = unite(found, meeting)
-    again = compare_rest(model, meeting)
+    distance = unite(found, sync_point)
+    again = compare_rest(model, sync_point)
     return {
         "means": [place.name for place in found.means],
         "follows": [place.name for place in found.follows],
@@ -71,29 +71,29 @@ def of_a_model(rank: int, meeting: Rendezvous) -> dict[str, Any]:
     }
 
 
-def of_parts(rank: int, meeting: Rendezvous) -> dict[str, Any]:
+def of_parts(rank: int, sync_point: SyncPoint) -> dict[str, Any]:
     """One worker has no value of use; one has a tensor that the others have not; nobody has begun."""
     seen: dict[str, Any] = {}
     module = nn.Linear(2, 1)
     nn.init.constant_(module.weight, float("nan") if rank == 0 else rank)
     nn.init.constant_(module.bias, 0.0)
-    unite(compare(places(module), meeting), meeting)
+    unite(compare(places(module), sync_point), sync_point)
     seen["healthy"] = module.weight.tolist()
 
     nn.init.constant_(module.weight, rank)
-    unite(compare(places(module), meeting), meeting, takes_part=rank == 1)
+    unite(compare(places(module), sync_point), sync_point, takes_part=rank == 1)
     seen["one"] = module.weight.tolist()
 
     nn.init.constant_(module.weight, rank)
-    unite(compare(places(module), meeting), meeting, takes_part=False)
+    unite(compare(places(module), sync_point), sync_point, takes_part=False)
     seen["none"] = module.weight.tolist()
 
     nn.init.constant_(module.weight, rank)
     if rank == 1:
         module.register_buffer("extra", torch.ones(1))
-    unite(compare(places(module), meeting), meeting)
+    unite(compare(places(module), sync_point), sync_point)
     seen["common"] = module.weight.tolist()
-    seen["nothing"] = unite(compare([], meeting), meeting)
+    seen["nothing"] = unite(compare([], sync_point), sync_point)
     return seen
 
 
@@ -104,7 +104,7 @@ class Trainer:
         self.callbacks, self.global_step = callbacks, global_step
 
 
-def of_averages(rank: int, meeting: Rendezvous) -> dict[str, Any]:
+def of_averages(rank: int, sync_point: SyncPoint) -> dict[str, Any]:
     module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1, affine=False))
     ema, swa = EMAWeightAveraging(), StochasticWeightAveraging(0.1)
     ema._average_model = AveragedModel(module, use_buffers=True)
@@ -124,7 +124,7 @@ def of_averages(rank: int, meeting: Rendezvous) -> dict[str, Any]:
     averages = AveragedWeights(Trainer(mine, 10 * rank), ())  # type: ignore[arg-type]
     assert averages.are_there
     assert not AveragedWeights(Trainer([EMAWeightAveraging()], 0), ()).are_there  # type: ignore[arg-type]
-    averages.unite(meeting, steps=10)
+    averages.unite(sync_point, steps=10)
     return {
         "ema": (state_of(ema._average_model), ema._latest_update_step),
         "swa": (state_of(swa._average_model), None if swa.n_averaged is None else int(swa.n_averaged)),
@@ -132,8 +132,8 @@ def of_averages(rank: int, meeting: Rendezvous) -> dict[str, Any]:
 
 
 def script(rank: int) -> dict[str, Any]:
-    meeting = Rendezvous(torch.device("cpu"))
-    return {case.__name__: case(rank, meeting) for case in (of_a_model, of_parts, of_averages)}
+    sync_point = SyncPoint(torch.device("cpu"))
+    return {case.__name__: case(rank, sync_point) for case in (of_a_model, of_parts, of_averages)}
 
 
 @pytest.fixture(scope="module")

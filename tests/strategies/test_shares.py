@@ -1,4 +1,4 @@
-"""Whose batches are whose, when workers are left behind."""
+"""Whose batches are whose, when workers are excluded."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 import torch.distributed as dist
 
 from lightning_gossip.algorithm.work_sharing import EpochPlan
-from lightning_gossip.runtime.membership.round_store import Worker
-from lightning_gossip.runtime.work_sharing.completion_log import Journal
+from lightning_gossip.runtime.membership.round_store import WorkerId
+from lightning_gossip.runtime.work_sharing.completion_log import CompletionLog
 from lightning_gossip.strategies.data.batch_samplers import SharedBatches
 
 
 @dataclass
 class Members:
-    """As a journal sees them."""
+    """A worker as its completion log needs to know it."""
 
-    me: Worker
-    alone: bool = False
+    me: WorkerId
+    outside: bool = False
     generation: int = 3
 
 
@@ -34,14 +34,14 @@ def shared(store: Any, members: Members, *, rank: int, workers: int) -> SharedBa
         key="fit",
         lookahead=1,
         batch_s=lambda: None,
-        journal=Journal(store, "fit", members),
+        completion_log=CompletionLog(store, "fit", members),
     )
 
 
-def test_one_that_is_left_behind_takes_no_batch_of_the_others() -> None:
+def test_an_excluded_worker_takes_no_batch_of_the_others() -> None:
     store = dist.HashStore()
-    lonely = iter(shared(store, Members(Worker(1, 2), alone=True), rank=1, workers=2))
-    together = iter(shared(store, Members(Worker(0, 1)), rank=0, workers=1))
+    lonely = iter(shared(store, Members(WorkerId(1, 2), outside=True), rank=1, workers=2))
+    together = iter(shared(store, Members(WorkerId(0, 1)), rank=0, workers=1))
     taken = []
     for batch in together:
         taken.append(batch)

@@ -272,7 +272,7 @@ def _mean() -> Any:
     return captured["mean"].tolist()
 
 
-def test_the_rendezvous_leaves_the_exact_mean_bit_identical_on_all_ranks() -> None:
+def test_a_synchronisation_point_leaves_the_exact_mean_bit_identical_on_all_ranks() -> None:
     results = launch(_mean, workers=3)
     assert results[0] == results[1] == results[2]
 

@@ -31,14 +31,14 @@ def messages_arrive_intact_and_in_order_with_their_sender(transport: Transport) 
     count = 5
     for number in range(count):
         for peer in others(transport):
-            transport.post(peer, Message(Kind.MEET, number, 2**62 + transport.rank, 10**9, number))
+            transport.post(peer, Message(Kind.SYNC, number, 2**62 + transport.rank, 10**9, number))
     received = defaultdict(list)
     for _ in range(count * len(others(transport))):
         sender, message = transport.next_message()
         received[sender].append(message)
     assert sorted(received) == others(transport)
     for sender, messages in received.items():
-        expected = [Message(Kind.MEET, number, 2**62 + sender, 10**9, number) for number in range(count)]
+        expected = [Message(Kind.SYNC, number, 2**62 + sender, 10**9, number) for number in range(count)]
         assert messages == expected
 
 
@@ -115,11 +115,11 @@ def posting_does_not_wait_for_the_reader(transport: Transport) -> None:
     """Rank 1 reads only after the reply that rank 0 sends after posting."""
     if transport.rank == 0:
         for session in (4, 5):
-            transport.post(1, Message(Kind.MEET, session))
+            transport.post(1, Message(Kind.SYNC, session))
         transport.reply(1, Message(Kind.ACCEPT))
     elif transport.rank == 1:
         transport.await_reply(0, PATIENCE_S)
-        assert [transport.next_message() for _ in range(2)] == [(0, Message(Kind.MEET, s)) for s in (4, 5)]
+        assert [transport.next_message() for _ in range(2)] == [(0, Message(Kind.SYNC, s)) for s in (4, 5)]
 
 
 def a_request_is_answered_by_the_peer_that_was_asked(transport: Transport) -> None:
@@ -144,11 +144,11 @@ def a_missing_reply_is_an_error_in_time_and_the_inbox_goes_on(transport: Transpo
         assert (caught.value.rank, caught.value.phase) == (1, "reply")
         assert caught.value.seconds == pytest.approx(waited_s, abs=0.5)
         assert "ank 1" in str(caught.value)
-        transport.post(1, Message(Kind.MEET, 1))
-        assert transport.next_message() == (1, Message(Kind.MEET, 2))
+        transport.post(1, Message(Kind.SYNC, 1))
+        assert transport.next_message() == (1, Message(Kind.SYNC, 2))
     elif transport.rank == 1:
-        assert transport.next_message() == (0, Message(Kind.MEET, 1))  # waits across the time-out
-        transport.post(0, Message(Kind.MEET, 2))
+        assert transport.next_message() == (0, Message(Kind.SYNC, 1))  # waits across the time-out
+        transport.post(0, Message(Kind.SYNC, 2))
 
 
 def a_swap_that_nobody_answers_is_an_error_in_time(transport: Transport) -> None:

@@ -72,12 +72,12 @@ def words_that_are_no_message_are_refused_and_the_inbox_goes_on(transport: GlooT
     if transport.rank == 0:
         lengths = (8, 12)  # as an older version sends, and noise
         works = [dist.isend(torch.arange(length), dst=1, group=transport._control, tag=1) for length in lengths]
-        transport.post(1, Message(Kind.MEET, 9))
+        transport.post(1, Message(Kind.SYNC, 9))
         for work in works:
             assert work is not None
             work.wait()
     elif transport.rank == 1:
-        assert transport.next_message() == (0, Message(Kind.MEET, 9))
+        assert transport.next_message() == (0, Message(Kind.SYNC, 9))
         assert transport.refused == 2
 
 
@@ -109,7 +109,7 @@ def a_listener_outlasts_the_deadline(rank: int) -> str:
         assert heard == [1, 2]
     else:
         time.sleep(2.0 * rank)  # longer than the deadline: the point of the test
-        transport.post(0, Message(Kind.MEET))
+        transport.post(0, Message(Kind.SYNC))
     dist.barrier()
     transport.close()
     return "ok"
@@ -132,7 +132,7 @@ def one_dies(rank: int) -> str:
         transport.next_message()
         os._exit(9)
     start_s = time.monotonic()
-    transport.post(2, Message(Kind.MEET))
+    transport.post(2, Message(Kind.SYNC))
     wait = await_vector if rank == 0 else await_answer
     with pytest.raises(PeerError) as caught:
         wait(transport)

@@ -68,11 +68,11 @@ def test_random_words_are_no_message(words: list[int]) -> None:
 def test_a_transport_refuses_counts_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
     network = MemoryNetwork(3)
     transport = network.transport(0)
-    wrong: list[tuple[int, Any]] = [(1, GOOD), (7, Message(Kind.MEET).words()), (0, Message(Kind.MEET).words()), (2, [1, 2, 3])]
+    wrong: list[tuple[int, Any]] = [(1, GOOD), (7, Message(Kind.SYNC).words()), (0, Message(Kind.SYNC).words()), (2, [1, 2, 3])]
     for letter in wrong:
         network.inbox[0].put(letter)
-    network.inbox[0].put((2, Message(Kind.MEET, 4).words()))
-    assert transport.next_message() == (2, Message(Kind.MEET, 4))
+    network.inbox[0].put((2, Message(Kind.SYNC, 4).words()))
+    assert transport.next_message() == (2, Message(Kind.SYNC, 4))
     assert transport.refused == 4
     for reason in ("of another run", "there are 3 workers", "that is this worker itself", "3 words instead of 12"):
         assert reason in caplog.text

@@ -15,7 +15,7 @@ _STEPS = 64  # of which a step time is the mean; a mean of m is off by about the
 
 
 def backoff_s(refusals: int) -> float:
-    """The longest wait after so many refusals in a row, in seconds; the caller draws uniformly below it.
+    """The longest wait after so many refusals in a row, in seconds; the initiator draws uniformly below it.
 
     It doubles from half a millisecond to 50 ms: a busy worker is free again after an exchange, which may be short or long.
 
@@ -48,7 +48,7 @@ class Pace:
         self._not_before_s = 0.0  # after a refusal
 
     def step(self, seconds: float) -> None:
-        """This worker has made a step, which took so long."""
+        """Note that this worker has made a step, which took so long."""
         self._steps_s.append(seconds)
         self.own_step_s = statistics.fmean(self._steps_s)
 
@@ -62,7 +62,7 @@ class Pace:
         self._started_s = at_s
 
     def draw_again(self, at_s: float) -> None:
-        """It was refused: the start that it was for is still due, but not before ``at_s``."""
+        """Note that a request was refused: the start that it was for is still due, but not before ``at_s``."""
         self._started_s = None
         self._not_before_s = at_s
 

@@ -5,12 +5,13 @@ mean. On a bipartite graph only one side starts exchanges and the other only ans
 initiators to responders alone, they cannot form a cycle. On other graphs both start and answer (symmetric roles), and
 a busy worker must refuse.
 
-The draw is uniform among *all* neighbours, free or not, and the caller waits for the one it drew. Drawing only among
+The draw is uniform among *all* neighbours, free or not, and the initiator waits for the one it drew. Drawing only among
 those that are free at the moment freezes the pairing once an exchange takes about as long as a step: the same two
 workers finish together, find each other free, and meet again (seen: the decay of the consensus distance falls 10 to
 100 times).
 
-Where links differ, a caller may prefer the fast ones: of its d neighbours it then draws j, to which an exchange takes t_j, with
+Where links differ, an initiator may prefer the fast ones: of its d neighbours it then draws j, to which an exchange takes t_j,
+with
 
     p_j = (1 − s) t_j⁻¹ / Σ_k t_k⁻¹ + s/d ,     s = ¼
 
@@ -165,7 +166,7 @@ class PartnerPicker:
         return dict(self._times_s)
 
     def probabilities(self) -> list[float]:
-        """With which it draws each of ``neighbours``; one that it has not averaged with yet is taken for the fastest."""
+        """Probability to draw each of ``neighbours``; one that it has not averaged with yet is taken for the fastest."""
         d = len(self.neighbours)
         if self.choice == "uniform" or not self._times_s:
             return [1.0 / d] * d

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 _FLOOR_S = 2.0  # an answering process may be stopped by its host for a second; a shorter deadline only loses edges
 # after a failure, before the peer is drawn again: doubles from the first to the second. The first is longer than a dead worker
-# takes to be silent (four beats, and one to look), or all its neighbours would wait for a connection with it
+# takes to be suspected (four heartbeats, and one to look), or all its neighbours would wait for a connection with it
 _PAUSE_S = (3.0, 30.0)
 
 
@@ -30,7 +30,7 @@ class Member(Protocol):
     """A worker, as logs call it."""
 
     @property
-    def number(self) -> int:
+    def initial_rank(self) -> int:
         """The rank that it was started with."""
 
     @property
@@ -47,12 +47,12 @@ class Monitor(Protocol[M_contra]):
 
     @property
     def version(self) -> int:
-        """Another number when somebody may have died."""
+        """Another number when a worker may have failed."""
 
     def verdict(self, worker: M_contra) -> Verdict:
         """Whether it is alive."""
 
-    def broke(self, worker: M_contra) -> None:
+    def connection_lost(self, worker: M_contra) -> None:
         """It has closed a connection."""
 
 
@@ -64,7 +64,7 @@ class FixedPeers:
         timeout_s: every deadline.
     """
 
-    dropped = 0
+    failed_exchanges = 0
 
     def __init__(self, picker: PartnerPicker, timeout_s: float) -> None:
         self.picker = picker
@@ -93,17 +93,17 @@ class FixedPeers:
         """An exchange with a peer has come to its end."""
         self.picker.took(peer, seconds)
 
-    def lost(self, peer: int, error: PeerError) -> None:
+    def exchange_failed(self, peer: int, error: PeerError) -> None:
         """Raises the error."""
         raise error
 
 
 class ChangingPeers(Peers, Generic[M]):
-    """Draws among the neighbours that are alive, in the graph of those that are not dead.
+    """Draws among the neighbours that are alive, in the graph of the workers that have not failed.
 
-    A peer that fails is not drawn for a while, which doubles with each failure and ends when it beats again; one that is silent
-    is not drawn at all; one that is dead leaves the graph, which is repaired. Who is dead is asked only when the monitor says
-    that this may have changed.
+    A peer whose exchange fails is not drawn for a while, which doubles with each failure and ends with an exchange that works;
+    one that is suspected is not drawn at all; one that has failed leaves the graph, which is repaired. Who has failed is asked
+    only when the monitor says that this may have changed.
 
     Args:
         monitor: knows who is alive.
@@ -119,7 +119,7 @@ class ChangingPeers(Peers, Generic[M]):
         say: logs what happens to peers.
 
     Attributes:
-        dropped: exchanges that failed.
+        failed_exchanges: how many have failed.
     """
 
     may_start = True  # in a repaired graph it may have another role
@@ -139,7 +139,7 @@ class ChangingPeers(Peers, Generic[M]):
         reply_s: float = 0.0,
         say: Callable[..., None] = log.warning,
     ) -> None:
-        self.dropped = 0
+        self.failed_exchanges = 0
         self._monitor = monitor
         self._members = list(members)
         self._me = me
@@ -150,7 +150,7 @@ class ChangingPeers(Peers, Generic[M]):
         self._topology = topology
         self._roles = roles
         self._drawn = _Drawn(list(range(len(members))), picker)
-        self._version: int | None = None  # of the monitor, when it was asked last who is dead
+        self._version: int | None = None  # of the monitor, when it was asked last who has failed
         self._ceiling_s = ceiling_s
         self._patience = Patience(floor_s=_FLOOR_S, ceiling_s=ceiling_s)
         self._pauses: dict[int, tuple[float, float]] = {}  # by peer: until when, and how long that was
@@ -212,7 +212,7 @@ class ChangingPeers(Peers, Generic[M]):
     def suspected(self) -> list[int]:
         alive, picker = self._drawn
         neighbours = [alive[rank] for rank in picker.neighbours]
-        return [peer for peer in neighbours if self._monitor.verdict(self._members[peer]) is Verdict.SILENT]
+        return [peer for peer in neighbours if self._monitor.verdict(self._members[peer]) is Verdict.SUSPECTED]
 
     @override
     def took(self, peer: int, seconds: float) -> None:
@@ -225,12 +225,12 @@ class ChangingPeers(Peers, Generic[M]):
             self._say("%s: %s answers again, and both exchange models as before", self._spoken, self._members[peer].spoken)
 
     @override
-    def lost(self, peer: int, error: PeerError) -> None:
+    def exchange_failed(self, peer: int, error: PeerError) -> None:
         worker = self._members[peer]
         if error.closed:
-            self._monitor.broke(worker)
+            self._monitor.connection_lost(worker)
         shortest_s, longest_s = _PAUSE_S
-        self.dropped += 1
+        self.failed_exchanges += 1
         if error.timed_out:
             self._patience.in_vain()
         pause_s = min(longest_s, 2 * self._pauses[peer][1]) if peer in self._pauses else shortest_s
@@ -247,7 +247,9 @@ class ChangingPeers(Peers, Generic[M]):
             return self._drawn
         me, (before, picker) = self._me, self._drawn
         alive = [
-            rank for rank, worker in enumerate(self._members) if rank == me or self._monitor.verdict(worker) is not Verdict.DEAD
+            rank
+            for rank, worker in enumerate(self._members)
+            if rank == me or self._monitor.verdict(worker) is not Verdict.FAILED
         ]
         if alive != before:
             graph = repaired(self._topology, alive)
@@ -260,7 +262,7 @@ class ChangingPeers(Peers, Generic[M]):
                 if peer in alive:
                     picker.took(alive.index(peer), seconds)
             self._drawn = _Drawn(alive, picker)
-            neighbours = [self._members[alive[rank]].number for rank in picker.neighbours]
+            neighbours = [self._members[alive[rank]].initial_rank for rank in picker.neighbours]
             self._say("%s: a neighbour has died; this worker exchanges with ranks %s now", self._spoken, neighbours)
         self._version = version
         return self._drawn

@@ -244,7 +244,7 @@ class Peers(Protocol):
     def took(self, peer: int, seconds: float) -> None:
         """An exchange with a peer has come to its end."""
 
-    def lost(self, peer: int, error: PeerError) -> None:
+    def exchange_failed(self, peer: int, error: PeerError) -> None:
         """Something with a peer has failed; raises the error if that ends the gossip."""
 
 
@@ -374,7 +374,7 @@ class GossipProtocol:
             due_s = self._due_s()
             if due_s > self._now_s():
                 until_s = min(due_s, self._now_s() + self._peers.looks_again_s)
-                yield Wait(until_s, lambda due_s=due_s: self.has_ended or self._due_s() != due_s)  # type: ignore[misc]
+                yield Wait(until_s, lambda due_s=due_s: self.has_ended or self._due_s() < due_s)  # type: ignore[misc]
                 if self._due_s() > self._now_s():
                     yield from self._probe()
             elif (peer := self._peers.pick()) is None:
@@ -395,7 +395,7 @@ class GossipProtocol:
                 answer = yield AwaitAnswer(peer, turn_s + self._peers.answer_s)
             if isinstance(answer, PeerError):
                 self._pace.draw_again(self._now_s())
-                self._peers.lost(peer, answer)
+                self._peers.exchange_failed(peer, answer)
                 return refusals
             self._note_step(peer, answer.step_s)
             if answer.verdict is Verdict.ACCEPTED:
@@ -431,7 +431,7 @@ class GossipProtocol:
             queued = self._answer_to(request, Verdict.QUEUED, wait_s=ahead * self._peers.turn_s)
             failed = yield Reply(peer, queued)
             if failed is not None:
-                self._peers.lost(peer, failed)
+                self._peers.exchange_failed(peer, failed)
                 return
         if self._responds:
             self._queue[peer] = request  # at the end, or in the place that the peer has
@@ -444,7 +444,7 @@ class GossipProtocol:
             if peer != self._rank:
                 failed = yield Announce(peer, self.session)
                 if failed is not None:
-                    self._peers.lost(peer, failed)
+                    self._peers.exchange_failed(peer, failed)
         self.sync_requested(self.session)
 
     def drain(self) -> Steps:
@@ -463,7 +463,7 @@ class GossipProtocol:
             waited_s += wait_s
         if self.busy and self.failure is None:
             raise PeerError(
-                f"An exchange did not end within {allowed_s:.3g} s of the rendezvous. Look at the logs of the other ranks.",
+                f"An exchange did not end within {allowed_s:.3g} s of its drain. Look at the logs of the other ranks.",
                 phase="drain",
                 seconds=allowed_s,
             )
@@ -488,7 +488,7 @@ class GossipProtocol:
         if not goes_ahead:
             failed = yield Reply(peer, self._answer_to(request, Verdict.REFUSED))
             if failed is not None:
-                self._peers.lost(peer, failed)
+                self._peers.exchange_failed(peer, failed)
             elif accepts and not same_layout:
                 raise self._layout_error(peer)
             return
@@ -496,7 +496,7 @@ class GossipProtocol:
         try:
             failed = yield Reply(peer, self._answer_to(request, Verdict.ACCEPTED))
             if failed is not None:
-                self._peers.lost(peer, failed)
+                self._peers.exchange_failed(peer, failed)
             else:
                 yield from self._average(peer, gives=request.adopts)
         finally:
@@ -507,7 +507,7 @@ class GossipProtocol:
         began_s = self._now_s()
         result = yield Average(peer, gives, self._peers.deadline_s)
         if isinstance(result, PeerError):
-            self._peers.lost(peer, result)
+            self._peers.exchange_failed(peer, result)
         else:
             self.adopts = result.adopts
             self._peers.took(peer, self._now_s() - began_s)
@@ -524,7 +524,7 @@ class GossipProtocol:
         for peer in self._peers.suspected():
             failed = yield Probe(peer)
             if failed is not None:
-                self._peers.lost(peer, failed)
+                self._peers.exchange_failed(peer, failed)
 
     def _ahead(self, peer: int) -> int:
         """Exchanges before that of a peer that asks now, the one under way included."""

@@ -1,6 +1,6 @@
 """The graph of those who are left.
 
-When workers die the graph is restricted to the survivors, and if it falls into parts, bridges join them. A bridge closes no
+When workers fail the graph is restricted to the present ones, and if it falls into parts, bridges join them. A bridge closes no
 cycle, so a bipartite graph stays bipartite and its roles go on excluding cycles of waits.
 """
 
@@ -17,23 +17,23 @@ from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import ConfigurationError
 
 
-def repaired(topology: Topology, survivors: Sequence[int]) -> Topology:
-    """The topology of the survivors, connected.
+def repaired(topology: Topology, present: Sequence[int]) -> Topology:
+    """The topology of the present workers, connected.
 
     The ends of a bridge are the ranks of fewest neighbours in their parts: a ring that has lost two workers becomes a chain.
 
     Args:
         topology: of all.
-        survivors: ranks in it, each once; the k-th of them is rank k in the result.
+        present: ranks in it, each once; the k-th of them is rank k in the result.
 
     >>> from lightning_gossip.algorithm.topology.generators import ring, star
-    >>> repaired(ring(6), [0, 1, 3, 4]).edges  # 2 and 5 are dead: 0-1 and 3-4, joined
+    >>> repaired(ring(6), [0, 1, 3, 4]).edges  # 2 and 5 have failed: 0-1 and 3-4, joined
     ((0, 1), (0, 2), (2, 3))
-    >>> repaired(star(4), [1, 2, 3]).edges  # the hub is dead
+    >>> repaired(star(4), [1, 2, 3]).edges  # the hub has failed
     ((0, 1), (1, 2))
     """
-    graph = nx.Graph(topology.graph.subgraph(survivors))
-    graph = nx.relabel_nodes(graph, {rank: number for number, rank in enumerate(survivors)})
+    graph = nx.Graph(topology.graph.subgraph(present))
+    graph = nx.relabel_nodes(graph, {rank: number for number, rank in enumerate(present)})
     parts = sorted(nx.connected_components(graph), key=min)
     for before, after in pairwise(parts):
         graph.add_edge(*(min(part, key=lambda rank: (graph.degree(rank), rank)) for part in (before, after)))

@@ -21,7 +21,7 @@ and in an exchange of i with j, in pieces, any time in between:
 
 Departure from the paper: there the averaging is atomic with respect to the gradient update. Here both ends apply ± the
 same d, computed from the same two snapshots, so Σ_i y_i changes by local updates only, whatever happens between the
-snapshot and the merge (``tests/algorithm/test_replica.py::test_sum_is_preserved_whatever_happens_in_between``).
+snapshot and the merge (``tests/algorithm/adpsgd/test_replica.py::test_sum_is_preserved_whatever_happens_in_between``).
 
 Running statistics (BatchNorm) are exponential averages, not sums of gradients: a layer with momentum a replaces b by
 (1 − a)·b + a·batch. Applied to the merged value b + m instead of b this is x + (1 − a)·m, so such a tensor takes over only

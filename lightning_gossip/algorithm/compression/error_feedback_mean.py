@@ -40,7 +40,7 @@ def mean_bytes(wire: MeanWire, numel: int, workers: int, dtype: torch.dtype = to
 
 
 class CompressedMean:
-    """One worker's part; every worker calls the three steps in turn, and moves the payloads in between.
+    """Mean with error feedback, on one worker; all workers call the three steps in turn, and move the payloads between them.
 
     Args:
         reference: r, shape (d,), the same bits on all workers; it is kept and changed.
@@ -60,7 +60,7 @@ class CompressedMean:
 
     @property
     def payload_bytes(self) -> int:
-        """Of one shard."""
+        """Bytes of the payload of one shard."""
         return 2 * self._shard if self._rounds else _QUANTIZER.nbytes(self._shard)
 
     def begin(self, vector: Tensor) -> Tensor:

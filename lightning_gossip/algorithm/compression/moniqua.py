@@ -75,28 +75,28 @@ class ModularCode:
         self._copy, self._difference = model.new_empty(0), model.new_empty(0)
 
     def greeting(self) -> Tensor | None:
-        """See :class:`~lightning_gossip.algorithm.compression.pairwise.Codec`."""
+        """The ranges R of this end's buckets, which both ends send before the first chunk."""
         return self._ranges
 
     def agree(self, theirs: Tensor) -> None:
-        """See :class:`~lightning_gossip.algorithm.compression.pairwise.Codec`."""
+        """Agree on the larger of both ends' ranges, bucket by bucket."""
         # whatever has come, both ends go on with the same numbers, and none that a step could not be made of
         torch.maximum(self._ranges, theirs, out=self._agreed).nan_to_num_(nan=_LARGEST_RANGE)
         self._agreed.clamp_(_SMALLEST_RANGE, _LARGEST_RANGE)
 
     def payload_numel(self, length: int) -> int:
-        """See :class:`~lightning_gossip.algorithm.compression.pairwise.Codec`."""
+        """Bytes of the payload of a chunk of so many elements."""
         return length * self._code.itemsize + 4 * -(-length // BUCKET)
 
     def room(self, payload: Tensor, length: int) -> Tensor:
-        """See :class:`~lightning_gossip.algorithm.compression.pairwise.Codec`."""
+        """Where a chunk is to be copied to before :meth:`encode`, shape (length,); valid until then."""
         if self._copy.numel() < length:
             self._copy, self._difference = self._copy.new_empty(length), self._copy.new_empty(length)
         return self._copy[:length]
 
     @torch.no_grad()
     def encode(self, chunk: slice, payload: Tensor) -> None:
-        """See :class:`~lightning_gossip.algorithm.compression.pairwise.Codec`."""
+        """Write the codes and checks of what is in the room into the payload."""
         sums, codes = self._parts(payload, chunk.stop - chunk.start)
         for buckets, elements, length in _blocks(chunk):
             s = self._copy[elements].view(-1, length)
@@ -116,7 +116,7 @@ class ModularCode:
 
     @torch.no_grad()
     def half_difference(self, chunk: slice, mine: Tensor, theirs: Tensor) -> Tensor:
-        """See :class:`~lightning_gossip.algorithm.compression.pairwise.Codec`; 0 in a bucket that is left out."""
+        """d = ½ (Q(theirs) − Q(mine)); the other end gets exactly −d. 0 in a bucket whose difference is out of range."""
         numel = chunk.stop - chunk.start
         (my_sums, my_codes), (their_sums, their_codes) = self._parts(mine, numel), self._parts(theirs, numel)
         self.room(mine, numel)
@@ -137,7 +137,7 @@ class ModularCode:
         return self._difference[:numel]
 
     def is_finite(self, payload: Tensor) -> bool:
-        """See :class:`~lightning_gossip.algorithm.compression.pairwise.Codec`."""
+        """Whether the elements that a payload was made of are finite."""
         buckets = -(-payload.numel() // (BUCKET * self._code.itemsize + 4))
         return not bool((payload[: 4 * buckets].view(torch.int32) == _NOT_FINITE).any())
 

@@ -33,7 +33,7 @@ Wire = Literal["float32", "bfloat16", "int16", "int8"]
 
 
 class Codec(Protocol):
-    """One worker's, for one model, one exchange at a time. Not thread-safe.
+    """Compression of the chunks that one worker sends of one model, one exchange at a time. Not thread-safe.
 
     Attributes:
         granule: chunks begin at multiples of so many elements.
@@ -50,7 +50,7 @@ class Codec(Protocol):
         """Take in the partner's greeting."""
 
     def payload_numel(self, length: int) -> int:
-        """How many of these the payload of a chunk of so many elements has."""
+        """Elements, of :attr:`payload_dtype`, of the payload of a chunk of so many elements."""
 
     def room(self, payload: Tensor, length: int) -> Tensor:
         """Where a chunk is to be copied to before :meth:`encode`, shape (length,); valid until then."""

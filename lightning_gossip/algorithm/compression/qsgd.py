@@ -26,7 +26,7 @@ On the wire, bucket after bucket, without a header (length, bits and bucket size
 
 Departures from the paper: the codes have a fixed width (there: Elias coding, which pays off only where most are zero, as
 with the L2 norm and few levels), and the scale is rounded up, so that y ≤ s whatever the type of x
-(``tests/algorithm/test_quantize.py::test_a_norm_that_float32_does_not_hold_is_rounded_up``).
+(``tests/algorithm/compression/test_qsgd.py::test_a_norm_that_float32_does_not_hold_is_rounded_up``).
 """
 
 from __future__ import annotations

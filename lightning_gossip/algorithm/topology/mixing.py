@@ -99,8 +99,8 @@ def expected_pair_matrix(topology: Topology, *, exchanges: ExchangeLaw = "unifor
         topology: the graph.
         exchanges: how an exchange comes by its edge. ``"uniform_edge"``: each with probability 1/|E|, so
             E[W] = I − L/(2|E|).
-            ``"symmetric"``: the caller is uniform among all ranks, its partner uniform among the caller's neighbours;
-            ``"bipartite"``: the same, the caller uniform among the initiators. All three are I − L/(n·degree) on
+            ``"symmetric"``: the initiator is uniform among all ranks, its partner uniform among its neighbours;
+            ``"bipartite"``: the same, the initiator uniform among one side of the graph. All three are I − L/(n·degree) on
             regular graphs; on the others they differ.
 
     Returns:
@@ -260,18 +260,18 @@ def _edge_probabilities(topology: Topology, exchanges: ExchangeLaw) -> FloatArra
     if exchanges == "uniform_edge":
         return np.full(len(edges), 1.0 / max(1, len(edges)))
     if exchanges == "symmetric":
-        callers = frozenset(range(topology.n))
+        initiators = frozenset(range(topology.n))
     elif exchanges == "bipartite":
         if topology.bipartition is None:
             raise ConfigurationError(
                 f"got exchanges='bipartite' for the topology {topology.name!r} of {topology.n} ranks, which has no "
                 "bipartition. Write exchanges='symmetric', or use an even ring, 'exponential' or 'bipartite_complete'."
             )
-        callers = topology.bipartition[0]
+        initiators = topology.bipartition[0]
     else:
         raise ConfigurationError(f"got exchanges={exchanges!r}; write 'uniform_edge', 'symmetric' or 'bipartite'.")
-    called_by = [1.0 / topology.degree(rank) if rank in callers and topology.n > 1 else 0.0 for rank in range(topology.n)]
-    return np.array([called_by[i] + called_by[j] for i, j in edges], dtype=np.float64) / len(callers)
+    started_by = [1.0 / topology.degree(rank) if rank in initiators and topology.n > 1 else 0.0 for rank in range(topology.n)]
+    return np.array([started_by[i] + started_by[j] for i, j in edges], dtype=np.float64) / len(initiators)
 
 
 def _square(matrix: npt.ArrayLike) -> FloatArray:

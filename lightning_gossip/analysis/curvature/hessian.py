@@ -170,7 +170,7 @@ class Hessian:
 
 
 def differentiable(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """Those that require a gradient, each once.
+    """The parameters that require a gradient, each once.
 
     Raises:
         ConfigurationError: if there is none, and for types in which products would be too coarse.

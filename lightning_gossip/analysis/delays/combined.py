@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from scipy import optimize
+from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_not_negative
 from lightning_gossip.analysis.delays.delays import ComplexArray, Delay
@@ -23,31 +24,31 @@ class Sum(Delay):
     second: Delay
 
     @property
+    @override
     def mean(self) -> float:
-        """See :class:`Delay`."""
         return self.first.mean + self.second.mean
 
     @property
+    @override
     def variance(self) -> float:
-        """See :class:`Delay`."""
         return self.first.variance + self.second.variance
 
     @property
+    @override
     def left(self) -> float:
-        """See :class:`Delay`."""
         return max(self.first.left, self.second.left)
 
     @property
+    @override
     def reach(self) -> float:
-        """See :class:`Delay`."""
         return self.first.reach + self.second.reach
 
+    @override
     def transform(self, s: Any) -> ComplexArray:
-        """See :class:`Delay`."""
         return self.first.transform(s) * self.second.transform(s)
 
+    @override
     def slope(self, s: Any) -> ComplexArray:
-        """See :class:`Delay`."""
         return self.first.slope(s) * self.second.transform(s) + self.first.transform(s) * self.second.slope(s)
 
 
@@ -79,13 +80,13 @@ class Repeated(Delay):
             raise ConfigurationError(f"share={self.share!r} is not in [0, 1).")
 
     @property
+    @override
     def mean(self) -> float:
-        """See :class:`Delay`."""
         return self._delayed * self.step.mean * self.share / (1.0 - self.share)
 
     @property
+    @override
     def variance(self) -> float:
-        """See :class:`Delay`."""
         share = self.share
         second = self.step.variance * share / (1.0 - share) + self.step.mean**2 * share * (1.0 + share) / (1.0 - share) ** 2
         return self._delayed * second - self.mean**2
@@ -108,12 +109,12 @@ class Repeated(Delay):
             low = max(2.0 * low, end)
         return float(optimize.brentq(beyond, low, 0.0))
 
+    @override
     def transform(self, s: Any) -> ComplexArray:
-        """See :class:`Delay`."""
         repeated: ComplexArray = (1.0 - self.share) / (1.0 - self.share * self.step.transform(s))
         return self._delayed * repeated + (1.0 - self._delayed)
 
+    @override
     def slope(self, s: Any) -> ComplexArray:
-        """See :class:`Delay`."""
         turned = 1.0 - self.share * self.step.transform(s)
         return self._delayed * (1.0 - self.share) * self.share * self.step.slope(s) / np.square(turned)

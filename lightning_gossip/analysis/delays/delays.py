@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_positive, is_finite
 from lightning_gossip.algorithm.laws import FloatArray
@@ -97,18 +98,18 @@ class Atoms(Delay):
         object.__setattr__(self, "weights", np.bincount(where, shares) / shares.sum())
 
     @property
+    @override
     def mean(self) -> float:
-        """See :class:`Delay`."""
         return float(self.weights @ self.times)
 
     @property
+    @override
     def variance(self) -> float:
-        """See :class:`Delay`."""
         return float(self.weights @ (self.times - self.mean) ** 2)
 
     @property
+    @override
     def reach(self) -> float:
-        """See :class:`Delay`."""
         return float(self.times[-1])
 
     @property
@@ -116,12 +117,12 @@ class Atoms(Delay):
         """The delay, if it is always the same."""
         return float(self.times[0]) if len(self.times) == 1 else None
 
+    @override
     def transform(self, s: Any) -> ComplexArray:
-        """See :class:`Delay`."""
         return self._sum(s, self.weights)
 
+    @override
     def slope(self, s: Any) -> ComplexArray:
-        """See :class:`Delay`."""
         return self._sum(s, -self.weights * self.times)
 
     def _sum(self, s: Any, of: FloatArray) -> ComplexArray:
@@ -155,26 +156,26 @@ class Gamma(Delay):
         check_positive("shape", self.shape)
 
     @property
+    @override
     def mean(self) -> float:
-        """See :class:`Delay`."""
         return self.mean_time
 
     @property
+    @override
     def variance(self) -> float:
-        """See :class:`Delay`."""
         return self.mean_time**2 / self.shape
 
     @property
+    @override
     def left(self) -> float:
-        """See :class:`Delay`."""
         return -self.shape / self.mean_time
 
+    @override
     def transform(self, s: Any) -> ComplexArray:
-        """See :class:`Delay`."""
         return (1.0 + np.asarray(s, dtype=np.complex128) * (self.mean_time / self.shape)) ** -self.shape
 
+    @override
     def slope(self, s: Any) -> ComplexArray:
-        """See :class:`Delay`."""
         return -self.mean_time * (1.0 + np.asarray(s, dtype=np.complex128) * (self.mean_time / self.shape)) ** (-self.shape - 1)
 
 
@@ -196,26 +197,26 @@ class Flat(Delay):
             raise ConfigurationError(f"centre={self.centre!r} below half_width={self.half_width!r} gives negative delays.")
 
     @property
+    @override
     def mean(self) -> float:
-        """See :class:`Delay`."""
         return self.centre
 
     @property
+    @override
     def variance(self) -> float:
-        """See :class:`Delay`."""
         return self.half_width**2 / 3.0
 
     @property
+    @override
     def reach(self) -> float:
-        """See :class:`Delay`."""
         return self.centre + self.half_width
 
+    @override
     def transform(self, s: Any) -> ComplexArray:
-        """See :class:`Delay`."""
         return self._parts(s)[0]
 
+    @override
     def slope(self, s: Any) -> ComplexArray:
-        """See :class:`Delay`."""
         return self._parts(s)[1]
 
     def _parts(self, s: Any) -> tuple[ComplexArray, ComplexArray]:

@@ -109,7 +109,7 @@ class LossCurve:
         return total
 
     def envelope(self, times: FloatArray | float) -> FloatArray:
-        """The same without the oscillation: an upper bound."""
+        """An upper bound over time: the values without the oscillation."""
         times = np.atleast_1d(np.asarray(times, dtype=np.float64))
         total = np.full_like(times, self.floor)
         for part, own in zip(self.parts, self.modes, strict=True):

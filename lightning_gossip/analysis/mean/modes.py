@@ -37,13 +37,13 @@ class Mode:
     residue: complex
 
     def at(self, times: FloatArray) -> FloatArray:
-        """Its share of x(t)/x(0), shape of ``times``."""
+        """The mode's share of x(t)/x(0), shape of ``times``."""
         factor = 1.0 if self.root.imag == 0.0 else 2.0
         values: FloatArray = factor * np.real(self.residue * np.exp(self.root * times))
         return values
 
     def envelope(self, times: FloatArray) -> FloatArray:
-        """Its largest size, without the oscillation."""
+        """The mode's largest size, without the oscillation."""
         factor = 1.0 if self.root.imag == 0.0 else 2.0
         return factor * abs(self.residue) * np.exp(self.root.real * times)
 
@@ -63,7 +63,7 @@ class Followed:
     rate: float = 1.0
 
     def at(self, times: FloatArray) -> FloatArray:
-        """As of :class:`Mode`."""
+        """The mode's share of the mean error at some times, shape of ``times``."""
         return self._of(self.values, times)
 
     def envelope(self, times: FloatArray) -> FloatArray:

@@ -90,7 +90,7 @@ class Arrivals:
 
     @property
     def law(self) -> Atoms:
-        """Of the staleness."""
+        """Law of the staleness."""
         return histogram(self.staleness)
 
 

@@ -86,7 +86,7 @@ class Dynamics:
         return self.limit / lr
 
     def decay(self, lr: float) -> float:
-        """Of the slowest direction, in 1/s; negative if some direction diverges."""
+        """Decay rate of the slowest direction, in 1/s; negative if some direction diverges."""
         return min(self.falling(lr * h).decay for h in self.problem.eigenvalues) * self.rate
 
     def time_s(self, lr: float, share: float) -> float:

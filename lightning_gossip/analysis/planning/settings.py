@@ -77,7 +77,7 @@ class Curve:
 
     @property
     def values(self) -> list[float | None]:
-        """Of the knob."""
+        """Values of the knob, one a prediction."""
         return [getattr(prediction.setting, self.knob) for prediction in self.predictions]
 
     @property

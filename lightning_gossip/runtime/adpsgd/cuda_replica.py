@@ -49,27 +49,27 @@ class Streams(Protocol):
         """A zeroed host vector that the device copies to and from without waiting."""
 
 
-class CudaStreams:
-    """Of one CUDA device."""
+class CudaStreams(Streams):
+    """The side stream and events of one CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
+    @override
     def event(self) -> Event:
-        """See :class:`Streams`."""
         return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
+    @override
     def side(self) -> AbstractContextManager[object]:
-        """See :class:`Streams`."""
         return torch.cuda.stream(self._stream)
 
+    @override
     def pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """See :class:`Streams`."""
         return torch.zeros(numel, dtype=dtype, pin_memory=True)
 
 
-class ImmediateStreams:
-    """Of the CPU, where a copy is over when it returns."""
+class ImmediateStreams(Streams):
+    """Stand-in on the CPU, where a copy is over when it returns."""
 
     class _Done:
         def record(self) -> None:
@@ -81,16 +81,16 @@ class ImmediateStreams:
         def wait(self) -> None:
             """Nothing is under way."""
 
+    @override
     def event(self) -> Event:
-        """See :class:`Streams`."""
         return self._Done()
 
+    @override
     def side(self) -> AbstractContextManager[object]:
-        """See :class:`Streams`."""
         return nullcontext()
 
+    @override
     def pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """See :class:`Streams`."""
         return torch.zeros(numel, dtype=dtype)
 
 

@@ -10,7 +10,7 @@ its generators, and what its effects are: messages and chunks over a transport.
 | ``gossip-responder`` | ``respond`` | a request, until the listener ends; a chunk, with a deadline |
 | ``gossip-initiator`` | ``initiate``, if it may ever start an exchange | its pace, an answer, a chunk: all with deadlines |
 
-Two locks. ``_condition`` holds while a generator runs from one effect to the next, a few instructions, and is free while an
+Two locks. ``_lock`` holds while a generator runs from one effect to the next, a few instructions, and is free while an
 effect is under way. ``_model_lock`` guards the replica and is held for one copy only: a chunk (gossip threads) or the model
 (training thread). Neither is held across the network.
 
@@ -110,7 +110,8 @@ class Gossip:
             generator=random.Random(transport.rank),
             exchanges_per_step=exchanges_per_step,
         )
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[Wait, threading.Condition]] = []
         self._threads: list[threading.Thread] = []
 
     # -- the training thread -----------------------------------------------------------------------------------------
@@ -140,12 +141,12 @@ class Gossip:
         self.raise_failure()
         if self._codec is None or replica is not self._replica:
             self._codec = make_codec(self._wire, replica.settle())
-        with self._condition:
+        with self._lock:
             self._replica = replica
             if exchanges_per_step is not None:
                 self._protocol.exchanges_per_step = exchanges_per_step
             self._protocol.open(session, layout)
-            self._condition.notify_all()
+            self._wake()
 
     def step(self, tensors: Sequence[Tensor], *, step_s: float | None, forward_passes: int = 1) -> None:
         """Push the local update and pull the merges; never waits for the network.
@@ -163,14 +164,14 @@ class Gossip:
             staleness = self._open_replica().push_pull(tensors, forward_passes=forward_passes)
         self.counters.staleness.record(staleness)
         if step_s is not None:
-            with self._condition:
+            with self._lock:
                 self._protocol.stepped(step_s)
-                self._condition.notify_all()
+                self._wake()
 
     def drain(self, tensors: Sequence[Tensor]) -> Replica:
         """End the session: no new exchange, the one under way ends, and x takes over the last merges.
 
-        Call it when every worker has arrived at the rendezvous; until then the gossip goes on.
+        Call it when every worker has arrived at the synchronisation point; until then the gossip goes on.
 
         Returns:
             The replica, which nobody else touches until the next :meth:`open`; published equals x.
@@ -180,20 +181,20 @@ class Gossip:
         """
         self._run(self._protocol.drain())
         self.raise_failure()
-        self._exchanger.release()  # a rendezvous needs memory of its own
+        self._exchanger.release()  # the average needs memory of its own
         replica = self._open_replica()
         with self._model_lock:
             # no forward pass since the last pull: running statistics take over all of the merges
             replica.push_pull(tensors, forward_passes=0)
         return replica
 
-    def call_meeting(self) -> None:
-        """Ask all workers to come to a rendezvous after their current step."""
+    def request_sync(self) -> None:
+        """Ask all workers to synchronise after their current step."""
         self._run(self._protocol.request_sync())
 
     @property
-    def meeting_called(self) -> bool:
-        """Whether somebody has asked for a rendezvous in this session."""
+    def sync_requested(self) -> bool:
+        """Whether somebody has asked for a synchronisation in this session."""
         return self._protocol.is_sync_requested
 
     @property
@@ -217,12 +218,12 @@ class Gossip:
         """
         transport = self._transport
         ends_all = together or transport.wakes_itself
-        with self._condition:
+        with self._lock:
             if not self._protocol.stop():
                 return
             if not ends_all:
                 self._protocol.hears_no_more()  # the listener, which would say so, is left alone
-            self._condition.notify_all()
+            self._wake()
         if ends_all:
             try:
                 transport.post((transport.rank + (not transport.wakes_itself)) % transport.world_size, Message(Kind.STOP))
@@ -244,25 +245,24 @@ class Gossip:
         try:
             target()
         except BaseException as error:  # noqa: BLE001 - kept, and raised on the training thread
-            with self._condition:
+            with self._lock:
                 self._protocol.fail(error)
-                self._condition.notify_all()
+                self._wake()
 
     def _run(self, steps: Steps) -> None:
         """Run a generator of the protocol to its end, on the calling thread."""
         result: Any = None
         error: BaseException | None = None
         while True:
-            with self._condition:
+            with self._lock:
                 try:
                     effect = steps.send(result) if error is None else steps.throw(error)
                 except StopIteration:
                     return
                 finally:
-                    self._condition.notify_all()
+                    self._wake()
                 if isinstance(effect, Wait):
-                    while not effect.ready() and (left_s := effect.until_s - now_s()) > 0.0:
-                        self._condition.wait(min(left_s, threading.TIMEOUT_MAX))
+                    self._wait(effect)
                     result = error = None
                     continue
             result, error = None, None
@@ -272,6 +272,22 @@ class Gossip:
                 result = lost
             except BaseException as raised:  # noqa: BLE001 - thrown into the generator, which tidies up and lets it out
                 error = raised
+
+    def _wait(self, wait: Wait) -> None:
+        """Give the lock away until a wait is over."""
+        woken = threading.Condition(self._lock)
+        self._waiting.append((wait, woken))
+        try:
+            while not wait.ready() and (left_s := wait.until_s - now_s()) > 0.0:
+                woken.wait(min(left_s, threading.TIMEOUT_MAX))
+        finally:
+            self._waiting.remove((wait, woken))
+
+    def _wake(self) -> None:
+        """Those whose wait an event or an effect has ended; under the lock."""
+        for wait, woken in self._waiting:
+            if wait.ready():
+                woken.notify()
 
     def _do(self, effect: Effect) -> Any:
         """What an effect is in this world; a PeerError is a result."""
@@ -287,7 +303,7 @@ class Gossip:
             case Probe(peer):
                 self._transport.probe(peer)
             case Announce(peer, session):
-                self._transport.post(peer, Message(Kind.MEET, session))
+                self._transport.post(peer, Message(Kind.SYNC, session))
         return None
 
     def _reply(self, peer: int, answer: Answer) -> None:
@@ -312,9 +328,9 @@ class Gossip:
             while self._read():
                 pass
         finally:
-            with self._condition:
+            with self._lock:
                 self._protocol.hears_no_more()
-                self._condition.notify_all()
+                self._wake()
 
     def _read(self) -> bool:
         """One message; False if it was the last."""
@@ -323,12 +339,12 @@ class Gossip:
         except PeerError as error:
             if error.rank is None:
                 raise
-            with self._condition:
-                self._peers.lost(error.rank, error)
+            with self._lock:
+                self._peers.exchange_failed(error.rank, error)
             return True
-        if message.kind is Kind.MEET:
-            # a worker that is not yet in that session comes to the meeting after its first step there
-            with self._condition:
+        if message.kind is Kind.SYNC:
+            # a worker that is not yet in that session synchronises after its first step there
+            with self._lock:
                 self._protocol.sync_requested(message.session)
         elif message.kind is Kind.EXCHANGE:
             self._run(self._protocol.receive(peer, request_of(message)))

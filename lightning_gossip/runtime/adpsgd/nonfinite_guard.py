@@ -45,7 +45,7 @@ class GossipCounters:
 
 
 class Health:
-    """One worker's. Used by the gossip threads, one exchange at a time.
+    """Guard of one worker against models that are not finite. Used by the gossip threads, one exchange at a time.
 
     Args:
         rank: of this worker, for messages.
@@ -85,7 +85,7 @@ class Health:
 
         Raises:
             NonFiniteError: if this worker's model is not finite, under ``"raise"``.
-            PeerError: if the peer is gone or its time is over.
+            PeerError: if the peer does not answer or its time is over.
         """
         model = LockedReplica(replica, self._model_lock)
         if self.adopts:

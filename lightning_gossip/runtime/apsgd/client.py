@@ -25,13 +25,13 @@ class Served:
     Args:
         version: updates that the model has seen.
         staleness: of the update that this worker pushed last; None if it was dropped, or if there was none.
-        meeting_called: somebody asks for a rendezvous.
+        sync_requested: somebody asks for a rendezvous.
         refused: the update that this worker pushed last was not finite, and the server has not taken it in.
     """
 
     version: int
     staleness: int | None
-    meeting_called: bool
+    sync_requested: bool
     refused: bool = False
 
 
@@ -83,7 +83,7 @@ class ServerLink(ABC):
         """Come to a rendezvous, with an update to the model that was pulled last, if there is one; it has been applied then."""
 
     @abstractmethod
-    def call_meeting(self, session: int) -> None:
+    def request_sync(self, session: int) -> None:
         """Ask all workers to come to a rendezvous; they hear of it when they pull."""
 
 
@@ -119,9 +119,9 @@ class RemoteServer(ServerLink):
         """See :class:`ServerLink`."""
         return _served(self._request(Kind.LEAVE, session, 0, update))
 
-    def call_meeting(self, session: int) -> None:
+    def request_sync(self, session: int) -> None:
         """See :class:`ServerLink`."""
-        self._transport.post(self._rank, Message(Kind.MEET, session))
+        self._transport.post(self._rank, Message(Kind.SYNC, session))
 
     def _request(self, kind: Kind, session: int, layout: int, update: Update | None) -> Message:
         if update is None:
@@ -138,14 +138,14 @@ class RemoteServer(ServerLink):
 
 def to_message(session: int, served: Served) -> Message:
     """The answer to a worker, without the model."""
-    kind = Kind.MEET if served.meeting_called else Kind.ACCEPT
+    kind = Kind.SYNC if served.sync_requested else Kind.ACCEPT
     staleness = _REFUSED if served.refused else _DROPPED if served.staleness is None else served.staleness
     return Message(kind, session, value=served.version, staleness=staleness)
 
 
 def _served(answer: Message) -> Served:
     staleness = None if answer.staleness in (_DROPPED, _REFUSED) else answer.staleness
-    return Served(answer.value, staleness, answer.kind is Kind.MEET, answer.staleness == _REFUSED)
+    return Served(answer.value, staleness, answer.kind is Kind.SYNC, answer.staleness == _REFUSED)
 
 
 def layout_error(rank: int, server: int) -> ConfigurationError:

@@ -128,7 +128,7 @@ class Server(ServerLink):
         self.raise_failure()
         return self._leave(self._transport.rank, update, self._turn_timeout_s)
 
-    def call_meeting(self, session: int) -> None:
+    def request_sync(self, session: int) -> None:
         """See :class:`ServerLink`."""
         with self._condition:
             self._meeting = max(self._meeting, session)
@@ -139,7 +139,7 @@ class Server(ServerLink):
         return self._open.model
 
     @property
-    def meeting_called(self) -> bool:
+    def sync_requested(self) -> bool:
         """Whether somebody asks for a rendezvous in this session."""
         return self._meeting == self._session
 
@@ -155,7 +155,7 @@ class Server(ServerLink):
             version = self._open.pull(rank)
             out.copy_(self._open.model)
             self._condition.notify_all()
-            return Served(version, self._staleness.get(rank), self.meeting_called, rank in self._refused)
+            return Served(version, self._staleness.get(rank), self.sync_requested, rank in self._refused)
 
     def _leave(self, rank: int, update: Update | None, timeout_s: float | None) -> Served:
         acceptable = self._acceptable(update)
@@ -163,7 +163,7 @@ class Server(ServerLink):
             self._push(rank, update, timeout_s, acceptable=acceptable)
             self._open.leave(rank)
             self._condition.notify_all()
-            return Served(self._open.version, self._staleness.get(rank), self.meeting_called, rank in self._refused)
+            return Served(self._open.version, self._staleness.get(rank), self.sync_requested, rank in self._refused)
 
     def _acceptable(self, update: Update | None) -> bool:
         """Read the update, with no lock held."""
@@ -231,8 +231,8 @@ class Server(ServerLink):
             reason = self._reason_to_refuse(peer, message)
             if reason is not None:
                 self._transport.refuse(peer, f"{message.kind.name}: {reason}")
-            elif message.kind is Kind.MEET:
-                self.call_meeting(message.session)
+            elif message.kind is Kind.SYNC:
+                self.request_sync(message.session)
             else:
                 self._inboxes[peer].put(message)
 
@@ -246,7 +246,7 @@ class Server(ServerLink):
             return f"session {message.session} while this one is {current}"
         if message.value > _MOST_PASSES:
             return f"an update of {message.value} forward passes"
-        if message.kind is not Kind.MEET and self._inboxes[peer].qsize() >= _MOST_REQUESTS:
+        if message.kind is not Kind.SYNC and self._inboxes[peer].qsize() >= _MOST_REQUESTS:
             return "its last requests have not been answered yet"
         return None
 

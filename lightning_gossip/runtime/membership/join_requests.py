@@ -1,11 +1,11 @@
-"""The way into a job that has begun: a worker knocks, and is invited, refused, or told that there is nobody inside any more.
+"""The join protocol: a worker outside asks to join a job that has begun, and is admitted or refused.
 
 | key | written by | says |
 |---|---|---|
-| ``begun`` | every member, after the first round | whoever comes now has to knock |
-| ``life/<number>`` | each process that is started, and each that was taken for dead | how many there were with this number |
-| ``knock/<number>`` | who waits outside | its life, and what it is about |
-| ``invited/<worker>`` | every member | where the job is, or why this worker does not fit |
+| ``begun`` | every member, after the first round | later workers have to ask to join |
+| ``incarnation/<rank>`` | each process that starts or was excluded | how many there were with this initial rank |
+| ``join_request/<rank>`` | a worker outside | its incarnation, and what its model and data are |
+| ``grant/<worker>`` | every member | where the job is, or why this worker does not fit |
 | ``closed`` | every member, at the end | the job has ended |
 
 What needs every member to agree is decided in rounds (runtime/membership/membership.py), before anything is written here.
@@ -22,34 +22,34 @@ from torch._C._distributed_c10d import Store
 
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime.clock import Deadline
-from lightning_gossip.runtime.membership.round_store import Worker
+from lightning_gossip.runtime.membership.round_store import WorkerId
 from lightning_gossip.runtime.store_client import look_up
 
-_LOOK_S = 0.1  # between two looks of a worker that waits to be taken in
+_LOOK_S = 0.1  # between two looks of a worker that waits to be admitted
 
 
-class Invitation(NamedTuple):
-    """Where the job is.
+class Grant(NamedTuple):
+    """Where the job is, for the workers that are admitted to it.
 
     Args:
-        round: the first one that those who come take part in.
+        round: the first one that the joiners take part in.
         generation: of the members.
-        hosts: who was a member before.
-        joiners: who comes, at the end of the ranks.
-        lost: who was left out so far.
-        news: for those who come.
+        admitters: the members before.
+        joiners: the workers that are admitted, at the end of the ranks.
+        excluded: the workers that were excluded so far.
+        snapshot: state of the training, for the joiners.
     """
 
     round: int
     generation: int
-    hosts: tuple[Worker, ...]
-    joiners: tuple[Worker, ...]
-    lost: list[Worker]
-    news: Any
+    admitters: tuple[WorkerId, ...]
+    joiners: tuple[WorkerId, ...]
+    excluded: list[WorkerId]
+    snapshot: Any
 
 
-class Door:
-    """Seen through the training thread's connection.
+class JoinRequests:
+    """The join protocol in the store, through the training thread's connection.
 
     Args:
         store: the connection.
@@ -60,94 +60,95 @@ class Door:
         self._store = store
         self._prefix = prefix
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- of members --------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """The job has begun."""
+        """Write down that the job has begun."""
         self._store.set(f"{self._prefix}/begun", "1")
 
     @property
     def has_begun(self) -> bool:
-        """Whether it has."""
+        """Whether the first round is over, so that later workers must ask to join."""
         return self._store.check([f"{self._prefix}/begun"])
 
-    def invite(self, invitation: Invitation) -> None:
-        """To all who come with it."""
-        told = pickle.dumps(invitation)
-        for worker in invitation.joiners:
-            self._store.set(self._invited(worker), told)  # type: ignore[arg-type]  # bytes are fine
+    def grant(self, grant: Grant) -> None:
+        """Admit the joiners that a grant names."""
+        answer = pickle.dumps(grant)
+        for worker in grant.joiners:
+            self._store.set(self._grant_key(worker), answer)  # type: ignore[arg-type]  # bytes are fine
 
-    def refuse(self, worker: Worker, reason: str) -> None:
-        """Tell a worker that waits that it will not be taken in."""
-        self._store.set(self._invited(worker), pickle.dumps(reason))  # type: ignore[arg-type]
+    def refuse(self, worker: WorkerId, reason: str) -> None:
+        """Tell a worker outside that it will not be admitted."""
+        self._store.set(self._grant_key(worker), pickle.dumps(reason))  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """Nobody is taken in any more."""
+        """Write down that nobody is admitted any more."""
         self._store.set(f"{self._prefix}/closed", "1")
 
     def open(self) -> None:
-        """Those who come are taken in again."""
+        """Write down that workers are admitted again."""
         self._store.delete_key(f"{self._prefix}/closed")
 
-    # -- outside -----------------------------------------------------------------------------------------------------
+    # -- of workers outside ------------------------------------------------------------------------------------------
 
-    def another_life(self, me: Worker) -> Worker:
-        """The next name of a worker that is dead to the others under its present one.
+    def next_incarnation(self, me: WorkerId) -> WorkerId:
+        """The next identity of a worker that was excluded under its present one.
 
         Raises:
-            PeerError: if another process has been started with its number meanwhile: there is one worker too many.
+            PeerError: if another process has been started with its initial rank meanwhile: there is one worker too many.
         """
-        key = f"{self._prefix}/life/{me.number}"
-        # looked at before, since a life too many is the end of the other one
-        if int(look_up(self._store, key) or 0) != me.life or self._store.add(key, 1) != me.life + 1:
+        key = f"{self._prefix}/incarnation/{me.initial_rank}"
+        # looked at before, since one incarnation too many ends the other process
+        if int(look_up(self._store, key) or 0) != me.incarnation or self._store.add(key, 1) != me.incarnation + 1:
             raise replaced(me)
-        return Worker(me.number, me.life + 1)
+        return WorkerId(me.initial_rank, me.incarnation + 1)
 
-    def await_invitation(self, me: Worker, about: str, look: Callable[[], bool], timeout_s: float) -> Invitation:
-        """Knock, and wait.
+    def await_grant(self, me: WorkerId, about: str, look: Callable[[], bool], timeout_s: float) -> Grant:
+        """Ask to join, and wait for the answer.
 
         Args:
-            me: who waits.
-            about: it, for those who decide whether it fits.
-            look: called now and then: whether somebody inside beats; raises when there is nobody to wait for.
-            timeout_s: how long while nobody does.
+            me: this worker.
+            about: its model and data, for the members, who decide whether they fit.
+            look: called now and then: whether a member sends heartbeats; raises when there is nobody to wait for.
+            timeout_s: how long to wait while no member does.
 
         Raises:
-            PeerError: if nobody takes this worker in.
+            PeerError: if nobody admits this worker.
             ConfigurationError: if it does not fit.
         """
-        self._store.set(f"{self._prefix}/knock/{me.number}", f"{me.life} {about}")
+        self._store.set(f"{self._prefix}/join_request/{me.initial_rank}", f"{me.incarnation} {about}")
         deadline, pause = Deadline.after(timeout_s), threading.Event()
-        while not self._store.check([self._invited(me)]):
-            if self._store.check([f"{self._prefix}/closed"]):  # perhaps by somebody who has not heard the knock yet
+        while not self._store.check([self._grant_key(me)]):
+            if self._store.check([f"{self._prefix}/closed"]):  # perhaps by somebody who has not seen the request yet
                 raise PeerError(
-                    f"Rank {me.number} comes too late: the job has ended. Start all of it, with a new store if it has one.",
-                    rank=me.number,
+                    f"Rank {me.initial_rank} comes too late: the job has ended. Start all of it, with a new store if it has"
+                    " one.",
+                    rank=me.initial_rank,
                     phase="join",
                 )
-            if look():  # it takes this worker in when its epoch has ended, however long that is
+            if look():  # workers are admitted when an epoch has ended, however long that is
                 deadline = Deadline.after(timeout_s)
             if deadline.left_s <= 0:
                 raise PeerError(
-                    f"Rank {me.number} waits to be taken in, and has heard no member of the job for {timeout_s:.3g} s. Has it"
-                    " begun?",
+                    f"Rank {me.initial_rank} waits to be admitted, and has heard no member of the job for {timeout_s:.3g} s."
+                    " Has it begun?",
                     phase="join",
                     seconds=timeout_s,
                 )
             pause.wait(_LOOK_S)
-        told = pickle.loads(self._store.get(self._invited(me)))
-        self._store.delete_key(self._invited(me))
-        if isinstance(told, str):
-            raise ConfigurationError(told)
-        assert isinstance(told, Invitation)
-        return told
+        answer = pickle.loads(self._store.get(self._grant_key(me)))
+        self._store.delete_key(self._grant_key(me))
+        if isinstance(answer, str):
+            raise ConfigurationError(answer)
+        assert isinstance(answer, Grant)
+        return answer
 
-    def _invited(self, worker: Worker) -> str:
-        return f"{self._prefix}/invited/{worker}"
+    def _grant_key(self, worker: WorkerId) -> str:
+        return f"{self._prefix}/grant/{worker}"
 
 
-class Doorstep:
-    """What a watch sees there, through its own connection.
+class JoinRequestReader:
+    """The join protocol in the store, as a monitor reads it through its own connection.
 
     Args:
         store: the connection.
@@ -158,51 +159,51 @@ class Doorstep:
         self._store = store
         self._prefix = prefix
 
-    def knocks(self, numbers: Iterable[int]) -> dict[Worker, str]:
-        """Who has knocked last under each number, and what about."""
+    def requests(self, initial_ranks: Iterable[int]) -> dict[WorkerId, str]:
+        """The last request of each initial rank: which worker, and what its model and data are."""
         found = {}
-        for number in numbers:
-            if knock := look_up(self._store, f"{self._prefix}/knock/{number}"):
-                life, _, about = knock.decode().partition(" ")
-                found[Worker(number, int(life))] = about
+        for rank in initial_ranks:
+            if request := look_up(self._store, f"{self._prefix}/join_request/{rank}"):
+                incarnation, _, about = request.decode().partition(" ")
+                found[WorkerId(rank, int(incarnation))] = about
         return found
 
-    def processes(self, numbers: Iterable[int]) -> list[Worker]:
-        """The last process of each number; nobody before the job has begun."""
+    def newest(self, initial_ranks: Iterable[int]) -> list[WorkerId]:
+        """The newest incarnation of each initial rank; nobody before the job has begun."""
         if not self._store.check([f"{self._prefix}/begun"]):
             return []
-        lives = {number: look_up(self._store, f"{self._prefix}/life/{number}") for number in numbers}
-        return [Worker(number, int(life)) for number, life in lives.items() if life is not None]
+        incarnations = {rank: look_up(self._store, f"{self._prefix}/incarnation/{rank}") for rank in initial_ranks}
+        return [WorkerId(rank, int(incarnation)) for rank, incarnation in incarnations.items() if incarnation is not None]
 
 
-def replaced(me: Worker) -> PeerError:
-    """What ends the older of two processes of one number."""
+def replaced(me: WorkerId) -> PeerError:
+    """What ends the older of two processes of one initial rank."""
     return PeerError(
-        f"Rank {me.number} was silent, and has been started again meanwhile. This process, the older one, ends.",
-        rank=me.number,
+        f"Rank {me.initial_rank} sent no heartbeat, and has been started again. This process, the older one, ends.",
+        rank=me.initial_rank,
         phase="join",
     )
 
 
-def forsaken(
-    me: Worker, processes: Sequence[Worker], heard: Mapping[Worker, dict[str, Any]], alive: Sequence[Worker]
+def why_nobody_admits(
+    me: WorkerId, newest: Sequence[WorkerId], heard: Mapping[WorkerId, dict[str, Any]], not_failed: Sequence[WorkerId]
 ) -> str | None:
-    """Why nobody will take in a worker that waits; None while somebody may.
+    """Why nobody will admit a worker outside; None while somebody may.
 
     Args:
-        me: who waits.
-        processes: the last one of each number; none before the job has begun.
-        heard: what they say.
-        alive: those that are not dead.
+        me: the worker outside.
+        newest: the newest incarnation of each initial rank; none before the job has begun.
+        heard: their heartbeats.
+        not_failed: those that have not failed.
     """
-    if any(worker.number == me.number and worker.life > me.life for worker in processes):
+    if any(worker.initial_rank == me.initial_rank and worker.incarnation > me.incarnation for worker in newest):
         return str(replaced(me))
-    inside = [worker for worker, said in heard.items() if not said["outside"]]
-    failed = [worker for worker in inside if (said := heard[worker])["failed"] and said["failed"][0] == said["use"]]
-    if not processes or any(worker in alive and worker not in failed for worker in inside):
+    members = [worker for worker, message in heard.items() if not message["outside"]]
+    aborted = [worker for worker in members if (why := heard[worker]["aborted"]) and why[0] == heard[worker]["use"]]
+    if not newest or any(worker in not_failed and worker not in aborted for worker in members):
         return None
-    why = "rank {1} has failed: {2}".format(*heard[failed[0]]["failed"]) if failed else "all its members are gone"
+    why = "rank {1} has failed: {2}".format(*heard[aborted[0]]["aborted"]) if aborted else "all its members have failed"
     return (
-        f"Rank {me.number} waits to be taken in by a job that nobody is in any more: {why}. Start all of it, with a new store"
-        " if it has one, from its last checkpoint."
+        f"Rank {me.initial_rank} waits to be admitted by a job that nobody is in any more: {why}. Start all of it, with a new"
+        " store if it has one, from its last checkpoint."
     )

@@ -1,4 +1,4 @@
-"""Whether a process of the same machine has ended, told by the kernel: sooner and surer than by its silence.
+"""Whether a process of the same machine has ended, told by the kernel: sooner and surer than by late heartbeats.
 
 Only the kernel's word counts that there is no such process. Any other trouble with its file (no descriptor left, for example)
 says nothing about it.

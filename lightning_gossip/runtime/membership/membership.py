@@ -1,4 +1,4 @@
-"""Who is in the job, in which order, and the collectives that survive a death (decisions/005)."""
+"""Who is in the job, in which order, and collectives that survive the failure of a member (decisions/005)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from lightning_gossip.algorithm.failure_detector import Verdict
-from lightning_gossip.errors import ConfigurationError, GossipError, PeerError, another_failed, reason_of
+from lightning_gossip.errors import ConfigurationError, GossipError, PeerError, another_aborted, reason_of
 from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.membership import uses
-from lightning_gossip.runtime.membership.admission import Entrance
+from lightning_gossip.runtime.membership.admission import Admission
 from lightning_gossip.runtime.membership.collective_errors import may_pass
-from lightning_gossip.runtime.membership.join_requests import Door
-from lightning_gossip.runtime.membership.monitor import Watch
+from lightning_gossip.runtime.membership.join_requests import JoinRequests
+from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
 from lightning_gossip.runtime.membership.round_kinds import of_one_kind
-from lightning_gossip.runtime.membership.round_store import Worker
+from lightning_gossip.runtime.membership.round_store import WorkerId
 from lightning_gossip.runtime.membership.rounds import Rounds
 from lightning_gossip.runtime.store_client import delete_below
 from lightning_gossip.transport.endpoint import Endpoint, unreachable
@@ -60,41 +60,42 @@ class _Arrival(NamedTuple):
 
     intact: bool
     generation: int
-    members: tuple[Worker, ...]
+    members: tuple[WorkerId, ...]
     endpoint: Endpoint | ConfigurationError | None
 
 
 class Membership:
-    """One worker's view, the same on all members after each round.
+    """The members of the job as one worker knows them; the same on all members after each round.
 
-    Every member calls the same methods in the same order from its training thread. A member that dies is left out of the round
-    under way and of all after it; the default process group is then made anew before the call returns.
+    Every member calls the same methods in the same order from its training thread. A member that fails is absent in the round
+    under way, and so excluded from all after it; the default process group is then made anew before the call returns.
 
     Args:
         store: the training thread's connection.
-        watch: of this worker; it has a connection of its own.
+        monitor: of this worker; it has a connection of its own.
         prefix: of the keys; another job has another one.
-        members: who is expected, in the order of their ranks, this worker among them.
+        members: the workers that are expected, in the order of their ranks, this worker among them.
         make_group: makes the default process group: ``(store, rank, world_size)``.
         min_workers: with fewer left the job ends.
         timeout_s: how long a round waits for a worker that is alive, in seconds.
         collective_timeout_s: how long one collective may take in :meth:`attempt`, in seconds; as long as any other if None.
-        late: whether the others have begun without this worker, so that it has to be taken in.
+        late: whether the others have begun without this worker, so that it has to be admitted.
 
     Attributes:
         members: at present; a worker's place among them is its rank.
         generation: how often the members or their groups have changed.
         changed: called after each change.
-        lost: workers that were left out, in that order.
-        entrance: where those who come later are taken in.
+        excluded: workers that were excluded, in that order.
+        outside: whether this worker is no member (any more, or not yet): every collective is then its own.
+        admission: admits workers that come later.
     """
 
     def __init__(
         self,
         store: Store,
-        watch: Watch,
+        monitor: HeartbeatMonitor,
         prefix: str,
-        members: Sequence[Worker],
+        members: Sequence[WorkerId],
         *,
         make_group: Callable[[Store, int, int], None],
         min_workers: int,
@@ -103,15 +104,15 @@ class Membership:
         late: bool = False,
     ) -> None:
         self.store = store
-        self.watch = watch
+        self.monitor = monitor
         self.members = tuple(members)
         self.generation = 0
         self.changed: list[Callable[[], None]] = []
-        self.lost: list[Worker] = []
+        self.excluded: list[WorkerId] = []
         self.prefix = prefix
-        self._rested = ""  # where this worker was when it rested last
-        self._rounds = Rounds(store, watch, prefix, timeout_s)
-        self._door = Door(store, prefix)
+        self._rested = ""  # where this worker was when it was resting last
+        self._rounds = Rounds(store, monitor, prefix, timeout_s)
+        self._join_requests = JoinRequests(store, prefix)
         self._make_group = make_group
         self._min_workers = min_workers
         self.timeout_s = timeout_s
@@ -122,29 +123,31 @@ class Membership:
         # the default group that was made last; held, its connections would stay when it is destroyed
         self._group: Callable[[], dist.ProcessGroup | None] = lambda: None
         self._oldest = 0  # generation whose keys may be there
-        self.alone = False  # a worker that is not taken in yet: every collective is its own
-        self.entrance = Entrance(self, self._door)
+        self.outside = False
+        self.admission = Admission(self, self._join_requests)
 
     @property
-    def me(self) -> Worker:
-        """This worker."""
-        return self.watch.me
+    def me(self) -> WorkerId:
+        """Identity of this worker."""
+        return self.monitor.me
 
     @property
     def rank(self) -> int:
         """This worker's place among the members."""
         return self.members.index(self.me)
 
-    def gone(self) -> Callable[[], frozenset[int]]:
-        """To be asked later: which of the present members have died since, by their present ranks."""
-        present, dead = self.members, Verdict.DEAD
+    def failed_ranks(self) -> Callable[[], frozenset[int]]:
+        """A function to be called later: which of the present members have failed since, by their present ranks."""
+        present, failed = self.members, Verdict.FAILED
 
-        def gone() -> frozenset[int]:
+        def failed_ranks() -> frozenset[int]:
             return frozenset(
-                rank for rank, worker in enumerate(present) if worker not in self.members or self.watch.verdict(worker) is dead
+                rank
+                for rank, worker in enumerate(present)
+                if worker not in self.members or self.monitor.verdict(worker) is failed
             )
 
-        return gone
+        return failed_ranks
 
     @property
     def round(self) -> int:
@@ -154,33 +157,33 @@ class Membership:
     # -- rounds ------------------------------------------------------------------------------------------------------
 
     def gather(self, mine: Any, kind: str = "values") -> list[Any]:
-        """The values of all members that take part, in the order of their ranks (after the call, if somebody has died).
+        """The values of all members that take part, in the order of their ranks (after the call, if somebody was excluded).
 
         Args:
-            mine: this worker's.
+            mine: this worker's value.
             kind: what is gathered, the same on all members.
 
         Raises:
-            PeerError: if a worker does not come, has failed, or too few are left.
+            PeerError: if a worker does not come, has aborted, or too few are left.
             ConfigurationError: on all members, if one of them gathers something else.
         """
         said = self._hold(mine, kind)
         for worker, (_, value) in said.items():
-            if isinstance(value, _Outcome) and value.reason is not None:  # it has failed before it came to this round
-                raise another_failed(worker.number, value.reason, "a collective")
+            if isinstance(value, _Outcome) and value.reason is not None:  # its attempt has failed before it came to this round
+                raise another_aborted(worker.initial_rank, value.reason, "a collective")
         return of_one_kind(list(said.values()))
 
-    def _hold(self, mine: Any, kind: str) -> dict[Worker, tuple[str, Any]]:
-        """One round: each member's kind and value, in the order of their ranks. Whoever takes no part is left out."""
-        if self.alone:
+    def _hold(self, mine: Any, kind: str) -> dict[WorkerId, tuple[str, Any]]:
+        """Hold one round, and exclude absent members; returns each member's kind and value, in the order of their ranks."""
+        if self.outside:
             return {self.me: (kind, mine)}
         said = self._hear(mine, kind)
         if said is not None and len(said) < len(self.members):
-            self._leave_out([worker for worker in self.members if worker not in said])
+            self._exclude([worker for worker in self.members if worker not in said])
             self.make_groups()
         return {self.me: (kind, mine)} if said is None else said
 
-    def _outcomes(self, failure: Exception | None, kind: str) -> dict[Worker, _Outcome]:
+    def _outcomes(self, failure: Exception | None, kind: str) -> dict[WorkerId, _Outcome]:
         """How an attempt has ended for each member.
 
         Raises:
@@ -192,17 +195,17 @@ class Membership:
             raise failure
         return dict(zip(said, of_one_kind(list(said.values())), strict=True))
 
-    def _hear(self, mine: Any, kind: str) -> dict[Worker, tuple[str, Any]] | None:
-        """The same, with nobody left out yet; None if it is this worker that takes no part any more, and is alone now."""
+    def _hear(self, mine: Any, kind: str) -> dict[WorkerId, tuple[str, Any]] | None:
+        """Hold one round, with nobody excluded yet; None if this worker itself was absent, and is outside now."""
         members = self.members
         said = self._rounds.hold(members, pickle.dumps((kind, mine)), tidies=self.rank == 0)
         if said is None:
-            self._be_excluded()
+            self._leave()
             return None
         return {worker: pickle.loads(value) for worker, value in zip(members, said, strict=True) if value is not None}
 
     def broadcast(self, value: T, source: int = 0) -> T:
-        """The value of one rank; that of the first survivor, if that one has died."""
+        """The value of one rank; that of the first member left, if that one has failed."""
         sender = self.members[source]
         while True:
             values = self.gather(value if self.me == sender else None, "a broadcast")
@@ -213,8 +216,8 @@ class Membership:
     def attempt(self, collective: Callable[[], T]) -> T:
         """Run collectives on the default group, of workers that have met, until they have worked for all that are left.
 
-        What fails although nobody has died is tried once more, on new groups. If it fails again, or must (out of memory, a bad
-        argument), all workers raise, and new groups are there for whoever catches that.
+        What fails although no member has failed is tried once more, on new groups. If it fails again, or must (out of memory, a
+        bad argument), all workers raise, and new groups are there for whoever catches that.
 
         Args:
             collective: may be called again, and then with other members; must leave its inputs as they are.
@@ -224,7 +227,7 @@ class Membership:
             Exception: what the collective has raised on this worker.
         """
         tried = False
-        while not self._is_alone():
+        while not self._is_outside():
             generation, result, failure = self.generation, None, None
             try:
                 with self._hurrying():
@@ -235,14 +238,14 @@ class Membership:
                 failure = error
             if failure is not None and dist.is_initialized():
                 _let_go(failure)
-                # only neighbours of a dead worker's hear of its end; those behind them wait for workers that have given up
+                # only neighbours of a failed worker hear of its end; those behind them wait for workers that have given up
                 dist.destroy_process_group()
             outcomes = self._outcomes(failure, "the end of a collective")
-            if self._is_alone():  # since now
+            if self._is_outside():  # since now
                 break
             if not _failed(outcomes):
                 return result  # type: ignore[return-value]
-            if self.generation != generation:  # somebody has died
+            if self.generation != generation:  # somebody was excluded
                 tried = False
                 continue
             ends = tried or not _may_all_pass(outcomes)
@@ -255,12 +258,12 @@ class Membership:
             tried = True
         return collective()
 
-    def _is_alone(self) -> bool:
-        return self.alone
+    def _is_outside(self) -> bool:
+        return self.outside
 
     @contextmanager
     def _hurrying(self) -> Iterator[None]:
-        """All have met: a worker that does not take part in a collective now is dead or frozen, and does not compute."""
+        """Shorten the deadline: all have met, so a worker that takes no part now has failed or is frozen."""
         before, self._hurries = self._hurries, True
         self._set_deadline()
         try:
@@ -273,75 +276,75 @@ class Membership:
         if self._collective_timeout_s is not None and dist.is_initialized():
             set_timeout(self._collective_timeout_s if self._hurries else self.timeout_s)
 
-    def hello(self, use: int = 0, *, broken: bool = False, endpoint: Endpoint | ConfigurationError | None = None) -> None:
-        """A use of a Trainer begins: whoever has come by then is a member. Makes the default group, if it is not as it was.
+    def hello(self, use: int = 0, *, aborted: bool = False, endpoint: Endpoint | ConfigurationError | None = None) -> None:
+        """Begin a use of a Trainer, with the members that come to it. Makes the default group, if it is not as it was.
 
         An exception may have ended the use before on this worker, on others, or on all; they may have left it at different
-        points, and with different knowledge of who is dead.
+        points, and with different knowledge of who has failed.
 
         Args:
             use: its number, the same on all workers.
-            broken: whether an exception has ended the use before on this worker.
+            aborted: whether an exception has ended the use before on this worker.
             endpoint: where this worker's sockets listen, or what is wrong with that.
 
         Raises:
             ConfigurationError: if the workers cannot reach each other there.
             PeerError: as :meth:`gather`.
         """
-        ended = broken or self.watch.has_failed
-        self.watch.begin_use(use)
-        self.watch.start()
+        aborted = aborted or self.monitor.has_aborted
+        self.monitor.begin_use(use)
+        self.monitor.start()
         if self._late:
             self._late = False
-            self.stay_alone()
-        if self.alone:
+            self.stay_outside()
+        if self.outside:
             return
         self._rounds.begin_at(use << _USE_BITS)
-        self.watch.look_at(self.members)
-        intact = not ended and dist.is_initialized() and (not self._met or self._group() is dist.group.WORLD)
+        self.monitor.observe(self.members)
+        intact = not aborted and dist.is_initialized() and (not self._met or self._group() is dist.group.WORLD)
         if not intact and dist.is_initialized():
             dist.destroy_process_group()  # somebody may wait in a collective for this worker, which has left it
         generation = self.generation if self._met else self.generation - 1
         heard = self._hear(_Arrival(intact, generation, self.members, endpoint), "the beginning of a Trainer's work")
         if heard is None:
             return
-        said: dict[Worker, _Arrival] = dict(zip(heard, of_one_kind(list(heard.values())), strict=True))
+        said: dict[WorkerId, _Arrival] = dict(zip(heard, of_one_kind(list(heard.values())), strict=True))
         self._check_endpoints({worker: theirs.endpoint for worker, theirs in said.items()}, endpoint)
-        # who has seen more deaths knows better: nobody that one of those present has lost is a member
+        # whoever has excluded more workers knows better: nobody that one of those present has excluded is a member
         members = tuple(worker for worker in self.members if all(worker in theirs.members for theirs in said.values()))
         members = tuple(worker for worker in members if worker in said)
         if self.me not in members:
-            self._be_excluded()
+            self._leave()
             return
         generation = max(theirs.generation for theirs in said.values())
         if absent := [worker for worker in self.members if worker not in members]:
-            self._leave_out(absent)
+            self._exclude(absent)
         views = {theirs.members for theirs in said.values()}
         if absent or len(views) > 1 or not all(theirs.intact for theirs in said.values()):
             self.generation = generation + 1
             self.make_groups()
         self._met = True
         self._group = weakref.ref(dist.group.WORLD) if dist.is_initialized() else lambda: None
-        self._door.begin()
+        self._join_requests.begin()
 
     def _check_endpoints(
-        self, said: dict[Worker, Endpoint | ConfigurationError | None], mine: Endpoint | ConfigurationError | None
+        self, said: dict[WorkerId, Endpoint | ConfigurationError | None], mine: Endpoint | ConfigurationError | None
     ) -> None:
         if isinstance(mine, ConfigurationError):
             raise mine
         for worker, theirs in said.items():
             if isinstance(theirs, ConfigurationError):
-                raise another_failed(worker.number, reason_of(theirs), "setup")
-        endpoints = {worker.number: theirs for worker, theirs in said.items() if isinstance(theirs, Endpoint)}
+                raise another_aborted(worker.initial_rank, reason_of(theirs), "setup")
+        endpoints = {worker.initial_rank: theirs for worker, theirs in said.items() if isinstance(theirs, Endpoint)}
         if wrong := unreachable(endpoints):
             raise ConfigurationError(wrong)
 
     def rest(self) -> None:
-        """Watch and be watched no more, for now: the Trainer's work has ended. Waits a little for the others.
+        """Stop heartbeats between two uses of a Trainer.
 
-        Rank 0, which may hold the store, so leaves it to the others until they have said so too.
+        Rank 0 waits up to 5 s for the others, because it may hold the store that they still read.
         """
-        self.watch.rest()
+        self.monitor.rest()
         key = f"{self.prefix}/resting/{self.generation}/{self._rounds.number}"
         if key == self._rested:
             return  # nothing has been said since
@@ -349,70 +352,70 @@ class Membership:
         try:
             if self.store.add(key, 1) == len(self.members):
                 self.store.set(f"{key}/all", "1")
-            elif self.rank == 0 and not self.watch.has_failed:
+            elif self.rank == 0 and not self.monitor.has_aborted:
                 self.store.wait([f"{key}/all"], timedelta(seconds=_REST_S))
         except dist.DistError as error:
             log.info("%s: ends without having heard that the other workers have ended: %s", self.me.spoken, _first_line(error))
 
-    def _be_excluded(self) -> None:
-        """The others have gone on without this worker: it is as if it had come back, under a new name."""
+    def _leave(self) -> None:
+        """Go outside as a new incarnation, since the others have excluded this worker."""
         log.warning(
-            "Rank %d was silent for so long that the others went on without it (peer_timeout_s). It asks to be taken in again.",
-            self.me.number,
+            "Rank %d sent no heartbeat for so long that the others have excluded it (peer_timeout_s). It asks to join again.",
+            self.me.initial_rank,
         )
-        self.watch.be_reborn(self._door.another_life(self.me))
-        self.stay_alone()
+        self.monitor.take_identity(self._join_requests.next_incarnation(self.me))
+        self.stay_outside()
 
-    def stay_alone(self) -> None:
-        """Be a group of one, until this worker is taken in."""
-        self.alone = True
+    def stay_outside(self) -> None:
+        """Be a group of one, until this worker is admitted."""
+        self.outside = True
         self.generation += 1
         self.members = (self.me,)
-        self.watch.look_at(self.members, outside=True)
+        self.monitor.observe(self.members, outside=True)
         if dist.is_initialized():
             dist.destroy_process_group()
-        self._make_group(PrefixStore(f"{self.prefix}/alone/{self.me}", self.store), 0, 1)
+        self._make_group(PrefixStore(f"{self.prefix}/outside/{self.me}", self.store), 0, 1)
         for call in self.changed:
             call()
 
-    def grow(self, joiners: Sequence[Worker]) -> None:
-        """These are members too, at the end of the ranks; the groups are still those of before."""
+    def grow(self, joiners: Sequence[WorkerId]) -> None:
+        """Add members at the end of the ranks; the groups are still those of before."""
         self.members = (*self.members, *joiners)
         self.generation += 1
-        self.watch.look_at(self.members)
+        self.monitor.observe(self.members)
 
-    def take_part(self, members: Sequence[Worker], *, generation: int, round_: int, lost: Sequence[Worker]) -> None:
-        """Be a member from a round on; still alone afterwards, if the others have gone on without this worker meanwhile."""
-        self.members, self.generation, self.lost = tuple(members), generation, list(lost)
+    def take_part(self, members: Sequence[WorkerId], *, generation: int, round_: int, excluded: Sequence[WorkerId]) -> None:
+        """Be a member from a round on; still outside afterwards, if the others have excluded this worker meanwhile."""
+        self.members, self.generation, self.excluded = tuple(members), generation, list(excluded)
         self._rounds.begin_at(round_)
         uses.adopt(round_ >> _USE_BITS)
-        self.watch.begin_use(round_ >> _USE_BITS)
-        self.alone, self._met = False, True
-        if self._rounds.is_over:
-            self._be_excluded()
+        self.monitor.begin_use(round_ >> _USE_BITS)
+        self.outside, self._met = False, True
+        if self._rounds.is_excluded:
+            self._leave()
         else:
-            self.watch.look_at(self.members)
+            self.monitor.observe(self.members)
             self.make_groups()
 
     # -- details -----------------------------------------------------------------------------------------------------
 
-    def _leave_out(self, absent: list[Worker]) -> None:
-        self.lost += absent
+    def _exclude(self, absent: list[WorkerId]) -> None:
+        self.excluded += absent
         self.members = tuple(worker for worker in self.members if worker not in absent)
         self.generation += 1
-        numbers = ", ".join(str(worker.number) for worker in absent)
-        self.watch.look_at(self.members)
-        log.warning("%s: rank %s is gone; %d workers go on", self.me.spoken, numbers, len(self.members))
+        ranks = ", ".join(str(worker.initial_rank) for worker in absent)
+        self.monitor.observe(self.members)
+        log.warning("%s: rank %s is gone; %d workers go on", self.me.spoken, ranks, len(self.members))
         if len(self.members) < self._min_workers:
             raise PeerError(
-                f"Rank {numbers} is gone, {len(self.members)} workers are left, and min_workers={self._min_workers}: the job"
+                f"Rank {ranks} is gone, {len(self.members)} workers are left, and min_workers={self._min_workers}: the job"
                 " ends. Resume it from its last checkpoint, or pass a smaller min_workers.",
-                rank=absent[0].number,
+                rank=absent[0].initial_rank,
                 phase="membership",
             )
 
     def make_groups(self) -> None:
-        """The default process group of the present members; those who die meanwhile are left out.
+        """Make the default process group of the present members; those that fail meanwhile are excluded.
 
         Raises:
             PeerError: as :meth:`gather`, and if it has failed twice on other workers only.
@@ -429,8 +432,8 @@ class Membership:
                 failure = error
                 _let_go(error)
             outcomes = self._outcomes(failure, "the making of groups")
-            if self.generation != generation or self.alone:
-                return  # somebody died in this round, and the groups have been made in there
+            if self.generation != generation or self.outside:
+                return  # somebody was excluded in this round, and the groups have been made in there
             if not _failed(outcomes):
                 break
             if dist.is_initialized():
@@ -459,12 +462,12 @@ class Membership:
             for old in range(first, generation):
                 delete_below(self.store, f"{self._group_keys(old)}/")
 
-    def _failure_of(self, outcomes: dict[Worker, _Outcome], mine: Exception | None) -> Exception:
+    def _failure_of(self, outcomes: dict[WorkerId, _Outcome], mine: Exception | None) -> Exception:
         """What ends this worker when an attempt has failed for good: its own failure, or the first of the others'."""
         if mine is not None:
             return mine
         worker, outcome = _failed(outcomes)[0]
-        return another_failed(worker.number, outcome.reason or "", "a collective")
+        return another_aborted(worker.initial_rank, outcome.reason or "", "a collective")
 
 
 def _let_go(error: BaseException | None) -> None:
@@ -478,16 +481,16 @@ def _outcome(failure: Exception | None) -> _Outcome:
     return _Outcome(None) if failure is None else _Outcome(reason_of(failure), may_pass(failure))
 
 
-def _failed(outcomes: dict[Worker, _Outcome]) -> list[tuple[Worker, _Outcome]]:
+def _failed(outcomes: dict[WorkerId, _Outcome]) -> list[tuple[WorkerId, _Outcome]]:
     return [(worker, said) for worker, said in outcomes.items() if said != _Outcome(None)]
 
 
-def _may_all_pass(outcomes: dict[Worker, _Outcome]) -> bool:
+def _may_all_pass(outcomes: dict[WorkerId, _Outcome]) -> bool:
     return all(said.may_pass for said in outcomes.values())
 
 
-def _told(outcomes: dict[Worker, _Outcome]) -> str:
-    return "; ".join(f"rank {worker.number}: {said.reason}" for worker, said in _failed(outcomes))
+def _told(outcomes: dict[WorkerId, _Outcome]) -> str:
+    return "; ".join(f"rank {worker.initial_rank}: {said.reason}" for worker, said in _failed(outcomes))
 
 
 def _first_line(error: BaseException) -> str:
@@ -502,7 +505,7 @@ class _Process:
 
 
 def current() -> Membership | None:
-    """The membership behind this process's default group; None while no strategy survives deaths."""
+    """The membership behind this process's default group; None while no strategy survives failures."""
     return _Process.current
 
 

@@ -1,7 +1,7 @@
-"""Rounds in a store: each member says one thing, or is marked absent, and everybody reads the same (decisions/005).
+"""Rounds in a store: each member writes one value, or is marked absent, and everybody reads the same (decisions/005).
 
 A round has a number and one key a member. A key is written once, by ``compare_set``: by its owner, or as ABSENT by anybody
-who takes the owner for dead. Whoever comes first has decided.
+for whom the owner has failed. Whoever comes first has decided.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ _ABSENT = b"-"
 FULL = "full"  # why those who wait for a round are woken, if all is well
 
 
-class Worker(NamedTuple):
-    """A process of the job.
+class WorkerId(NamedTuple):
+    """Identity of one process of the job.
 
     Args:
-        number: the rank that it was started with; stays when ranks change.
-        life: 1 for the first process with this number, more for those that came back.
+        initial_rank: the rank that it was started with; stays when ranks change.
+        incarnation: 1 for the first process with this rank, one more for each that came back.
     """
 
-    number: int
-    life: int
+    initial_rank: int
+    incarnation: int
 
     def __str__(self) -> str:
-        """Its name in the store's keys."""
-        return f"{self.number}.{self.life}"
+        """The name in the store's keys."""
+        return f"{self.initial_rank}.{self.incarnation}"
 
     @property
     def spoken(self) -> str:
-        """Its name for people.
+        """The name for people.
 
-        >>> Worker(0, 1).spoken, Worker(0, 2).spoken
+        >>> WorkerId(0, 1).spoken, WorkerId(0, 2).spoken
         ('rank 0', 'rank 0 (second start)')
         """
         ordinals = {2: "second", 3: "third", 4: "fourth"}
-        again = "" if self.life == 1 else f" ({ordinals.get(self.life, f'{self.life}th')} start)"
-        return f"rank {self.number}{again}"
+        again = "" if self.incarnation == 1 else f" ({ordinals.get(self.incarnation, f'{self.incarnation}th')} start)"
+        return f"rank {self.initial_rank}{again}"
 
 
-class Board:
-    """The rounds, seen through one connection; used by one thread.
+class RoundStore:
+    """The values of all rounds, through one connection; used by one thread.
 
     Args:
-        store: a connection of its own.
+        store: the connection, used by nobody else.
         prefix: of all keys.
     """
 
@@ -60,28 +60,28 @@ class Board:
         self._store = store
         self._prefix = prefix
 
-    def say(self, number: int, worker: Worker, value: bytes) -> bool:
-        """Say this worker's part of a round.
+    def write(self, number: int, worker: WorkerId, value: bytes) -> bool:
+        """Write this worker's value of a round.
 
         Returns:
-            False if it has been marked absent before.
+            False if this worker has been marked absent before.
         """
         parts = [value[i : i + _PART_BYTES] for i in range(0, len(value), _PART_BYTES)][1:]
         for index, part in enumerate(parts):
             self._store.set(f"{self._key(number, worker)}/{index}", part)  # type: ignore[arg-type]  # bytes are fine
-        said = b"%d+" % len(parts) + value[:_PART_BYTES]
-        return self._write(number, worker, said) != _ABSENT
+        head = b"%d+" % len(parts) + value[:_PART_BYTES]
+        return self._decide(number, worker, head) != _ABSENT
 
-    def mark_absent(self, number: int, worker: Worker) -> None:
-        """Decide that a worker takes no part in a round, unless it has already."""
-        self._write(number, worker, _ABSENT)
+    def mark_absent(self, number: int, worker: WorkerId) -> None:
+        """Decide that a worker takes no part in a round, unless it has written its value already."""
+        self._decide(number, worker, _ABSENT)
 
-    def is_absent(self, number: int, worker: Worker) -> bool:
+    def is_absent(self, number: int, worker: WorkerId) -> bool:
         """Whether a worker was marked absent in a round; such a mark is never deleted."""
         return look_up(self._store, self._key(number, worker)) == _ABSENT
 
-    def fill(self, number: int, members: Sequence[Worker]) -> bool:
-        """Wake those who wait for the round if every member has said its part or is absent."""
+    def wake_if_full(self, number: int, members: Sequence[WorkerId]) -> bool:
+        """Wake those who wait for the round if every member has written its value or is absent; returns whether so."""
         full = self._store.check([self._key(number, worker) for worker in members])
         if full:
             self.wake(number, FULL)
@@ -92,10 +92,10 @@ class Board:
         self._store.set(f"{self._prefix}/{number}/full", reason)
 
     def wait(self, number: int, timeout_s: float) -> str:
-        """Until somebody wakes those who wait for the round; returns for what reason, as far as that still stands there.
+        """Wait until somebody wakes those who wait for the round; returns the reason, as far as the store still has it.
 
         Raises:
-            PeerError: if nobody does in time.
+            PeerError: if nobody does so in time.
         """
         try:
             self._store.wait([f"{self._prefix}/{number}/full"], timedelta(seconds=timeout_s))
@@ -111,23 +111,23 @@ class Board:
         reason = look_up(self._store, f"{self._prefix}/{number}/full")
         return "the round is over" if reason is None else reason.decode()
 
-    def is_full(self, number: int, members: Sequence[Worker]) -> bool:
-        """Whether every member has said its part or is absent."""
+    def is_full(self, number: int, members: Sequence[WorkerId]) -> bool:
+        """Whether every member has written its value or is absent."""
         return self._store.check([self._key(number, worker) for worker in members])
 
-    def read(self, number: int, members: Sequence[Worker]) -> list[bytes | None] | None:
-        """What each member said in a full round, None if it was absent; no list if the round has been deleted meanwhile."""
-        said: list[bytes | None] = []
+    def read(self, number: int, members: Sequence[WorkerId]) -> list[bytes | None] | None:
+        """The members' values of a full round, None for an absent one; no list if the round has been deleted meanwhile."""
+        values: list[bytes | None] = []
         for worker in members:  # not all at once: that waits for a key that is not there, and somebody may be deleting it
             head = look_up(self._store, self._key(number, worker))
             value = None if head is None or head == _ABSENT else self._whole(number, worker, head)
             if head is None or (value is None and head != _ABSENT):
                 return None
-            said.append(value)
-        return said
+            values.append(value)
+        return values
 
-    def forget(self, number: int, worker: Worker) -> None:
-        """Delete what a worker said in a round that everybody has read or left; a mark of its absence stays."""
+    def forget(self, number: int, worker: WorkerId) -> None:
+        """Delete a worker's value of a round that everybody has read or left; a mark of absence stays."""
         key = self._key(number, worker)
         head = look_up(self._store, key)
         if head is None or head == _ABSENT:
@@ -140,14 +140,14 @@ class Board:
         """Delete the wake-up of a round that everybody has read."""
         self._store.delete_key(f"{self._prefix}/{number}/full")
 
-    def _whole(self, number: int, worker: Worker, head: bytes) -> bytes | None:
+    def _whole(self, number: int, worker: WorkerId, head: bytes) -> bytes | None:
         count, value = head.split(b"+", 1)
         parts = [look_up(self._store, f"{self._key(number, worker)}/{index}") for index in range(int(count))]
         return value + b"".join(part for part in parts if part is not None) if None not in parts else None
 
-    def _write(self, number: int, worker: Worker, value: bytes) -> bytes:
+    def _decide(self, number: int, worker: WorkerId, value: bytes) -> bytes:
         written: bytes = self._store.compare_set(self._key(number, worker), "", value)  # type: ignore[arg-type]
         return written
 
-    def _key(self, number: int, worker: Worker) -> str:
+    def _key(self, number: int, worker: WorkerId) -> str:
         return f"{self._prefix}/{number}/{worker}"

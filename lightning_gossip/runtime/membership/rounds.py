@@ -1,4 +1,4 @@
-"""The rounds of one worker, one after the other: say, wait, read, forget."""
+"""The rounds of one worker, one after the other: write, wait, read, forget."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from lightning_gossip.runtime.membership.monitor import Watch
-from lightning_gossip.runtime.membership.round_store import FULL, Board, Worker
+from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
+from lightning_gossip.runtime.membership.round_store import FULL, RoundStore, WorkerId
 from lightning_gossip.runtime.store_client import store_lost
 
 log = logging.getLogger(__name__)
 
 
 class Rounds:
-    """Used by the training thread.
+    """The rounds that the training thread of one worker takes part in.
 
     Args:
-        store: its connection.
-        watch: of this worker; marks the dead absent while a round is waited for.
+        store: the training thread's connection.
+        monitor: of this worker; marks failed workers absent while a round is waited for.
         prefix: of the keys.
         timeout_s: how long a round waits for a worker that is alive, in seconds.
 
@@ -28,75 +28,75 @@ class Rounds:
         number: of the next round, the same on all members at the same point of their programs.
     """
 
-    def __init__(self, store: Store, watch: Watch, prefix: str, timeout_s: float) -> None:
+    def __init__(self, store: Store, monitor: HeartbeatMonitor, prefix: str, timeout_s: float) -> None:
         self.number = 0
         self._first = 0
-        self._left: list[int] = []  # rounds of an earlier use of a Trainer that this worker has spoken in
-        self._board = Board(store, f"{prefix}/round")
-        self._watch = watch
+        self._left: list[int] = []  # rounds of an earlier use of a Trainer that this worker has written to
+        self._round_store = RoundStore(store, f"{prefix}/round")
+        self._monitor = monitor
         self._timeout_s = timeout_s
 
     def begin_at(self, number: int) -> None:
-        """This worker takes part from this round on; in those before it takes part no more."""
+        """Take part from this round on, and no more in those before it."""
         self._left += range(max(self._first, self.number - 2), self.number)  # those before it has deleted itself
         self.number = self._first = number
 
     @property
-    def is_over(self) -> bool:
-        """Whether this worker was taken for dead before it has spoken in the next round."""
-        return self._board.is_absent(self.number, self._watch.me)
+    def is_excluded(self) -> bool:
+        """Whether this worker was marked absent before it has written its value of the next round."""
+        return self._round_store.is_absent(self.number, self._monitor.me)
 
-    def hold(self, members: Sequence[Worker], value: bytes, *, tidies: bool) -> list[bytes | None] | None:
-        """Say this worker's part, and hear the others'.
+    def hold(self, members: Sequence[WorkerId], value: bytes, *, tidies: bool) -> list[bytes | None] | None:
+        """Exchange one value a member.
 
         Args:
             members: who takes part.
-            value: what this worker says.
-            tidies: whether it deletes what belongs to nobody in the round before.
+            value: of this worker.
+            tidies: whether this worker deletes what belongs to nobody in the round before.
 
         Returns:
-            What each member said, None for one that was absent; None if this worker itself was taken for dead.
+            Each member's value, None for one that was absent; no list if this worker itself was marked absent.
 
         Raises:
-            PeerError: if a worker does not come, has failed, or the store is gone.
+            PeerError: if a worker does not come, has aborted, or the store does not answer.
         """
-        number, me = self.number, self._watch.me
+        number, me = self.number, self._monitor.me
         self.number += 1
-        self._watch.raise_failure()
+        self._monitor.raise_failure()
         try:
-            if not self._board.say(number, me, value):
+            if not self._round_store.write(number, me, value):
                 return None
-            if not self._board.fill(number, members):
-                self._watch.look_at(members, number)
-                self._watch.raise_failure()  # one that has ended before it knew of this round wakes nobody
-                reason = self._board.wait(number, self._timeout_s)
-                if not self._board.is_full(number, members):
-                    if self._board.is_absent(number + 1, me):  # all have read this round, and deleted it, and gone on
+            if not self._round_store.wake_if_full(number, members):
+                self._monitor.observe(members, number)
+                self._monitor.raise_failure()  # a worker that has aborted before it knew of this round wakes nobody
+                reason = self._round_store.wait(number, self._timeout_s)
+                if not self._round_store.is_full(number, members):
+                    if self._round_store.is_absent(number + 1, me):  # all have read this round, and deleted it, and gone on
                         return None
-                    self._watch.raise_failure()
+                    self._monitor.raise_failure()
                     if reason != FULL:
-                        raise self._watch.woken(reason)
+                        raise self._monitor.woken(reason)
                     for worker in members:  # to those for whom it is full the others are no members any more
-                        self._board.mark_absent(number, worker)
-            self._watch.look_at(members)
-            said = self._board.read(number, members)
-            if said is None:
+                        self._round_store.mark_absent(number, worker)
+            self._monitor.observe(members)
+            values = self._round_store.read(number, members)
+            if values is None:
                 return None
         except dist.DistError as error:
             raise store_lost() from error
         self._forget(number - 1, me, tidies)
-        return said
+        return values
 
-    def _forget(self, number: int, me: Worker, tidies: bool) -> None:
-        """Everybody has spoken in the round after it, so everybody has read it, and has left those of earlier uses."""
+    def _forget(self, number: int, me: WorkerId, tidies: bool) -> None:
+        """Delete a round, since everybody has written to the one after it, and has left those of earlier uses."""
         try:
             for old in self._left:
-                self._board.forget(old, me)
-                self._board.forget_round(old)  # each may have woken the others in one that was never full
+                self._round_store.forget(old, me)
+                self._round_store.forget_round(old)  # each may have woken the others in one that was never full
             self._left.clear()
             if number >= self._first:
-                self._board.forget(number, me)
+                self._round_store.forget(number, me)
             if number >= self._first and tidies:
-                self._board.forget_round(number)
+                self._round_store.forget_round(number)
         except dist.DistError as error:  # the round is complete; whoever holds the store may have ended after it
             log.debug("%s: the keys of a synchronisation point were left in the store: %s", me.spoken, error)

@@ -8,34 +8,34 @@ from __future__ import annotations
 
 
 class _Process:
-    """What this process has done so far."""
+    """The uses of this process so far."""
 
     number = 0  # of the present use, or the last one; 0 before the first
-    failed = False  # whether it was ended by an exception
+    aborted = False  # whether it was ended by an exception
 
 
 def begin() -> tuple[int, bool]:
-    """Another use begins; all workers begin it.
+    """Begin another use, as all workers do.
 
     Returns:
         Its number, and whether the one before was ended by an exception on this worker.
     """
-    failed = _Process.failed
+    aborted = _Process.aborted
     _Process.number += 1
-    _Process.failed = False
-    return _Process.number, failed
+    _Process.aborted = False
+    return _Process.number, aborted
 
 
 def number() -> int:
-    """Of the present use, or the last one; 0 before the first."""
+    """The number of the present use, or the last one; 0 before the first."""
     return _Process.number
 
 
-def fail() -> None:
-    """The present use is ended by an exception."""
-    _Process.failed = True
+def abort() -> None:
+    """Note that the present use is ended by an exception."""
+    _Process.aborted = True
 
 
 def adopt(number: int) -> None:
-    """This process came later than the others, who are in this use."""
+    """Take over the number of the others' use, since this process came later."""
     _Process.number = number

@@ -36,7 +36,7 @@ class Claims:
         self._step_s = step_s
         self._clock = clock
         self._took_s: deque[float] = deque(maxlen=_RECENT)
-        self._ahead: int | None = None  # settled, and not handed out yet
+        self._ahead: int | None = None  # settled, and not yielded yet
         self._under_way: _Claim | None = None
 
     def __iter__(self) -> Iterator[int]:

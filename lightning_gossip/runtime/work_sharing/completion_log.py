@@ -1,4 +1,4 @@
-"""What each worker has finished of a hand-out of batches, in the store, for those who outlive it."""
+"""Completion logs: the batches of an assignment that each worker has finished, in the store, for the others if it fails."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from lightning_gossip.runtime.store_client import look_up
 
 
 class Named(Protocol):
-    """Who has a name."""
+    """A worker, as its log needs to know it."""
 
     @property
     def me(self) -> object:
-        """The name."""
+        """The worker's identity."""
 
     @property
     def generation(self) -> int:
-        """How often they have changed."""
+        """How often the members have changed."""
 
     @property
-    def alone(self) -> bool:
-        """Whether this one has been left behind by the others."""
+    def outside(self) -> bool:
+        """Whether the worker was excluded, and has not joined again."""
 
 
-class Journal:
-    """What one worker has finished, written down for those who outlive it. One key a worker and hand-out.
+class CompletionLog:
+    """The batches that one worker has finished, for the others if it fails. One key a worker and assignment.
 
     Args:
         store: shared by all workers.
         key: prefix of the keys, the same on all.
-        members: asked for this worker's name when a hand-out begins.
+        members: asked for this worker's identity when an assignment begins.
     """
 
     def __init__(self, store: Any, key: str, members: Named) -> None:
@@ -37,33 +37,33 @@ class Journal:
         self._store = store
         self._members = members
         self._name = str(members.me)
-        self._hand_out = ""
-        self.generation = members.generation  # of the members, when the hand-out began
+        self._assignment = ""
+        self.generation = members.generation  # of the members, when the assignment began
 
-    def begin(self, hand_out: str) -> None:
-        """A new hand-out of batches begins, and the last one is of no interest any more.
+    def begin(self, assignment: str) -> None:
+        """Begin a new assignment of batches, and delete the log of the last one.
 
         Args:
-            hand_out: its name, the same on all workers.
+            assignment: its name, the same on all workers.
         """
-        if self._hand_out:
+        if self._assignment:
             self._store.delete_key(self._at(self._name))
-        self._hand_out, self._name = hand_out, str(self._members.me)
+        self._assignment, self._name = assignment, str(self._members.me)
         self.generation = self._members.generation
 
     @property
-    def whose(self) -> str:
-        """Who hands out: all who are together; one that was left behind does so for itself, and takes nothing from them."""
-        return f"alone/{self._name}" if self._members.alone else "together"
+    def scope(self) -> str:
+        """Who shares the batches: all members together; a worker outside has its own, and takes none of theirs."""
+        return f"outside/{self._name}" if self._members.outside else "together"
 
     def finished(self, position: int) -> None:
-        """The batch at this position has been trained on. The caller does not wait for the store."""
+        """Note that the batch at this position has been trained on. The caller does not wait for the store."""
         self._store.append(self._at(self._name), f"{position},")
 
     def read(self, name: str) -> list[int]:
-        """What another worker, which is dead, has finished in this hand-out."""
-        found = look_up(self._store, self._at(name)) or b""  # a worker that was only taken for dead may delete it
+        """The positions that another worker, which was excluded, has finished in this assignment."""
+        found = look_up(self._store, self._at(name)) or b""  # an excluded worker that still runs may delete it
         return [int(position) for position in found.decode().split(",")[:-1]]
 
     def _at(self, name: str) -> str:
-        return f"{self.key}/finished/{self._hand_out}/{name}"
+        return f"{self.key}/finished/{self._assignment}/{name}"

@@ -23,7 +23,7 @@ class Cluster:
         failures: by rank, the second at which that worker stops for good: it computes, starts and answers nothing any more.
             An asynchronous algorithm goes on without it, and a synchronous one stalls. Batches that it holds are lost, and
             those that it would have claimed when all others had left the epoch to it. (The runtime does more for ``adpsgd``:
-            the graph is repaired and the batches are handed out again. Under any other strategy it ends all.)
+            the graph is repaired and the lost batches are made up for. Under any other strategy it ends all.)
         backward_share: of a step's compute time, the share after which an overlapped all-reduce may begin is
             1 − backward_share; in [0, 1]. A backward pass costs about twice a forward pass.
 

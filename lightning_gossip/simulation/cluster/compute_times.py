@@ -11,7 +11,7 @@ _BLOCK = 128  # draws at once: a call of numpy costs as much as a hundred draws
 
 
 class ComputeTimes:
-    """One worker's compute times, one after the other.
+    """Compute times of one worker, one after the other.
 
     Args:
         law: of them.

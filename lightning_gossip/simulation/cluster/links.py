@@ -102,7 +102,7 @@ class Links:
                 raise ConfigurationError(f"slow names {key!r}, and there are {workers} workers: ranks are 0 to {workers - 1}.")
 
     def factor(self, i: int, j: int, at_s: float, seed: int) -> float:
-        """By how much the link between two ranks is slow at a time."""
+        """How many times slower the link between two ranks is at a time."""
         factor = 1.0
         low, high = (i, j) if i < j else (j, i)
         if self.slow:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_integer
 from lightning_gossip.errors import ConfigurationError
@@ -103,10 +104,10 @@ class Classifier(Objective):
         return torch.cat(parts)
 
     @torch.no_grad()
+    @override
     def gradients(
         self, models: Tensor, ranks: Sequence[int], batches: Sequence[Batch], generators: Sequence[np.random.Generator]
     ) -> Tensor:
-        """See :meth:`Objective.gradients`."""
         index, weight = _padded(batches)
         x = self._x[index]
         *hidden, v, c = self._parts(models)
@@ -130,8 +131,8 @@ class Classifier(Objective):
         return float(torch.nn.functional.cross_entropy(self._logits(model, self._x), self._y))
 
     @torch.no_grad()
+    @override
     def accuracy(self, model: Tensor) -> float | None:
-        """See :meth:`Objective.accuracy`."""
         if self._test_x is None or self._test_y is None:
             return None
         return float((self._logits(model, self._test_x).argmax(1) == self._test_y).double().mean())

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_integer, check_not_negative, is_finite
 from lightning_gossip.errors import ConfigurationError
@@ -119,14 +120,14 @@ class Quadratic(Objective):
             draw = torch.randn(workers, self.numel, generator=torch.Generator().manual_seed(seed), dtype=self.dtype)
             self._minima = heterogeneity * (draw - draw.mean(0))
 
+    @override
     def start(self, generator: torch.Generator) -> Tensor:
-        """See :meth:`Objective.start`."""
         return self._start.clone()
 
+    @override
     def gradients(
         self, models: Tensor, ranks: Sequence[int], batches: Sequence[Batch], generators: Sequence[np.random.Generator]
     ) -> Tensor:
-        """See :meth:`Objective.gradients`."""
         shifted = models if self._minima is None else models - self._minima[list(ranks)]
         gradients = shifted * self._h
         if self._noise:
@@ -134,12 +135,12 @@ class Quadratic(Objective):
             gradients.add_(torch.from_numpy(draws), alpha=self._noise)
         return gradients
 
+    @override
     def loss(self, model: Tensor) -> float:
-        """See :meth:`Objective.loss`."""
         return float(0.5 * (self._h * model.square()).sum())
 
+    @override
     def check(self, workers: int) -> None:
-        """See :meth:`Objective.check`."""
         super().check(workers)
         if self._minima is not None and len(self._minima) != workers:
             raise ConfigurationError(f"the objective is made for workers={len(self._minima)}, and the cluster has {workers}.")

@@ -218,12 +218,12 @@ class Gossip:
 class Member(NamedTuple):
     """A worker, as :class:`~lightning_gossip.algorithm.adpsgd.peer_selection.ChangingPeers` calls it."""
 
-    number: int
+    initial_rank: int
 
     @property
     def spoken(self) -> str:
         """Its name."""
-        return f"rank {self.number}"
+        return f"rank {self.initial_rank}"
 
 
 _SUSPECTED_S = 2.0  # silence after which a worker is suspected; with a closed connection it is dead
@@ -240,19 +240,19 @@ class Monitor:
     @property
     def version(self) -> int:
         """How many are dead."""
-        return sum(self.verdict(Member(rank)) is Health.DEAD for rank in self._run.cluster.failures)
+        return sum(self.verdict(Member(rank)) is Health.FAILED for rank in self._run.cluster.failures)
 
     def verdict(self, worker: Member) -> Health:
         """Whether it is alive; a worker that has failed sends no heartbeat."""
-        failed_s = self._run.record.accounts[worker.number].failed_s
+        failed_s = self._run.record.accounts[worker.initial_rank].failed_s
         silence_s = 0.0 if failed_s is None else self._run.environment.now - failed_s
-        if silence_s >= (_SUSPECTED_S if worker.number in self._closed else _DEAD_S):
-            return Health.DEAD
-        return Health.SILENT if silence_s >= _SUSPECTED_S else Health.ALIVE
+        if silence_s >= (_SUSPECTED_S if worker.initial_rank in self._closed else _DEAD_S):
+            return Health.FAILED
+        return Health.SUSPECTED if silence_s >= _SUSPECTED_S else Health.ALIVE
 
-    def broke(self, worker: Member) -> None:
+    def connection_lost(self, worker: Member) -> None:
         """It has closed a connection."""
-        self._closed.add(worker.number)
+        self._closed.add(worker.initial_rank)
 
 
 class PatientPeers(ChangingPeers[Member]):

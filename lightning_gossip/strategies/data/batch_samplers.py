@@ -20,7 +20,7 @@ from typing_extensions import override
 from lightning_gossip.algorithm.work_sharing import Batch, EpochPlan, at_least_one_each, check_enough_batches
 from lightning_gossip.runtime.work_sharing.claim_counter import EpochQueue, Store
 from lightning_gossip.runtime.work_sharing.claim_prefetch import Claims
-from lightning_gossip.runtime.work_sharing.completion_log import Journal
+from lightning_gossip.runtime.work_sharing.completion_log import CompletionLog
 
 
 @dataclass
@@ -41,7 +41,7 @@ class EpochBatches(Sampler[Batch], ABC):
         workers: how many there are.
         epoch: asked for the current epoch when an iteration begins.
         training: asked whether an iteration that begins is the training loop's.
-        journal: where finished batches are noted for those who outlive this worker; None if nobody asks.
+        completion_log: where finished batches are noted, for the others if this worker fails; None if nobody asks.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class EpochBatches(Sampler[Batch], ABC):
         workers: int,
         epoch: Callable[[], int],
         training: Callable[[], bool],
-        journal: Journal | None = None,
+        completion_log: CompletionLog | None = None,
     ) -> None:
         self.plan = plan
         self.rank = rank
         self.workers = workers
-        self.journal = journal
-        self.orphans: list[int] = []  # claimed by workers that have died: as if this one held them
-        self.hand_outs = 0  # how many iterations of the training loop there have been, the same on all workers
+        self.completion_log = completion_log
+        self.unassigned: list[int] = []  # claimed by workers that were excluded: as if this one held them
+        self.assignments = 0  # how many iterations of the training loop there have been, the same on all workers
         self.sampler: Sampler[int] | None = None  # what the loader shows as its sampler
         self._epoch = epoch
         self._training = training
@@ -71,7 +71,7 @@ class EpochBatches(Sampler[Batch], ABC):
 
     def __iter__(self) -> Iterator[Batch]:
         """The training loop's iteration hands batches out; any other one looks at this worker's nominal share."""
-        return self._hand_out() if self._training() else iter(self.nominal_share())
+        return self._assign() if self._training() else iter(self.nominal_share())
 
     def __len__(self) -> int:
         """Nominal, see :attr:`nominal_length`."""
@@ -93,7 +93,7 @@ class EpochBatches(Sampler[Batch], ABC):
         return [batches[position] for position in equal_share(len(batches), self.rank, self.workers)]
 
     @abstractmethod
-    def _hand_out(self) -> Iterator[Batch]:
+    def _assign(self) -> Iterator[Batch]:
         """This worker's batches of the epoch, for training."""
 
     @property
@@ -121,7 +121,7 @@ class EpochBatches(Sampler[Batch], ABC):
 
     @abstractmethod
     def step(self) -> int:
-        """Note that the oldest batch handed out has been trained on; returns its position in the epoch."""
+        """Note that the oldest batch assigned has been trained on; returns its position in the epoch."""
 
     @abstractmethod
     def unstepped(self) -> list[int]:
@@ -129,30 +129,30 @@ class EpochBatches(Sampler[Batch], ABC):
 
     @abstractmethod
     def stepped(self) -> list[int]:
-        """Positions that this worker has trained on in this hand-out."""
+        """Positions that this worker has trained on in this assignment."""
 
     def move_to(self, key: str) -> None:
-        """Take part in the hand-outs under another prefix of keys."""
-        if self.journal is not None:
-            self.journal.key = key
+        """Take part in the assignments under another prefix of keys."""
+        if self.completion_log is not None:
+            self.completion_log.key = key
 
-    def find_orphans(self, everyones: Iterable[Iterable[int]], finished: Iterable[int]) -> list[int]:
-        """Positions that workers have died with: nobody alive has trained on them or holds them, and they are not free.
+    def find_unassigned(self, everyones: Iterable[Iterable[int]], finished: Iterable[int]) -> list[int]:
+        """Positions that excluded workers had claimed: no member has trained on them or holds them.
 
         Args:
-            everyones: stepped and unstepped positions of the workers that are left.
-            finished: those that the dead have trained on, by their journals.
+            everyones: stepped and unstepped positions of the members.
+            finished: those that excluded workers have trained on, by their completion logs.
         """
         known = {position for theirs in everyones for position in theirs}.union(finished, self.unclaimed())
         return [position for position in range(len(self._batches)) if position not in known]
 
     def _note(self, position: int) -> None:
-        if self.journal is not None:
-            self.journal.finished(position)
+        if self.completion_log is not None:
+            self.completion_log.finished(position)
 
     @abstractmethod
     def unclaimed(self) -> list[int]:
-        """Positions that are nobody's yet; meaningful while nobody claims."""
+        """Positions that nobody has claimed yet; meaningful while nobody claims."""
 
     def resume(self, position: EpochPosition) -> None:
         """The next iteration over this epoch takes its pending batches only."""
@@ -177,10 +177,10 @@ class EpochBatches(Sampler[Batch], ABC):
             batches = at_least_one_each(left, self.workers)
             self._indices = resume.pending if not resume.pieces and len(left) == len(batches) else None
         self._batches = batches
-        self.orphans = []
-        self.hand_outs += 1
-        if self.journal is not None:
-            self.journal.begin(f"{epoch}/{self.hand_outs}")
+        self.unassigned = []
+        self.assignments += 1
+        if self.completion_log is not None:
+            self.completion_log.begin(f"{epoch}/{self.assignments}")
         return batches
 
 
@@ -188,12 +188,12 @@ class SharedBatches(EpochBatches):
     """The batches that this worker claims from the epoch shared by all. Nobody knows how many they will be.
 
     Args:
-        plan, rank, workers, epoch, training, journal: see :class:`EpochBatches`.
+        plan, rank, workers, epoch, training, completion_log: see :class:`EpochBatches`.
         store: holds the shared counter; a connection for nothing else, since a claim may be under way while training goes on.
         key: prefix of this fit's keys in the store, the same on all workers and new for each fit.
         lookahead: see :func:`~lightning_gossip.strategies.data.dataloader.lookahead_of`.
         batch_s: asked for this worker's time a batch in seconds.
-        gone: asked at each hand-out for what tells which of its ranks have died since.
+        failed_ranks: asked at each assignment for a function that tells which of its ranks have failed since.
     """
 
     def __init__(
@@ -208,17 +208,17 @@ class SharedBatches(EpochBatches):
         key: str,
         lookahead: int,
         batch_s: Callable[[], float | None],
-        journal: Journal | None = None,
-        gone: Callable[[], Callable[[], frozenset[int]]] = lambda: frozenset,
+        completion_log: CompletionLog | None = None,
+        failed_ranks: Callable[[], Callable[[], frozenset[int]]] = lambda: frozenset,
     ) -> None:
         check_enough_batches(len(plan), workers)
-        super().__init__(plan, rank=rank, workers=workers, epoch=epoch, training=training, journal=journal)
+        super().__init__(plan, rank=rank, workers=workers, epoch=epoch, training=training, completion_log=completion_log)
         self._claims: Claims | None = None
         self._store = store
         self._key = key
         self._lookahead = lookahead
         self._batch_s = batch_s
-        self._gone = gone
+        self._failed_ranks = failed_ranks
 
     @override
     def __len__(self) -> int:
@@ -228,7 +228,7 @@ class SharedBatches(EpochBatches):
 
     @property
     def queue(self) -> EpochQueue | None:
-        """Of the current hand-out; None before the first."""
+        """The claim counter of the current assignment; None before the first."""
         return None if self._claims is None else self._claims.queue
 
     def close(self) -> None:
@@ -237,17 +237,18 @@ class SharedBatches(EpochBatches):
             self._claims.close()
 
     @override
-    def _hand_out(self) -> Iterator[Batch]:
+    def _assign(self) -> Iterator[Batch]:
         batches = self._begin()
+        scope = "together" if self.completion_log is None else self.completion_log.scope
         queue = EpochQueue(
             self._store,
-            f"{self._key}/{'together' if self.journal is None else self.journal.whose}/{self._epoch()}/{self.hand_outs}",
+            f"{self._key}/{scope}/{self._epoch()}/{self.assignments}",
             rank=self.rank,
             workers=self.workers,
             batches=len(batches),
             lookahead=self._lookahead,
             speeds_key=f"{self._key}/{self.workers}",
-            gone=self._gone(),
+            gone=self._failed_ranks(),
         )
         self._claims = Claims(queue, self._batch_s)
         yield from (batches[position] for position in self._claims)
@@ -275,7 +276,7 @@ class SharedBatches(EpochBatches):
         if self._claims is None:
             return []
         self._claims.settle()
-        return self._claims.queue.ledger.unstepped() + self.orphans
+        return self._claims.queue.ledger.unstepped() + self.unassigned
 
     @override
     def stepped(self) -> list[int]:
@@ -289,11 +290,11 @@ class SharedBatches(EpochBatches):
 class StaticBatches(EpochBatches):
     """Every n-th batch of the epoch, the same number for each worker; the first ones again where it does not come out even."""
 
-    _own: Sequence[int] = ()  # positions of the hand-out under way
+    _own: Sequence[int] = ()  # positions of the assignment under way
     _stepped = 0  # how many of them have been trained on
 
     @override
-    def _hand_out(self) -> Iterator[Batch]:
+    def _assign(self) -> Iterator[Batch]:
         batches = self._begin()
         self._own = equal_share(len(batches), self.rank, self.workers)
         self._stepped = 0
@@ -317,7 +318,7 @@ class StaticBatches(EpochBatches):
 
     @override
     def unstepped(self) -> list[int]:
-        return [*self._own[self._stepped :], *self.orphans]
+        return [*self._own[self._stepped :], *self.unassigned]
 
     @override
     def stepped(self) -> list[int]:

@@ -17,7 +17,7 @@ from lightning_gossip.algorithm.work_sharing import EpochPlan
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.store_client import ReportingStore, another
 from lightning_gossip.runtime.work_sharing.claim_counter import Store
-from lightning_gossip.runtime.work_sharing.completion_log import Journal
+from lightning_gossip.runtime.work_sharing.completion_log import CompletionLog
 from lightning_gossip.strategies.data.batch_samplers import EpochBatches, NominalSampler, SharedBatches, StaticBatches
 from lightning_gossip.strategies.lightning.loop_progress import epochs_processed
 from lightning_gossip.strategies.lightning.patches import Patches
@@ -91,7 +91,7 @@ class TrainingLoader:
         return self.look()
 
     def plan(self, loaders: list[Any], seed: int) -> EpochPlan | str:
-        """The epoch that these loaders describe, or the reason why its batches cannot be handed out by us.
+        """The epoch that these loaders describe, or the reason why its batches cannot be assigned by us.
 
         Args:
             loaders: that :meth:`look` has told.
@@ -134,7 +134,7 @@ class TrainingLoader:
             return None
         members = self._trainer.strategy.members  # type: ignore[attr-defined]
         options: dict[str, Any] = {
-            "journal": None if members is None else Journal(ReportingStore(members.store), key, members),
+            "completion_log": None if members is None else CompletionLog(ReportingStore(members.store), key, members),
             "rank": self._trainer.global_rank,
             "workers": self._trainer.world_size,
             "epoch": lambda: epochs_processed(self._trainer),
@@ -149,7 +149,7 @@ class TrainingLoader:
             plan,
             store=cast(Store, ReportingStore(shared)),
             key=key,
-            gone=(lambda: frozenset) if members is None else members.gone,
+            failed_ranks=(lambda: frozenset) if members is None else members.failed_ranks,
             lookahead=lookahead_of(loaders[0]),
             batch_s=batch_s,
             **options,
@@ -157,7 +157,7 @@ class TrainingLoader:
 
 
 def plan_of(loader: object, seed: int) -> EpochPlan | str:
-    """The epoch that a DataLoader describes, or the reason why its batches cannot be handed out by us."""
+    """The epoch that a DataLoader describes, or the reason why its batches cannot be assigned by us."""
     if type(loader) is not DataLoader:
         return f"the training loader is a {type(loader).__name__}, not a plain DataLoader"
     if isinstance(loader.dataset, IterableDataset):
@@ -175,7 +175,7 @@ def plan_of(loader: object, seed: int) -> EpochPlan | str:
 
 
 def is_ordinary(loader: DataLoader[Any]) -> bool:
-    """Whether it takes the samples of a map-style data set once each, in their order or a random one, and batches them."""
+    """Whether a loader batches the samples of a map-style data set, once each, in their order or a random one."""
     sampler = loader.sampler
     once = isinstance(sampler, RandomSampler) and not (sampler.replacement or sampler._num_samples)
     return (
@@ -186,13 +186,13 @@ def is_ordinary(loader: DataLoader[Any]) -> bool:
 
 
 def with_epoch_batches(loader: DataLoader[Any], batches: EpochBatches) -> DataLoader[Any]:
-    """The same loader, its batches those of the epoch; it reads as the user's does under DDP."""
+    """A copy of a loader whose batches are those of the epoch; it reads as the user's does under DDP."""
     batches.sampler = NominalSampler(loader.dataset, batches)
     return reading_like(with_batch_sampler(loader, batches), loader, batches.sampler)
 
 
 def with_batch_sampler(loader: DataLoader[Any], batch_sampler: Any) -> DataLoader[Any]:
-    """The same plain loader, its batches drawn from another sampler."""
+    """A copy of a plain loader whose batches are drawn from another sampler."""
     return DataLoader(
         loader.dataset,
         batch_sampler=batch_sampler,

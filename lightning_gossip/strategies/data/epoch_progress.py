@@ -101,7 +101,7 @@ class FitWork:
             self._trainer.fit_loop.max_batches = self.shared.nominal_length
 
     def show_length(self) -> None:
-        """The same with a batch at hand: more if this worker has taken more, and right at its last one."""
+        """Show the length with a batch at hand: more if this worker has taken more, and right at its last one."""
         if self.shared is not None:
             progress = self._trainer.fit_loop.epoch_loop.batch_progress
             ready = progress.current.ready
@@ -174,7 +174,7 @@ class FitWork:
             self._count.advance(progress, self._trainer.accumulate_grad_batches)
 
     def end_batch(self) -> None:
-        """It has been."""
+        """Mark the current batch as trained on."""
         if self.batches is not None:
             self.batches.step()
 
@@ -193,28 +193,28 @@ class FitWork:
         """Whether this worker left the last batches of the epoch to faster ones."""
         return self.shared is not None and self.shared.queue is not None and self.shared.queue.left_early
 
-    # -- workers that come later ---------------------------------------------------------------------------------------
+    # -- joiners ------------------------------------------------------------------------------------------------------
 
     @property
-    def hands_out_again(self) -> bool:
+    def assigns_anew(self) -> bool:
         """Whether Lightning begins a new iteration for the coming epoch, so that others may take part in it."""
         loop = self._trainer.fit_loop
         return self._trainer.current_epoch > 0 and not loop.is_resuming and not loop.epoch_loop.restarting
 
-    def news(self) -> dict[str, Any]:
-        """What a worker that comes later needs to take batches of the same epochs."""
+    def snapshot(self) -> dict[str, Any]:
+        """State that a joiner needs to take batches of the same epochs."""
         return {
             "key": self._key,
             "seed": self._seed,
             "plan": None if self.batches is None else asdict(self.batches.plan),
-            "hand_outs": 0 if self.batches is None else self.batches.hand_outs,
+            "assignments": 0 if self.batches is None else self.batches.assignments,
             "loaded_at": self._trainer.fit_loop._last_train_dl_reload_epoch,
             "count": None if self._count is None else self._count.state(Fraction(0)),
         }
 
     @property
     def about(self) -> str:
-        """What must be equal on a worker that comes later."""
+        """The data and batches, which must be equal on a joiner."""
         if self.batches is None:
             return "its own"
         plan = {**asdict(self.batches.plan), "seed": 0}
@@ -222,28 +222,28 @@ class FitWork:
             del plan["samples"]  # one that comes later reads the loader of its first epoch when it knows that
         return str(plan)
 
-    def follow(self, news: dict[str, Any]) -> None:
-        """Take batches of the epochs that :meth:`news` tells of.
+    def apply_snapshot(self, snapshot: dict[str, Any]) -> None:
+        """Take batches of the epochs that a :meth:`snapshot` describes.
 
         Raises:
             ConfigurationError: if this worker was started with other data.
         """
-        self._key, self._seed = news["key"], news["seed"]
+        self._key, self._seed = snapshot["key"], snapshot["seed"]
         if self._trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
-            self._trainer.fit_loop._last_train_dl_reload_epoch = news["loaded_at"]
+            self._trainer.fit_loop._last_train_dl_reload_epoch = snapshot["loaded_at"]
             self._read_again()
         mine = None if self.batches is None else asdict(self.batches.plan)
-        if (mine is None) != (news["plan"] is None) or (mine and {**mine, "seed": 0} != {**news["plan"], "seed": 0}):
+        if (mine is None) != (snapshot["plan"] is None) or (mine and {**mine, "seed": 0} != {**snapshot["plan"], "seed": 0}):
             raise ConfigurationError(
-                f"This worker came later, with other data or batches ({mine}) than the others ({news['plan']}). Start it with"
-                " the same command."
+                f"This worker came later, with other data or batches ({mine}) than the others ({snapshot['plan']}). Start it"
+                " with the same command."
             )
         if self.batches is not None:
-            self.batches.plan = type(self.batches.plan)(**news["plan"])
-            self.batches.hand_outs = news["hand_outs"]
+            self.batches.plan = type(self.batches.plan)(**snapshot["plan"])
+            self.batches.assignments = snapshot["assignments"]
             self.batches.move_to(self._store_key)
-        if self._count is not None and news["count"] is not None:
-            self._count.load(news["count"], Fraction(0))
+        if self._count is not None and snapshot["count"] is not None:
+            self._count.load(snapshot["count"], Fraction(0))
             self._resize_count()
 
     def _read_again(self) -> None:

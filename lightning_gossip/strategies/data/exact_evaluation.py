@@ -29,7 +29,7 @@ _warned: set[str] = set()
 
 
 class EvaluationSampler(DistributedSampler[Any]):
-    """This worker's samples, none of them repeated.
+    """Sampler of one worker's evaluation samples, none of them repeated.
 
     Args:
         dataset: of the loader.
@@ -60,7 +60,7 @@ class EvaluationSampler(DistributedSampler[Any]):
 
 
 class EvaluationBatches(Sampler[Batch]):
-    """This worker's batches, equally many on all workers.
+    """Batch sampler of one worker's evaluation batches, equally many on all workers.
 
     Args:
         sampler: of the samples.

@@ -40,7 +40,7 @@ class Account:
         self.report = FitReport()
         self.own = WorkerReport(rank=rank)
         self.forward_passes = 0  # since the last step
-        self.steps = 0  # of this worker; agreed upon at each rendezvous
+        self.steps = 0  # of this worker; agreed upon at each synchronisation point
         self._timeline = timeline
         self._timer = StepTimer()
         self._step_s: float | None = 0.0  # since the last step; None if not all of it was seen
@@ -66,7 +66,7 @@ class Account:
         self._share = _Share(self.steps, left, self._share.at(self.steps) or Fraction(0))
 
     def open_session(self) -> None:
-        """Training begins after a rendezvous."""
+        """Training begins after a synchronisation point."""
         self.forward_passes, self._step_s = 0, 0.0
         self._timer.tick(now_s())
 
@@ -106,7 +106,7 @@ class Account:
         )
 
     def waited(self, began_s: float, algorithm: Algorithm) -> None:
-        """This worker has waited at a rendezvous since ``began_s``, until the last one came."""
+        """Count the wait at a synchronisation point, from ``began_s`` until the last worker came."""
         ended_s = now_s()
         self._timeline.record("wait", began_s, ended_s)
         self.own.last_wait_s = ended_s - began_s
@@ -123,4 +123,4 @@ class Account:
         self.report.workers = [WorkerReport(**own) for _, own in everyones]
         self.report.rendezvous += 1
         members = membership.current()
-        self.report.lost = [] if members is None else [worker.number for worker in members.lost]
+        self.report.lost = [] if members is None else [worker.initial_rank for worker in members.excluded]

@@ -1,1 +1,1 @@
-"""What a fit does when workers have died or come."""
+"""Elastic membership of a fit: workers that fail, and workers that join."""

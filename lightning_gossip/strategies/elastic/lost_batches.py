@@ -1,4 +1,4 @@
-"""What workers that have died leave of an epoch, and how those who are left train on it."""
+"""Lost batches: what excluded workers have not finished of an epoch, and how the members make up for it."""
 
 from __future__ import annotations
 
@@ -11,38 +11,40 @@ from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.lightning.loop_progress import align_epoch, resize_epoch
 
 
-class Inheritance:
-    """Of one worker in one fit. All members call the same methods at the same points.
+class LostBatches:
+    """The lost batches of a fit, as one worker handles them. All members call the same methods at the same points.
 
     Args:
-        trainer: whose fit.
-        work: its batches.
+        trainer: of the fit.
+        work: the worker's batches.
     """
 
     def __init__(self, trainer: pl.Trainer, work: FitWork) -> None:
         self._trainer = trainer
         self._work = work
 
-    def is_of(self, generation: int) -> bool:
-        """Whether the batches under way were handed out to these members; True where they are Lightning's own."""
+    def are_assigned_to(self, generation: int) -> bool:
+        """Whether the batches under way were assigned to this generation of members; True where they are Lightning's own."""
         batches = self._work.batches
-        journal = None if batches is None else batches.journal
-        return journal is None or journal.generation == generation
+        completion_log = None if batches is None else batches.completion_log
+        return completion_log is None or completion_log.generation == generation
 
-    def inherit(self, members: Membership) -> None:
-        """Workers have died in this hand-out: rank 0 holds from now on what they have not finished. Collective."""
+    def collect(self, members: Membership) -> None:
+        """Let rank 0 hold what workers that were excluded since the assignment have not finished. Collective."""
         batches = self._work.batches
-        if batches is None or batches.journal is None:
+        if batches is None or batches.completion_log is None:
             return
-        finished = [position for worker in members.lost for position in batches.journal.read(str(worker))]
-        batches.orphans = []  # of an earlier meeting in this hand-out: they are found again
-        # the journal of a worker that was only taken for dead may grow: one worker's reading counts
-        everyones = gather((batches.stepped() + batches.unstepped(), finished), kind="what the dead have left")
-        orphans = batches.find_orphans([theirs for theirs, _ in everyones], everyones[0][1])
-        batches.orphans = orphans if members.rank == 0 else []
+        finished = [position for worker in members.excluded for position in batches.completion_log.read(str(worker))]
+        batches.unassigned = []  # of an earlier synchronisation point in this assignment: they are found again
+        # the log of an excluded worker that still runs may grow: one worker's reading counts
+        everyones = gather(
+            (batches.stepped() + batches.unstepped(), finished), kind="the unfinished batches of excluded workers"
+        )
+        unassigned = batches.find_unassigned([theirs for theirs, _ in everyones], everyones[0][1])
+        batches.unassigned = unassigned if members.rank == 0 else []
 
-    def go_on(self) -> bool:
-        """Hand out again what is left of the epoch although all have ended it. Collective.
+    def make_up(self) -> bool:
+        """Assign what is left of the epoch to the members, although all have ended it. Collective.
 
         Returns:
             Whether there was anything.
@@ -69,7 +71,7 @@ class Inheritance:
         return True
 
     def follow_members(self) -> None:
-        """The next hand-out is for the workers that are there now."""
+        """Make the next assignment one for the present members."""
         batches, fit_loop = self._work.batches, self._trainer.fit_loop
         if batches is None:
             fit_loop._combined_loader = None  # the loader is asked for again, and gets a sampler for these workers

@@ -1,4 +1,4 @@
-"""What a fit does when workers have died or come; nothing where deaths are not survived."""
+"""Changes of the membership during a fit: joiners are admitted, ranks change, lost batches are made up."""
 
 from __future__ import annotations
 
@@ -7,26 +7,28 @@ from typing import Any
 import lightning.pytorch as pl
 
 from lightning_gossip.runtime.membership.membership import Membership
-from lightning_gossip.runtime.membership.round_store import Worker
+from lightning_gossip.runtime.membership.round_store import WorkerId
 from lightning_gossip.runtime.sync_point import gather
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.data.step_accounting import Account
 from lightning_gossip.strategies.elastic import state_transfer
-from lightning_gossip.strategies.elastic.lost_batches import Inheritance
+from lightning_gossip.strategies.elastic.lost_batches import LostBatches
 from lightning_gossip.strategies.lightning import csv_logger_takeover
 from lightning_gossip.strategies.lightning.fault_tolerance import Survival
 from lightning_gossip.strategies.state.shared_tensors import SharedModel, fingerprint, start_equal
 from lightning_gossip.strategies.worker_algorithm import Algorithm
 
 
-class Changes:
-    """Of one worker in one fit. All members call the same methods at the same points.
+class MembershipChanges:
+    """What one worker does in a fit when members fail or join; nothing where failures are not survived.
+
+    All members call the same methods at the same points.
 
     Args:
-        trainer: whose fit.
-        work: its batches.
-        account: its steps.
-        model: its model.
+        trainer: of the fit.
+        work: the worker's batches.
+        account: the worker's steps.
+        model: the worker's model.
     """
 
     def __init__(self, trainer: pl.Trainer, work: FitWork, account: Account, model: SharedModel) -> None:
@@ -34,64 +36,64 @@ class Changes:
         self._trainer = trainer
         self._work = work
         self._account = account
-        self._inheritance = Inheritance(trainer, work)
-        self._due = False  # members have changed since the last hand-out of batches
-        self._has_just_come = False
+        self._lost_batches = LostBatches(trainer, work)
+        self._due = False  # members have changed since the last assignment of batches
+        self._has_just_joined = False
 
     def note(self) -> None:
-        """Ranks are others than before; what depends on them follows where nothing is under way."""
+        """Note that ranks are others than before; what depends on them follows where nothing is under way."""
         self._due = True
         if self._trainer.is_global_zero:
             csv_logger_takeover.take_over(self._trainer)
 
     def begin_fit(self) -> None:
-        """Look out for those who come later, or be taken in as one."""
+        """Begin to look for join requests, or join."""
         members = self._members
         if members is None:
             return
-        members.watch.look_out(self._numbers)
-        if members.alone:
+        members.monitor.expect(self._initial_ranks)
+        if members.outside:
             self._join(members, ready=0)
             self._due = False
-            self._has_just_come = True  # the others take nobody else in before this epoch
-            self._inheritance.follow_members()
+            self._has_just_joined = True  # the others admit nobody else before this epoch
+            self._lost_batches.follow_members()
         else:
-            members.entrance.open()
+            members.admission.open()
 
     def begin_epoch(self, algorithm: Algorithm | None) -> bool:
-        """Take in those who wait, or be taken in; nobody has taken a batch of the epoch yet.
+        """Admit workers that wait, or join; nobody has taken a batch of the epoch yet.
 
         Returns:
-            Whether this worker was taken in.
+            Whether this worker has joined.
         """
         members = self._members
-        joins = members is not None and members.alone
+        joins = members is not None and members.outside
         if members is not None and joins:
             self._join(members, ready=1)
-        elif members is not None and self._work.hands_out_again and not self._has_just_come:
+        elif members is not None and self._work.assigns_anew and not self._has_just_joined:
             self._admit(members)
-        self._has_just_come = False
-        while self._due:  # somebody may die meanwhile
+        self._has_just_joined = False
+        while self._due:  # a member may fail meanwhile
             self._due = False
-            self._inheritance.follow_members()
+            self._lost_batches.follow_members()
             if algorithm is not None:
                 algorithm.follow_members()
         return joins
 
-    def inherit(self) -> bool:
-        """Whether workers have died since the batches were handed out; what they have not finished is then known."""
+    def collect_lost_batches(self) -> bool:
+        """Collect what workers have not finished that were excluded since the assignment; False if there was none."""
         members = self._members
-        if members is None or members.alone or self._inheritance.is_of(members.generation):
+        if members is None or members.outside or self._lost_batches.are_assigned_to(members.generation):
             return False
-        self._inheritance.inherit(members)
+        self._lost_batches.collect(members)
         return True
 
-    def go_on(self, algorithm: Algorithm | None) -> bool:
-        """Add an appendix to an epoch that all have ended, of what the dead have left; False if there is nothing."""
-        # one whose loop ends before its last batch (early stopping) cannot go on, and then nobody does
+    def make_up_lost_batches(self, algorithm: Algorithm | None) -> bool:
+        """Add make-up batches to an epoch that all have ended; False if there are none."""
+        # if early stopping has ended the loop on any rank, there are no make-up batches anywhere
         if (
             not all(gather(bool(self._trainer.is_last_batch), kind="whether the epoch can go on"))
-            or not self._inheritance.go_on()
+            or not self._lost_batches.make_up()
         ):
             return False
         self._due = False
@@ -100,38 +102,38 @@ class Changes:
         return True
 
     @property
-    def is_left_behind(self) -> bool:
-        """Whether the others have gone on without this worker, which was taken for dead."""
-        return self._members is not None and self._members.alone
+    def is_excluded(self) -> bool:
+        """Whether this worker was excluded, and has not joined again."""
+        return self._members is not None and self._members.outside
 
     def raise_failure(self) -> None:
-        """Raise if another worker has failed or the store is gone: an epoch is too long to wait for its end."""
+        """Raise if another worker has aborted or the store does not answer: an epoch is too long to wait for its end."""
         if self._members is not None:
-            self._members.watch.raise_failure()
+            self._members.monitor.raise_failure()
 
     def end_fit(self) -> None:
-        """Nobody is taken in any more."""
+        """Admit nobody any more."""
         if self._members is not None:
-            self._members.entrance.close()
+            self._members.admission.close()
 
     def _admit(self, members: Membership) -> None:
         free = self._survival.most(self._trainer.strategy.workers) - len(members.members)  # type: ignore[attr-defined]
-        joiners = gather(self._welcome(members), kind="who is welcome")[0][: max(0, free)]
+        joiners = gather(self._fitting(members), kind="the workers that fit")[0][: max(0, free)]
         if joiners:
-            news = members.broadcast(state_transfer.tell(self._trainer, self._work, steps=self._account.steps))
-            members.entrance.admit(joiners, news)
+            snapshot = members.broadcast(state_transfer.take_snapshot(self._trainer, self._work, steps=self._account.steps))
+            members.admission.admit(joiners, snapshot)
             self._share_state(receives=False)
 
-    def _welcome(self, members: Membership) -> list[Worker]:
-        """Who waits and fits; rank 0, whose word counts, tells the others why not, since in the job they would end it."""
+    def _fitting(self, members: Membership) -> list[WorkerId]:
+        """The waiting workers that fit; rank 0, whose list counts, refuses the others, which would end the job as members."""
         fit = []
-        for worker, theirs in members.entrance.waiting(self._numbers).items():
+        for worker, theirs in members.admission.waiting(self._initial_ranks).items():
             if theirs == self._about:
                 fit.append(worker)
             elif members.rank == 0:
-                members.entrance.refuse(
+                members.admission.refuse(
                     worker,
-                    f"Rank {worker.number} came later with another model, data or batches ({theirs}) than the others"
+                    f"Rank {worker.initial_rank} came later with another model, data or batches ({theirs}) than the others"
                     f" ({self._about}), who go on without it. Start it with the same command.",
                 )
         return fit
@@ -141,19 +143,19 @@ class Changes:
         return f"model {fingerprint(self._trainer.lightning_module):x}, data {self._work.about}"
 
     def _join(self, members: Membership, *, ready: int) -> None:
-        while members.alone:  # again, if the others have gone on without it before it had all
-            news = members.entrance.join(members.timeout_s, self._about)
-            state_transfer.follow(news, self._trainer, self._work, ready=ready)
-            self._account.steps = news.steps
+        while members.outside:  # again, if it was excluded before it had all
+            snapshot = members.admission.join(members.timeout_s, self._about)
+            state_transfer.apply_snapshot(snapshot, self._trainer, self._work, ready=ready)
+            self._account.steps = snapshot.steps
             self._due = True
             self._share_state(receives=True)
 
     def _share_state(self, *, receives: bool) -> None:
-        """The mean model, and by option an optimizer state, of rank 0, which those who come never are; all take part."""
+        """Send joiners the mean model, and by option an optimizer state, of rank 0, which is never a joiner; all take part."""
         start_equal(self._trainer.lightning_module)
         self._model.agree()
         if receives and self._members is not None:
-            self._members.entrance.check_hosts()
+            self._members.admission.check_admitters()
         if self._survival.joiner_optimizer == "copy":
             state_transfer.copy_optimizers(self._trainer, receives=receives)
 
@@ -168,7 +170,7 @@ class Changes:
         return survival
 
     @property
-    def _numbers(self) -> range:
+    def _initial_ranks(self) -> range:
         """Ranks that a worker may have been started with."""
         return range(self._survival.most(self._strategy.workers))
 

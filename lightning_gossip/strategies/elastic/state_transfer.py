@@ -1,4 +1,4 @@
-"""How a worker that comes later gets to where the others are: their progress, their mean model, one's optimizer state."""
+"""Transfer of the state of a training to a joiner: progress, mean model, an optimizer state."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from lightning_gossip.strategies.lightning.loop_progress import epochs_processed
 from lightning_gossip.strategies.state.optimizer_state import OptimizerStates, Slot
 
 
-class News(NamedTuple):
-    """What a member tells those who come. Small, plain values; models and optimizer states go over the groups.
+class StateSnapshot(NamedTuple):
+    """State of a training that joiners get with the grant: small, plain values. Models and optimizer states go over groups.
 
     Args:
         epoch: epochs that have been processed.
         global_step: Lightning's.
         batches_that_stepped: Lightning's step of the loggers.
-        steps: of the account.
-        work: see :meth:`FitWork.news`.
+        steps: optimizer steps of all workers, by their accounts.
+        work: of :meth:`FitWork.snapshot`.
         schedulers, callbacks, precision: their states.
     """
 
@@ -38,49 +38,49 @@ class News(NamedTuple):
     precision: dict[str, Any]
 
 
-def tell(trainer: pl.Trainer, work: FitWork, *, steps: int) -> News:
-    """Where this worker is, at the beginning of an epoch."""
-    return News(
+def take_snapshot(trainer: pl.Trainer, work: FitWork, *, steps: int) -> StateSnapshot:
+    """The state of the training on this worker, at the beginning of an epoch."""
+    return StateSnapshot(
         epoch=epochs_processed(trainer),
         global_step=trainer.global_step,
         batches_that_stepped=trainer.fit_loop.epoch_loop._batches_that_stepped,
         steps=steps,
-        work=work.news(),
+        work=work.snapshot(),
         schedulers=[config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
         callbacks=call._call_callbacks_state_dict(trainer),
         precision=trainer.precision_plugin.state_dict(),
     )
 
 
-def follow(news: News, trainer: pl.Trainer, work: FitWork, *, ready: int) -> None:
-    """Be where the news come from.
+def apply_snapshot(snapshot: StateSnapshot, trainer: pl.Trainer, work: FitWork, *, ready: int) -> None:
+    """Put a joiner into the state of a member.
 
     Args:
-        news: of a member.
+        snapshot: of the member.
         trainer, work: of this worker.
         ready: epochs that this worker has already counted as ready beyond the processed ones: 0 or 1.
     """
     loop = trainer.fit_loop
     for progress in (loop.epoch_progress.current, loop.epoch_progress.total):
         for name in ("started", "processed", "completed"):
-            setattr(progress, name, news.epoch)
-        progress.ready = news.epoch + ready
+            setattr(progress, name, snapshot.epoch)
+        progress.ready = snapshot.epoch + ready
     for one in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):  # not as if resumed in the middle of something
         one.restarting = False
         one.reset_restart_stage()
-    set_global_step(trainer, news.global_step)
-    loop.epoch_loop._batches_that_stepped = news.batches_that_stepped
+    set_global_step(trainer, snapshot.global_step)
+    loop.epoch_loop._batches_that_stepped = snapshot.batches_that_stepped
     trainer.should_stop = False
-    for config, state in zip(trainer.lr_scheduler_configs, news.schedulers, strict=True):
+    for config, state in zip(trainer.lr_scheduler_configs, snapshot.schedulers, strict=True):
         config.scheduler.load_state_dict(state)
-    call._call_callbacks_load_state_dict(trainer, {"callbacks": news.callbacks})
-    if news.precision:
-        trainer.precision_plugin.load_state_dict(news.precision)
-    work.follow(news.work)
+    call._call_callbacks_load_state_dict(trainer, {"callbacks": snapshot.callbacks})
+    if snapshot.precision:
+        trainer.precision_plugin.load_state_dict(snapshot.precision)
+    work.apply_snapshot(snapshot.work)
 
 
 def copy_optimizers(trainer: pl.Trainer, *, receives: bool) -> None:
-    """Give those who come rank 0's optimizer states; the next one's if that dies meanwhile. Collective.
+    """Give joiners rank 0's optimizer states; the next one's if that fails meanwhile. Collective.
 
     Args:
         trainer: of this worker.
@@ -103,7 +103,7 @@ def copy_optimizers(trainer: pl.Trainer, *, receives: bool) -> None:
         with torch.no_grad():
             for tensor in tensors:
                 sent = tensor.to(trainer.strategy.root_device).contiguous()
-                sent = sent if receives or sent is not tensor else sent.clone()  # only those who come are changed
+                sent = sent if receives or sent is not tensor else sent.clone()  # only joiners' are changed
                 dist.broadcast(sent, src=0)
                 if receives:
                     tensor.copy_(sent)

@@ -14,7 +14,7 @@ from lightning_gossip.strategies.fit.slurm_requeue import Requeue
 
 
 class StrategyHooks(Callback):
-    """Stands first among the callbacks of a fit, so that the others see the model as it is after the rendezvous."""
+    """Stands first among the callbacks of a fit, so that the others see the model as it is after the synchronisation point."""
 
     def __init__(self, fit: Fit, requeue: Requeue) -> None:
         self._fit = fit
@@ -40,6 +40,6 @@ class StrategyHooks(Callback):
     @override
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         if not isinstance(exception, SIGTERMException):
-            self._fit.fail()
-        elif not self._fit.failed:  # all have stopped together
+            self._fit.abort()
+        elif not self._fit.aborted:  # all have stopped together
             self._requeue.stopped()

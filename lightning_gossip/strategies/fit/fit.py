@@ -1,4 +1,4 @@
-"""One fit of one worker: sessions of training without a collective, and the rendezvous between them."""
+"""One fit of one worker: sessions of training without a collective, and the synchronisation points between them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from torch import Tensor
 
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline, now_s
-from lightning_gossip.runtime.sync_point import Agreement, Coming, Purpose, Rendezvous, agree, gather
+from lightning_gossip.runtime.sync_point import Agreement, Arrival, Purpose, SyncPoint, agree, gather
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.data.step_accounting import Account
-from lightning_gossip.strategies.elastic.membership_changes import Changes
+from lightning_gossip.strategies.elastic.membership_changes import MembershipChanges
 from lightning_gossip.strategies.fit import resume
 from lightning_gossip.strategies.fit.metrics import LocalMetrics
 from lightning_gossip.strategies.lightning.asking import Ask
@@ -52,7 +52,7 @@ class Fit:
 
     Args:
         trainer: whose fit.
-        make_algorithm: makes what happens between two rendezvous; None with a single worker, which trains plainly.
+        make_algorithm: makes what happens between two synchronisation points; None with a single worker, which trains plainly.
         options: of the strategy.
         timeline: where computing and waiting are recorded.
         restored: our part of the checkpoint that the fit resumes from, if any.
@@ -75,7 +75,7 @@ class Fit:
         self.in_session = False
         self.metrics = LocalMetrics(lambda: not self.in_session)
         self.stop_requested = False
-        self.failed = False
+        self.aborted = False
         self.at_epoch_end: Callable[[], None] | None = None  # a schedule by epoch that waits for the epoch's end
         self.is_cut = False  # the epoch has ended, for all, before its last batch
         self.log_dir: tuple[str | None, str | None] = (None, None)  # this worker's own, and rank 0's
@@ -85,7 +85,7 @@ class Fit:
         self._options = options
         self._restored = restored
         self._restored_from = restored_from
-        self._meeting = Rendezvous(strategy.root_device)
+        self._sync_point = SyncPoint(strategy.root_device)
         self._optimizer_stepped = False
         self._lr = 0.0
         self._in_step = False
@@ -101,7 +101,7 @@ class Fit:
         self._has_opened = False  # a session, since the last batch: its first step is seen from there
         key, seed = strategy.broadcast((uuid.uuid4().hex[:12], int(os.environ.get("PL_GLOBAL_SEED", 0))))
         self.work = FitWork(trainer, options.work_sharing, key=key, seed=seed, batch_s=lambda: self.account.batch_s)
-        self.changes = Changes(trainer, self.work, self.account, self._model)
+        self.changes = MembershipChanges(trainer, self.work, self.account, self._model)
 
     # -- in the order of the training loop ---------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ class Fit:
         self.account.begin(steps, self.work.planned_steps())
         self.work.reloaded = False
         own = local_log_dir(self.trainer)
-        self.log_dir = own, self.trainer.strategy.broadcast(own)  # one that comes later asks itself, and only then is taken in
+        self.log_dir = own, self.trainer.strategy.broadcast(own)  # a joiner asks itself, and is admitted only then
         self.changes.begin_fit()
         if self._algorithm is not None:
             self._algorithm.start()
@@ -128,7 +128,7 @@ class Fit:
         """Nobody has taken a batch of the epoch yet."""
         self._under_way, self.is_cut = True, False
         if self.changes.begin_epoch(self._algorithm):
-            self._own_model.forget()  # it is of the time when this worker was left behind
+            self._own_model.forget()  # it is of the time when this worker was outside
         if self.work.reloaded:
             self.work.reloaded = False
             done = {"epochs_done": epochs_processed(self.trainer), "steps_done": self.account.steps}
@@ -158,7 +158,7 @@ class Fit:
         self._lr = lr
 
     def after_batch(self) -> None:
-        """The batch has been trained on, its hooks come next: push and pull, and meet the others if somebody wants to.
+        """The batch has been trained on, its hooks come next: push and pull, and synchronise if somebody has requested it.
 
         Raises:
             SIGTERMException: if some worker was told to stop.
@@ -176,24 +176,24 @@ class Fit:
             self._optimizer_stepped = False
         asks, self._asks = self._asks, []
         if self.stop_requested:
-            self.rendezvous(Purpose.STOP, asks=asks, calls=True)
+            self.synchronize(Purpose.STOP, asks=asks, requests=True)
         elif asks:
             self._ask(asks)
-        elif self._algorithm is not None and self._algorithm.meeting_called():
-            self._come(Purpose.CALLED)
+        elif self._algorithm is not None and self._algorithm.sync_requested():
+            self._synchronize(Purpose.REQUESTED)
 
     def after_batch_hooks(self) -> None:
-        """All hooks of the batch have run: meet at the epoch's end, and call the others if this worker leaves it early."""
+        """All hooks of the batch have run: synchronise at the epoch's end, and request that if this worker leaves it early."""
         if self._in_step:
             return  # a tuner has put all callbacks aside, ours too: all meet when it has left its loop
         loop = self.trainer.fit_loop
         leaves = bool(self.trainer.should_stop and loop._can_stop_early)
         if self.trainer.is_last_batch or loop.epoch_loop._is_training_done:
-            self.rendezvous(Purpose.EPOCH_END)
+            self.synchronize(Purpose.EPOCH_END)
         elif leaves:
-            self.rendezvous(Purpose.EPOCH_END, calls=True)
+            self.synchronize(Purpose.EPOCH_END, requests=True)
 
-    def rendezvous(self, purpose: Purpose, *, asks: Sequence[Ask] = (), calls: bool = False) -> None:
+    def synchronize(self, purpose: Purpose, *, asks: Sequence[Ask] = (), requests: bool = False) -> None:
         """Wait until all workers have come for this: the model becomes the exact mean. Nothing between two epochs.
 
         If some worker was told to stop, all of them end, as after a SIGTERM to each: here if the epoch has batches left,
@@ -202,15 +202,15 @@ class Fit:
         Args:
             purpose: the epoch's end, a validation or a stop.
             asks: what is to be done together first, if this is rank 0.
-            calls: whether to ask the others to come after their current step.
+            requests: whether to request it of the others after their current step.
 
         Raises:
             SIGTERMException: on all workers.
         """
-        while self._under_way and not self.failed:
-            if self._come(purpose, asks=asks, calls=calls).over:
+        while self._under_way and not self.aborted:
+            if self._synchronize(purpose, asks=asks, requests=requests).over:
                 return
-            asks, calls = (), False
+            asks, requests = (), False
 
     def end_epoch(self) -> None:
         """Lightning has left the batches of the epoch; usually all workers have met before.
@@ -229,7 +229,7 @@ class Fit:
     def leave_epoch(self) -> None:
         """Lightning's loop has ended, perhaps before the last batch and for a reason that the others do not know."""
         self._in_step = False
-        self.rendezvous(Purpose.EPOCH_END, calls=bool(self.trainer.should_stop))
+        self.synchronize(Purpose.EPOCH_END, requests=bool(self.trainer.should_stop))
 
     def end(self) -> None:
         """All workers have ended the fit.
@@ -240,13 +240,13 @@ class Fit:
         self.changes.end_fit()
         self.close(together=True)
         if self.stop_requested and not self._stopped_together:
-            self.failed = True  # nobody else stops
+            self.aborted = True  # nobody else stops
             raise SIGTERMException
 
     # -- from outside the training loop ------------------------------------------------------------------------------
 
     def request_stop(self) -> None:
-        """This worker was told to stop (SIGTERM). Called by a signal handler: only sets a flag."""
+        """Note that this worker was told to stop (SIGTERM). Called by a signal handler: only sets a flag."""
         self.stop_requested = True
 
     def ask(self, ask: Ask) -> None:
@@ -261,7 +261,7 @@ class Fit:
         Raises:
             SIGTERMException: if some worker was told to stop; what rank 0 was asked for has been done.
         """
-        if self._algorithm is None or self.failed:
+        if self._algorithm is None or self.aborted:
             ask.carry_out(self.trainer)
         elif self._in_step:
             if warn_once(ask.name):
@@ -272,7 +272,7 @@ class Fit:
         else:
             self._ask([ask])
 
-    def meet_for(self, what: str, *, warns: bool = True) -> bool:
+    def synchronize_for(self, what: str, *, warns: bool = True) -> bool:
         """Bring all workers together for a collective that somebody outside the algorithm makes.
 
         Args:
@@ -286,7 +286,7 @@ class Fit:
         Raises:
             SIGTERMException: if another worker came to stop instead.
         """
-        if self.failed:
+        if self.aborted:
             return False
         if not self.in_session:
             return True
@@ -297,13 +297,13 @@ class Fit:
                 )
             return False
         while True:
-            agreement = self._come(Purpose.COLLECTIVE, what=what)
+            agreement = self._synchronize(Purpose.COLLECTIVE, what=what)
             if agreement.over:
                 return not agreement.stop
 
     def gather_in_step(self, tensor: Tensor, *, sync_grads: bool) -> Tensor | None:
-        """Everybody's tensor in the training step under way; None if there is none, or the algorithm cannot do it."""
-        if self._algorithm is None or not self._in_step or self.failed:
+        """The tensors of all workers in the training step under way; None if there is none, or the algorithm cannot do it."""
+        if self._algorithm is None or not self._in_step or self.aborted:
             return None
         return self._algorithm.gather(tensor, sync_grads=sync_grads)
 
@@ -324,9 +324,9 @@ class Fit:
             return "one that has ended its batches makes no more steps, and would not come"
         return "each of them is at a step of its own"
 
-    def fail(self) -> None:
-        """This worker has failed: it meets nobody any more."""
-        self.failed = not self._stopped_together
+    def abort(self) -> None:
+        """Note that an exception has ended the fit on this worker: it comes to no synchronisation point any more."""
+        self.aborted = not self._stopped_together
 
     def close(self, *, together: bool | None = None) -> None:
         """End threads; may be called twice. Without ``together``: together if all workers have agreed to stop."""
@@ -389,33 +389,33 @@ class Fit:
         return True
 
     def _ask(self, asks: Sequence[Ask]) -> None:
-        """Call all workers, and do this with them, if this is rank 0; else come if they are in step, and do what it asks."""
+        """Synchronise, and do this with all workers, if this is rank 0; else come if they are in step, and do what it asks."""
         assert self._algorithm is not None
         if self.trainer.is_global_zero or self._algorithm.in_step:
-            self._come(Purpose.SAVE, asks=asks, calls=True)
+            self._synchronize(Purpose.SAVE, asks=asks, requests=True)
         elif warn_once(f"{asks[0].name} elsewhere"):
             log.info("Rank %d leaves %s inside an epoch to rank 0.", self.trainer.global_rank, asks[0].name)
 
-    def _come(self, purpose: Purpose, *, what: str = "", asks: Sequence[Ask] = (), calls: bool = False) -> Agreement:
-        """Meet all workers, and do what rank 0 was asked for. The epoch goes on afterwards if the agreement is not over.
+    def _synchronize(self, purpose: Purpose, *, what: str = "", asks: Sequence[Ask] = (), requests: bool = False) -> Agreement:
+        """Synchronise once, and do what rank 0 was asked for. The epoch goes on afterwards if the agreement is not over.
 
         Raises:
             SIGTERMException: on all workers, if some worker was told to stop and the epoch has batches left.
-            StopIteration: on a worker that the others have taken for dead.
+            StopIteration: on a worker that was excluded.
         """
         if not self.in_session:
             self._open_session()
-        if calls and self._algorithm is not None:
-            self._algorithm.call_meeting()
-        agreement = self._meet(purpose, what, tuple(asks) if self.trainer.is_global_zero else ())
+        if requests and self._algorithm is not None:
+            self._algorithm.request_sync()
+        agreement = self._agree(purpose, what, tuple(asks) if self.trainer.is_global_zero else ())
         self.in_session = False
         self.metrics.forget()
         self.account.close_session()
         if agreement.should_stop and not self.trainer.should_stop:
             rank_zero_info("Another worker asked to stop: all leave the epoch after the current step.")
             self.trainer.should_stop = True
-        if self.changes.is_left_behind and not agreement.over:
-            raise StopIteration  # Lightning leaves the epoch, whose batches are the others'; they take this worker in later
+        if self.changes.is_excluded and not agreement.over:
+            raise StopIteration  # Lightning leaves the epoch, whose batches are the others'; they admit this worker later
         if agreement.asked:
             self._carry_out(agreement)
         if not agreement.over:
@@ -424,34 +424,34 @@ class Fit:
             self._end_stretch(purpose, agreement)
         return agreement
 
-    def _meet(self, purpose: Purpose, what: str, asks: tuple[Ask, ...]) -> Agreement:
-        coming = Coming(purpose, self.trainer.global_step, bool(self.trainer.should_stop), what, asks)
+    def _agree(self, purpose: Purpose, what: str, asks: tuple[Ask, ...]) -> Agreement:
+        arrival = Arrival(purpose, self.trainer.global_step, bool(self.trainer.should_stop), what, asks)
         algorithm = self._algorithm
         if algorithm is None:
-            return agree([coming])
+            return agree([arrival])
         arrived_s = now_s()
         algorithm.arrive()
-        agreement = self._meeting.agree(coming)
+        agreement = self._sync_point.agree(arrival)
         self.account.waited(arrived_s, algorithm)
         algorithm.settle()
-        rest = compare_rest(self._model, self._meeting, flag=self._averages.are_there)
+        rest = compare_rest(self._model, self._sync_point, flag=self._averages.are_there)
         if self._options.at_rendezvous == "evaluate":
             self._own_model.set_aside(self._model.tensors, rest.tensors)
-        self.account.own.distance = algorithm.average(self._meeting)
+        self.account.own.distance = algorithm.average(self._sync_point)
         if not math.isfinite(self.account.own.distance):
             warn_of_mean(self._model.tensors)
-        self.account.own.distance += unite(rest, self._meeting)
+        self.account.own.distance += unite(rest, self._sync_point)
         self._own_model.is_replaced()
         if rest.flag:
-            self._averages.unite(self._meeting, steps=mean_step(agreement.optimizer_steps))
-        self.account.report.consensus_distance = self._meeting.mean(self.account.own.distance)
+            self._averages.unite(self._sync_point, steps=mean_step(agreement.optimizer_steps))
+        self.account.report.consensus_distance = self._sync_point.mean(self.account.own.distance)
         return agreement
 
     def _carry_out(self, agreement: Agreement) -> None:
         """Do what rank 0 was asked for; all workers do, in the middle of the epoch, with one view of what is left of it."""
         progress = self.trainer.fit_loop.epoch_loop.batch_progress
         own = progress.is_last_batch
-        self.changes.inherit()
+        self.changes.collect_lost_batches()
         self._agree_on_what_is_left()
         self._agreed_step = mean_step(agreement.optimizer_steps)
         try:
@@ -465,9 +465,9 @@ class Fit:
         """All have come to the end of a stretch of training: an epoch's, a validation, a stop."""
         self._under_way = purpose is Purpose.VALIDATE and not agreement.should_stop
         set_global_step(self.trainer, mean_step(agreement.optimizer_steps))
-        if self.changes.inherit() and not agreement.stop and self.changes.go_on(self._algorithm):
+        if self.changes.collect_lost_batches() and not agreement.stop and self.changes.make_up_lost_batches(self._algorithm):
             self.at_epoch_end = None
-            return  # to the appendix of the epoch
+            return  # to the make-up batches of the epoch
         if agreement.stop:
             self._stop_together()
         pending = (agreement.stop or agreement.should_stop) and self._agree_on_what_is_left()
@@ -491,8 +491,7 @@ class Fit:
     def _agree_on_what_is_left(self) -> bool:
         """Whether the epoch has batches left. Collective.
 
-        Whether it has is each worker's own view in Lightning's progress, and rank 0's goes into a checkpoint: make it that
-        of all.
+        Lightning's progress has each worker's own view of that, and rank 0's goes into a checkpoint: make it that of all.
         """
         batches, loop = self.work.batches, self.trainer.fit_loop.epoch_loop
         kind = "what is left of the epoch"

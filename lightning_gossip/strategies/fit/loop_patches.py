@@ -13,11 +13,11 @@ from lightning_gossip.strategies.fit.metrics import SynchronizedResults
 from lightning_gossip.strategies.lightning.patches import Patches
 
 
-def synchronize_results(trainer: pl.Trainer, patches: Patches, *, meet: Callable[[], None]) -> None:
+def synchronize_results(trainer: pl.Trainer, patches: Patches, *, end_session: Callable[[], None]) -> None:
     """One value of every epoch metric on all ranks, in every loop that logs.
 
     Args:
-        meet: brings all workers together, if they are not: a worker may leave the loop before its last batch.
+        end_session: brings all workers together, if they are not: a worker may leave the loop before its last batch.
     """
     train_loop = trainer.fit_loop.epoch_loop
     for loop in (train_loop, train_loop.val_loop, trainer.validate_loop, trainer.test_loop):
@@ -32,16 +32,16 @@ def synchronize_results(trainer: pl.Trainer, patches: Patches, *, meet: Callable
     update_eval_epoch_metrics = connector.update_eval_epoch_metrics
 
     def synchronized_epoch_end() -> None:  # before the hooks of the epoch's end
-        meet()
+        end_session()
         epoch_end_reached()
-        synchronize()
+        end_session()
 
     def synchronized_train_epoch() -> None:  # and what these hooks have logged
-        synchronize()
+        end_session()
         on_epoch_end()
 
     def synchronized_eval_epoch() -> Any:
-        synchronize()
+        end_session()
         return update_eval_epoch_metrics()
 
     patches.set(connector, "epoch_end_reached", synchronized_epoch_end)
@@ -50,7 +50,7 @@ def synchronize_results(trainer: pl.Trainer, patches: Patches, *, meet: Callable
 
 
 def free_epoch_loop(trainer: pl.Trainer, fit: Fit, patches: Patches, *, forward_signal: Callable[[Any], None]) -> None:
-    """Take Lightning's own synchronisation out of the epoch, and put the rendezvous where it is needed.
+    """Take Lightning's own synchronisation out of the epoch, and put the synchronisation point where it is needed.
 
     Args:
         forward_signal: passes a SIGTERM on to worker processes that this one has started.
@@ -58,8 +58,8 @@ def free_epoch_loop(trainer: pl.Trainer, fit: Fit, patches: Patches, *, forward_
     loop = trainer.fit_loop.epoch_loop
     run_validation = loop.val_loop.run
 
-    def validate_after_rendezvous() -> Any:
-        fit.rendezvous(Purpose.EPOCH_END if trainer.should_stop else Purpose.VALIDATE)
+    def validate_after_sync() -> Any:
+        fit.synchronize(Purpose.EPOCH_END if trainer.should_stop else Purpose.VALIDATE)
         return run_validation()  # not reached if another worker came to stop
 
     def note_sigterm(signum: Any, _: Any) -> None:
@@ -77,12 +77,13 @@ def free_epoch_loop(trainer: pl.Trainer, fit: Fit, patches: Patches, *, forward_
 
     patches.set(connector, "on_batch_end", end_batch_after_hooks)
     patches.set(loop, "_broadcast_sigterm_tensor", lambda: None)
-    patches.set(loop.val_loop, "run", validate_after_rendezvous)
+    patches.set(loop.val_loop, "run", validate_after_sync)
     patches.set(trainer._signal_connector, "_sigterm_notifier_fn", note_sigterm)
 
 
 def defer_epoch_schedulers(trainer: pl.Trainer, fit: Fit, patches: Patches) -> None:
-    """Schedules by epoch step when the epoch has ended for all: after the rendezvous, which may add an appendix to it.
+    """Schedules by epoch step when the epoch has ended for all: after the synchronisation point, which may add make-up batches
+    to it.
 
     They do not step if all have left it before its last batch, whatever a worker has seen of it.
     """

@@ -130,7 +130,7 @@ _computed_alone: WeakValueDictionary[int, Metric] = WeakValueDictionary()
 
 
 def _gated(synchronize: Callable[..., None]) -> Callable[..., None]:
-    """``Metric.sync`` that stays alone in the middle of an epoch, and tells a worker that is gone as a PeerError."""
+    """``Metric.sync`` that stays alone in the middle of an epoch, and tells of a worker that has ended by a PeerError."""
 
     @wraps(synchronize)
     def sync(

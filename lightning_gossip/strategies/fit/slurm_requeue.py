@@ -18,7 +18,7 @@ from lightning_gossip.strategies.lightning.patches import Patches
 
 
 class Requeue:
-    """Of one fit, under SLURM with ``auto_requeue``; elsewhere it does nothing.
+    """Requeues the job at the end of a fit, under SLURM with ``auto_requeue``; elsewhere it does nothing.
 
     Args:
         trainer: whose fit.

@@ -1,4 +1,4 @@
-"""What a fit needs to know of the loggers, and what a worker that has become rank 0 does with those of the one that died."""
+"""What a fit needs to know of the loggers, and what a worker that has become rank 0 does with those of the one before."""
 
 from __future__ import annotations
 

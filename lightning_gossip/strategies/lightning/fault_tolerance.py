@@ -1,4 +1,4 @@
-"""What a strategy needs to survive its workers: the options, the start, and what follows in Lightning when ranks change."""
+"""Fault tolerance of a strategy: the options, the start of the membership, metrics of the workers that are left."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lightning_gossip import version
 from lightning_gossip.algorithm.checks import check_integer
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.membership import membership
-from lightning_gossip.runtime.membership.join_requests import Door
+from lightning_gossip.runtime.membership.join_requests import JoinRequests
 from lightning_gossip.runtime.membership.membership import Membership
-from lightning_gossip.runtime.membership.monitor import Watch
-from lightning_gossip.runtime.membership.round_store import Worker
+from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
+from lightning_gossip.runtime.membership.round_store import WorkerId
 from lightning_gossip.runtime.process_end import call_at_exit
 from lightning_gossip.runtime.store_client import another, connect, parse_address
 from lightning_gossip.strategies.options import check_choice, seconds_of
@@ -26,18 +26,18 @@ log = logging.getLogger(__name__)
 
 OnPeerFailure = Literal["continue", "raise"]
 JoinerOptimizer = Literal["copy", "fresh"]
-_LOST = 4.0  # times peer_timeout_s: a worker whose network comes back sooner is taken in again, one that waits longer ends
+_LOST = 4.0  # times peer_timeout_s: a worker whose network comes back sooner joins again, one that waits longer ends
 
 
 @dataclass(frozen=True)
 class Survival:
-    """What happens when a worker dies.
+    """Options: what happens when a worker fails.
 
     Args:
         on_peer_failure: ``"continue"``: the others go on without it; ``"raise"``: all end.
         min_workers: with fewer left the job ends.
         max_workers: workers that may be in the job, those that come later included; None for as many as it began with.
-        peer_timeout_s: silence, in seconds, after which a worker is taken for dead although nothing else speaks for it.
+        peer_timeout_s: time without a heartbeat, in seconds, after which a worker has failed although nothing else says so.
         joiner_optimizer: what a worker that comes later begins with: a ``"copy"`` of rank 0's optimizer state, or ``"fresh"``.
         store: where the workers meet, ``tcp://host:port``, if not in rank 0 or torchrun's agent.
     """
@@ -67,7 +67,7 @@ class Survival:
 
     @property
     def survives(self) -> bool:
-        """Whether a death is survived."""
+        """Whether the job survives the failure of a worker."""
         return self.on_peer_failure == "continue"
 
 
@@ -75,19 +75,19 @@ def begin(
     survival: Survival,
     *,
     keys: str,
-    number: int,
+    initial_rank: int,
     workers: int,
     make_group: Callable[[Store, int, int], None],
     timeout_s: float,
     collective_timeout_s: float,
     interface: str | None = None,
 ) -> Membership:
-    """Prepare to meet the other workers of the job, which :meth:`Membership.hello` does, or to be taken in if they have begun.
+    """Prepare to meet the other workers of the job, which :meth:`Membership.hello` does, or to join if they have begun.
 
     Args:
         survival: the options.
         keys: prefix of the job's keys.
-        number: of this worker, the rank that it was started with.
+        initial_rank: the rank that this worker was started with.
         workers: how many were started together.
         make_group: makes the default process group.
         timeout_s: how long to wait for them.
@@ -98,36 +98,36 @@ def begin(
         ConfigurationError: if there may not be so many, or this one comes later and is of another version.
 
     Returns:
-        The membership; after the first of its rounds it is ``alone`` if this worker has to be taken in by its
-        :attr:`Membership.entrance`.
+        The membership; after the first of its rounds it is ``outside`` if this worker has to join by its
+        :attr:`Membership.admission`.
     """
     prefix = f"{keys}/members"
     kept = membership.kept(prefix)
     if kept is not None:
         membership.set_current(kept)
         return kept
-    if number >= survival.most(workers):
+    if initial_rank >= survival.most(workers):
         raise ConfigurationError(
-            f"This worker was started as rank {number} of a job that began with {workers} workers, and"
-            f" max_workers={survival.max_workers}. Pass a max_workers of at least {number + 1} to all workers."
+            f"This worker was started as rank {initial_rank} of a job that began with {workers} workers, and"
+            f" max_workers={survival.max_workers}. Pass a max_workers of at least {initial_rank + 1} to all workers."
         )
     store = connect(
         survival.store,
-        rank=number,
+        rank=initial_rank,
         timeout_s=timeout_s,
         lost_s=_LOST * survival.peer_timeout_s,
         interface=interface,
     )
-    me = Worker(number, store.add(f"{prefix}/life/{number}", 1))
-    late = number >= workers or me.life > 1 or Door(store, prefix).has_begun
+    me = WorkerId(initial_rank, store.add(f"{prefix}/incarnation/{initial_rank}", 1))
+    late = initial_rank >= workers or me.incarnation > 1 or JoinRequests(store, prefix).has_begun
     theirs = store.compare_set(f"{prefix}/version", "", version.mine()).decode()
     if late:
         version.check([theirs, version.mine()])
-    watch = Watch(another(store), prefix, me, dead_s=survival.peer_timeout_s)
-    members = [me] if late else [Worker(rank, 1) for rank in range(workers)]
+    monitor = HeartbeatMonitor(another(store), prefix, me, fail_after_s=survival.peer_timeout_s)
+    members = [me] if late else [WorkerId(rank, 1) for rank in range(workers)]
     made = Membership(
         store,
-        watch,
+        monitor,
         prefix,
         members,
         make_group=make_group,
@@ -137,11 +137,11 @@ def begin(
         late=late,
     )
     membership.set_current(made)
-    watch.look_at(members, outside=late)
-    watch.look_out(range(survival.most(workers)))
+    monitor.observe(members, outside=late)
+    monitor.expect(range(survival.most(workers)))
     call_at_exit(made.rest)  # a script may let all meet after its last fit: rank 0 does not leave while others still read
     if late:
-        log.warning("Rank %d comes later than the others: it will be taken in at the beginning of an epoch.", number)
+        log.warning("Rank %d comes later than the others: it will be admitted at the beginning of an epoch.", initial_rank)
     return made
 
 
@@ -159,7 +159,7 @@ def keys_of(launch: int) -> str:
 
 
 def with_survivors(synchronize: Callable[[Callable[..., list[Any]]], None]) -> None:
-    """Synchronise a metric's states among those that are left, all states from the same workers.
+    """Synchronise a metric's states among the members, all states from the same ones.
 
     Args:
         synchronize: gathers each state by the function that it is given, and sets them when it has all.
@@ -183,4 +183,4 @@ def with_survivors(synchronize: Callable[[Callable[..., list[Any]]], None]) -> N
 
 
 class _MembersChanged(Exception):
-    """A worker has died between two states of one metric."""
+    """A worker was excluded between two states of one metric."""

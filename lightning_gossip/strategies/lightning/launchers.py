@@ -27,13 +27,13 @@ from typing_extensions import override
 
 from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime.membership import membership
-from lightning_gossip.runtime.membership.round_store import Worker
+from lightning_gossip.runtime.membership.round_store import WorkerId
 from lightning_gossip.strategies.lightning.patches import Patches
 
 log = logging.getLogger(__name__)
 
 _STOPPED = "stopped by SIGTERM"
-_POLL_S = 1  # how soon a death is told to the others that the connections have not told already
+_POLL_S = 1  # how soon the others are told that a process has ended
 _launches = itertools.count()  # by this process; where several machines launch, each one makes the same ones
 Preflight = Callable[[pl.Trainer, pl.LightningModule], None]
 
@@ -83,7 +83,7 @@ class PatientObserver(_ChildProcessObserver):
             members = membership.current()
             if code is not None and code < 0 and number not in self._told and members is not None:
                 self._told.add(number)
-                members.watch.ended(Worker(number, 1))  # one that came back was started by somebody else
+                members.monitor.process_ended(WorkerId(number, 1))  # one that came back was started by somebody else
                 log.warning(
                     "Rank %d was killed by %s; the others go on. To bring it back: MASTER_ADDR=%s MASTER_PORT=%s WORLD_SIZE=%s"
                     " NODE_RANK=%s LOCAL_RANK=%d %s",

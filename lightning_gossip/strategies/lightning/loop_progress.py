@@ -33,7 +33,7 @@ def at_step(trainer: pl.Trainer, steps: int) -> Iterator[None]:
 
 
 def set_global_step(trainer: pl.Trainer, steps: int) -> None:
-    """With shared work the workers' step counts differ; after a rendezvous all have one, as file names and limits need."""
+    """Set Lightning's global step: with shared work the workers' own counts differ until a synchronisation point."""
     loop = trainer.fit_loop.epoch_loop
     if trainer.lightning_module.automatic_optimization:
         total = loop.automatic_optimization.optim_progress.optimizer.step.total

@@ -53,7 +53,7 @@ class WorkerProcesses(DDPStrategy):
     Args:
         start_method: how Lightning starts the workers: ``"popen"``, ``"spawn"``, ``"fork"`` or ``"forkserver"``.
         process_group_backend, timeout: of the default process group, as for DDP. ``timeout``, in seconds or as a timedelta,
-            bounds the wait at a rendezvous.
+            bounds the wait at a synchronisation point.
         interface: network interface, as ``"eth0"``, on which this job's sockets listen, and no other; None leaves that to torch
             (docs/security.md).
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as for every Lightning strategy.
@@ -155,7 +155,7 @@ class WorkerProcesses(DDPStrategy):
             self.launcher.kill(signum)
 
     def tell_once(self, error: BaseException) -> None:
-        """Of what ends this worker, if nobody catches it, one traceback is printed on a terminal."""
+        """Let one worker print the traceback of what ends them, if nobody catches it."""
         if self.members is not None or dist.is_initialized():
             store = default_store() if self.members is None else self.members.store
             causes.tell_once(error, store, f"{self.keys}/use/{uses.number()}", self.global_rank)
@@ -164,7 +164,7 @@ class WorkerProcesses(DDPStrategy):
 
     @property
     def members(self) -> Membership | None:
-        """Who is in the job, where deaths are survived."""
+        """Who is in the job, where failures are survived."""
         return self._members
 
     @property
@@ -173,7 +173,9 @@ class WorkerProcesses(DDPStrategy):
         members = self.members
         if members is None:
             return int(super().global_rank)
-        return max(1, members.me.number) if members.alone else members.rank  # rank 0 writes, and a worker alone does not
+        return (
+            max(1, members.me.initial_rank) if members.outside else members.rank
+        )  # rank 0 writes, and a worker outside does not
 
     @property
     @override
@@ -181,7 +183,7 @@ class WorkerProcesses(DDPStrategy):
         members = self.members
         if members is None:
             return int(super().world_size)
-        return max(self.workers, members.me.number + 1) if members.alone else len(members.members)
+        return max(self.workers, members.me.initial_rank + 1) if members.outside else len(members.members)
 
     @property
     @override
@@ -210,16 +212,16 @@ class WorkerProcesses(DDPStrategy):
     def setup_distributed(self) -> None:
         if self.interface is not None and self.workers > 1:
             self._environment = self._environment or network_interface.bind(self.interface)
-        use, broken = uses.begin() if self.workers > 1 else (0, False)
+        use, aborted = uses.begin() if self.workers > 1 else (0, False)
         if self.workers > 1 and self.survival.survives:
-            self._meet(use, broken)
+            self._connect_members(use, aborted)
         elif self.workers > 1:
             membership.set_current(None)  # of a Trainer before this one
             served = self._serve_store()
             with self._naming_the_address(endpoint()), answering("setup"):
                 if dist.is_initialized():
                     self._process_group_backend = self._get_process_group_backend()
-                    renew(f"{self.keys}/use/{use}", self._make_group, broken=broken)
+                    renew(f"{self.keys}/use/{use}", self._make_group, aborted=aborted)
                 super().setup_distributed()
             del served  # now torch's own connection keeps the server
         else:  # plain training: no group
@@ -255,7 +257,7 @@ class WorkerProcesses(DDPStrategy):
         device = None if self.root_device.type == "cpu" else self.root_device
         return make_default_group(self._process_group_backend, self.timeout_s, device=device)
 
-    def _meet(self, use: int, broken: bool) -> None:
+    def _connect_members(self, use: int, aborted: bool) -> None:
         reset_seed()
         self._members = None  # so that the ranks are those that this process was started with
         self.set_world_ranks()
@@ -266,7 +268,7 @@ class WorkerProcesses(DDPStrategy):
         self._members = members = fault_tolerance.begin(
             self.survival,
             keys=self.keys,
-            number=int(self.cluster_environment.global_rank()),
+            initial_rank=int(self.cluster_environment.global_rank()),
             workers=self.workers,
             make_group=self._make_group,
             timeout_s=self.timeout_s,
@@ -274,12 +276,12 @@ class WorkerProcesses(DDPStrategy):
             interface=self.interface,
         )
         members.changed[:] = [self.members_changed]
-        members.hello(use, broken=broken, endpoint=_endpoint_or_error())
+        members.hello(use, aborted=aborted, endpoint=_endpoint_or_error())
         self.members_changed()
 
     @property
     def collective_timeout_s(self) -> float:
-        """Seconds that one of the algorithm's own collectives may take when all have met, where deaths are survived."""
+        """Seconds that one of the algorithm's own collectives may take when all have met, where failures are survived."""
         return self.timeout_s
 
     @override

@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging, Wei
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from lightning_gossip.runtime.sync_point import Rendezvous, gather
+from lightning_gossip.runtime.sync_point import SyncPoint, gather
 from lightning_gossip.strategies.state.one_model import compare, unite
 from lightning_gossip.strategies.state.shared_tensors import places
 
@@ -42,7 +42,7 @@ class _Average:
 
 
 class AveragedWeights:
-    """Of one worker's callbacks.
+    """Averages of the weights that one worker's callbacks keep.
 
     Args:
         trainer: whose.
@@ -58,11 +58,11 @@ class AveragedWeights:
         """Whether this worker has any."""
         return next(self._found(), None) is not None
 
-    def unite(self, meeting: Rendezvous, *, steps: int) -> None:
+    def unite(self, sync_point: SyncPoint, *, steps: int) -> None:
         """Replace those that all workers have by their means over the workers that have begun to average. Collective.
 
         Args:
-            meeting: the collectives.
+            sync_point: the collectives.
             steps: Lightning's count of optimizer steps, from which all workers go on.
         """
         mine = dict(self._found())
@@ -71,8 +71,8 @@ class AveragedWeights:
         for key in sorted(set(everyones[0]).intersection(*everyones[1:])):
             average = mine[key]
             theirs = [worker[key] for worker in everyones]
-            found = compare(places(average.module, self._averaged_buffers), meeting)
-            unite(found, meeting, takes_part=average.count > 0)
+            found = compare(places(average.module, self._averaged_buffers), sync_point)
+            unite(found, sync_point, takes_part=average.count > 0)
             counts = [count for count, _ in theirs if count]
             if counts and average.counter is not None:
                 average.counter.fill_(round(sum(counts) / len(counts)))

@@ -97,7 +97,7 @@ def save_replica(checkpoint: str | os.PathLike[str], rank: int, state: dict[str,
 
 
 def load_replica(checkpoint: str | os.PathLike[str], rank: int) -> dict[str, Any] | None:
-    """One worker's own state, or None if there is none."""
+    """The state of one worker in a checkpoint, or None if there is none."""
     path = replica_path(checkpoint, rank)
     if not path.exists():
         return None

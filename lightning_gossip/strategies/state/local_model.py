@@ -22,7 +22,7 @@ class _Aside:
 
 
 class OwnModel:
-    """Of one worker; empty while it trains, and where every worker goes on from the mean."""
+    """Stash for the worker's own weights while the mean is validated; empty in training, and with ``at_rendezvous="adopt"``."""
 
     def __init__(self) -> None:
         self._aside: _Aside | None = None

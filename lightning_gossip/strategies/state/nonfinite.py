@@ -13,7 +13,7 @@ from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.tensors.finite import all_finite
 from lightning_gossip.errors import NonFiniteError, PeerError
 from lightning_gossip.runtime.adpsgd.nonfinite_guard import OnNonFinite
-from lightning_gossip.runtime.sync_point import Rendezvous, gather, together
+from lightning_gossip.runtime.sync_point import SyncPoint, gather, together
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +40,17 @@ def error_of(rank: int, names: Sequence[str], tensors: Sequence[Tensor]) -> NonF
 
 
 def mean_of_healthy(
-    meeting: Rendezvous, replica: Replica, names: Sequence[str], tensors: Sequence[Tensor], on_nonfinite: OnNonFinite, rank: int
+    sync_point: SyncPoint,
+    replica: Replica,
+    names: Sequence[str],
+    tensors: Sequence[Tensor],
+    on_nonfinite: OnNonFinite,
+    rank: int,
 ) -> tuple[float, bool]:
     """Average again, without the models that are not finite, when the mean of all was found not to be. Collective.
 
     Args:
-        meeting: the collectives.
+        sync_point: the collectives.
         replica: whose published model is that mean; left as the mean of the healthy ones.
         names, tensors: x, still this worker's own.
         on_nonfinite: the strategy's option.
@@ -61,13 +66,13 @@ def mean_of_healthy(
 
     def average() -> float:
         replica.push_pull(tensors, forward_passes=0)  # y ← x
-        return meeting.average_of(replica.settle(), takes_part=finite)
+        return sync_point.average_of(replica.settle(), takes_part=finite)
 
     replica.push_pull(tensors, forward_passes=0)
     finite = all_finite(replica.settle())
     everyones = gather((rank, finite), kind="who is finite")
     ill = [theirs for theirs, healthy in everyones if not healthy]
-    if not ill:  # of finite models the sum has overflowed, or who was ill has died meanwhile
+    if not ill:  # of finite models the sum has overflowed, or the worker that was ill has failed meanwhile
         return together(average), True
     if len(ill) == len(everyones) or (on_nonfinite == "raise" and not finite):
         raise error_of(rank, names, tensors)

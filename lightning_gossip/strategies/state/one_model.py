@@ -20,7 +20,7 @@ from torch import Tensor
 from lightning_gossip.algorithm.tensors.fingerprint import fingerprints, has_bits
 from lightning_gossip.algorithm.tensors.finite import all_finite
 from lightning_gossip.algorithm.tensors.flat import FlatModel, LiveTensors
-from lightning_gossip.runtime.sync_point import Rendezvous, gather, together
+from lightning_gossip.runtime.sync_point import SyncPoint, gather, together
 from lightning_gossip.strategies.state.shared_tensors import Place, SharedModel, digest
 
 
@@ -46,23 +46,23 @@ class Differences:
         object.__setattr__(self, "tensors", LiveTensors(lambda: [place.real for place in found]))
 
 
-def compare(rest: Sequence[Place], meeting: Rendezvous, *, flag: bool = False) -> Differences:
+def compare(rest: Sequence[Place], sync_point: SyncPoint, *, flag: bool = False) -> Differences:
     """Find what differs between the workers. Collective; sends two numbers a tensor.
 
     Args:
         rest: of this worker.
-        meeting: the collectives.
+        sync_point: the collectives.
         flag: said to all workers with it.
     """
     here = [place for place in rest if has_bits(place.tensor)]
-    low, high = meeting.extremes([len(here), digest([place.name for place in here]), int(flag)])
+    low, high = sync_point.extremes([len(here), digest([place.name for place in here]), int(flag)])
     if low[:2] != high[:2]:
         here = _common(here)
     tensors = [place.real for place in here]
     forms = [digest((tuple(tensor.shape), str(tensor.dtype))) for tensor in tensors]
     bits = [form ^ number for form, number in zip(forms, fingerprints(tensors), strict=True)]
     gradients = [int(not place.is_buffer and place.tensor.requires_grad) for place in here]
-    least, most = meeting.extremes([*bits, *forms, *gradients])
+    least, most = sync_point.extremes([*bits, *forms, *gradients])
     means: list[Place] = []
     follows: list[Place] = []
     with_gradient = []
@@ -75,19 +75,19 @@ def compare(rest: Sequence[Place], meeting: Rendezvous, *, flag: bool = False) -
     return Differences(means, follows, with_gradient, bool(high[2]))
 
 
-def compare_rest(model: SharedModel, meeting: Rendezvous, *, flag: bool = False) -> Differences:
-    """The same of what a model's session does not share; the model learns which parameters are trained. Collective."""
-    found = compare(model.rest(), meeting, flag=flag)
+def compare_rest(model: SharedModel, sync_point: SyncPoint, *, flag: bool = False) -> Differences:
+    """Compare what a model's session does not share; the model learns which parameters are trained. Collective."""
+    found = compare(model.rest(), sync_point, flag=flag)
     model.learn([place.name for place in found.means if not place.is_buffer], with_gradient=found.with_gradient)
     return found
 
 
-def unite(found: Differences, meeting: Rendezvous, *, takes_part: bool = True) -> float:
+def unite(found: Differences, sync_point: SyncPoint, *, takes_part: bool = True) -> float:
     """Make one of what differs. Collective, unless nothing differs.
 
     Args:
         found: by :func:`compare`.
-        meeting: the collectives.
+        sync_point: the collectives.
         takes_part: whether this worker's tensors count; if nobody's do, all take those of rank 0. Where a mean is made, those
             that are not finite count only if no others are there.
 
@@ -103,10 +103,10 @@ def unite(found: Differences, meeting: Rendezvous, *, takes_part: bool = True) -
     source = 0 if nobody else next(rank for rank, (theirs, _) in enumerate(everyones) if theirs)
     distance = 0.0
     if found.means and not nobody:
-        distance = _average(found.means, meeting, takes_part=takes_part and (finite or not healthy))
+        distance = _average(found.means, sync_point, takes_part=takes_part and (finite or not healthy))
     follows = [*found.follows, *found.means] if nobody else found.follows
     if follows:
-        _follow(follows, meeting, source)
+        _follow(follows, sync_point, source)
     return distance
 
 
@@ -119,22 +119,22 @@ def assign(tensor: Tensor, value: Tensor) -> None:
             tensor.data = value.to(tensor.device, tensor.dtype)
 
 
-def _average(means: Sequence[Place], meeting: Rendezvous, *, takes_part: bool) -> float:
+def _average(means: Sequence[Place], sync_point: SyncPoint, *, takes_part: bool) -> float:
     tensors = [place.real for place in means]
     flat = FlatModel(tensors)
-    distance = together(lambda: meeting.average_of(flat.read(tensors), takes_part=takes_part))
+    distance = together(lambda: sync_point.average_of(flat.read(tensors), takes_part=takes_part))
     flat.write(tensors)
     return distance if takes_part else 0.0
 
 
-def _follow(follows: Sequence[Place], meeting: Rendezvous, source: int) -> None:
+def _follow(follows: Sequence[Place], sync_point: SyncPoint, source: int) -> None:
     def mine() -> Tensor:
         file = io.BytesIO()
         torch.save({place.name: place.tensor.detach().cpu().clone() for place in follows}, file)
         return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
 
-    # if the source dies meanwhile, there may be fewer ranks
-    data = together(lambda: meeting.copy(mine, source=min(source, dist.get_world_size() - 1)))
+    # if the source fails meanwhile, there may be fewer ranks
+    data = together(lambda: sync_point.copy(mine, source=min(source, dist.get_world_size() - 1)))
     theirs = torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=True)
     for place in follows:
         if place.name in theirs:
@@ -142,7 +142,7 @@ def _follow(follows: Sequence[Place], meeting: Rendezvous, source: int) -> None:
 
 
 def _common(here: Sequence[Place]) -> list[Place]:
-    """Those that all workers have, in one order. Collective."""
+    """The places that all workers have, in one order. Collective."""
     everyones = gather([place.name for place in here])
     common = set(everyones[0]).intersection(*everyones[1:])
     missing = sorted({name for names in everyones for name in names} - common)

@@ -50,7 +50,7 @@ class OptimizerStates:
         return [self._tensor(slot) for slot in slots]
 
     def reset(self) -> None:
-        """As if the optimizers were new."""
+        """Reset the states, as if the optimizers were new."""
         for optimizer in self._optimizers:
             optimizer.state.clear()
 

@@ -28,7 +28,7 @@ from torchmetrics import Metric
 
 from lightning_gossip.algorithm.tensors.flat import FlatModel, LiveTensors
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.runtime.sync_point import Rendezvous, gather, together
+from lightning_gossip.runtime.sync_point import SyncPoint, gather, together
 
 _STATISTICS = ("running_mean", "running_var")  # of _NormBase: exponential or cumulative averages over batches
 
@@ -65,7 +65,7 @@ class Place:
 
     @property
     def real(self) -> Tensor:
-        """The same, a complex one as a real view."""
+        """The tensor, a complex one as a real view."""
         tensor = self.tensor
         return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor
 
@@ -187,7 +187,7 @@ class SharedModel:
         return self
 
     def learn(self, names: Sequence[str], *, with_gradient: Sequence[str] = ()) -> None:
-        """These parameters are trained, and shared from the next session on.
+        """Note which parameters are trained; they are shared from the next session on.
 
         Args:
             names: of parameters.
@@ -213,17 +213,17 @@ class SharedModel:
 
     @property
     def optimized(self) -> list[Tensor]:
-        """Those that require a gradient, or have done so: what an optimizer steps on."""
+        """The parameters that require a gradient, or have done so: what an optimizer steps on."""
         return [place.tensor for place in self._places[: self.parameters] if place.name in self._with_gradient]
 
-    def average(self, meeting: Rendezvous) -> float:
+    def average(self, sync_point: SyncPoint) -> float:
         """Replace the session's tensors by their means over all workers. Collective.
 
         Returns:
             This worker's squared distance to the mean before.
         """
         flat = FlatModel(self.tensors)
-        distance = meeting.average(flat.read(self.tensors))
+        distance = sync_point.average(flat.read(self.tensors))
         flat.write(self.tensors)
         return distance
 
@@ -255,7 +255,7 @@ def digest(value: object) -> int:
 
 
 def fingerprint(model: nn.Module) -> int:
-    """Of the names, shapes, strides and types of all parameters and buffers."""
+    """Fingerprint of the names, shapes, strides and types of all parameters and buffers."""
     return layout(list(_parameters_and_buffers(model)))
 
 

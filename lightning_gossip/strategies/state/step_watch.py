@@ -20,7 +20,7 @@ from lightning_gossip.algorithm.tensors.fingerprint import fingerprints
 
 
 class StepWatch:
-    """Of one worker.
+    """Notices whether a worker's optimizers have stepped.
 
     Args:
         parameters: what an optimizer steps on, as it is now.

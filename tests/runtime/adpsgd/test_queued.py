@@ -17,12 +17,12 @@ from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.topology.generators import star
 from lightning_gossip.runtime.adpsgd.gossip import Gossip
 from lightning_gossip.runtime.clock import now_s
-from lightning_gossip.runtime.membership.round_store import Worker
+from lightning_gossip.runtime.membership.round_store import WorkerId
 from lightning_gossip.runtime.store_client import another
 from lightning_gossip.transport import Kind, MemoryNetwork, Message
 from lightning_gossip.transport.base import Pending
 from lightning_gossip.transport.pairwise_groups import EdgeTransport
-from tests.algorithm.test_peer_selection import Everybody
+from tests.algorithm.adpsgd.test_peer_selection import Everybody
 from tests.runtime.cluster import PATIENCE_S, eventually
 from tests.workers import run_threads
 
@@ -81,7 +81,7 @@ def test_nobody_gives_up_or_takes_for_dead_a_worker_that_is_busy_with_the_others
     monkeypatch.setattr(peer_selection, "_FLOOR_S", 0.2)
     chunks, n = 10, 9
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    members = [Worker(rank, 1) for rank in range(n)]
+    members = [WorkerId(rank, 1) for rank in range(n)]
     watches = [Everybody() for _ in members]
     drawn, gossips = [], []
     for rank in range(n):
@@ -106,7 +106,7 @@ def test_nobody_gives_up_or_takes_for_dead_a_worker_that_is_busy_with_the_others
         each = [gossip.counters.exchanges for gossip in gossips[1:]]
     finally:
         run_threads([lambda gossip=gossip: gossip.close(together=True) for gossip in gossips], PATIENCE_S)  # type: ignore[misc]
-    assert [each.dropped for each in drawn] == [0] * n
+    assert [each.failed_exchanges for each in drawn] == [0] * n
     assert [watch.seen_to_close for watch in watches] == [[]] * n
     assert per_s > 0.5 / (chunks * SlowLink.CHUNK_S)
     assert max(each) - min(each) <= 2  # each in its turn

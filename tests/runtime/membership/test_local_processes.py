@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from lightning_gossip.runtime.membership import local_processes, monitor
 from lightning_gossip.runtime.membership.local_processes import has_ended, identity
-from lightning_gossip.runtime.membership.monitor import Watch
-from lightning_gossip.runtime.membership.round_store import Worker
+from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
+from lightning_gossip.runtime.membership.round_store import WorkerId
 
 
 @pytest.mark.parametrize(
@@ -55,14 +55,14 @@ def test_the_end_of_a_worker_takes_one_file_to_see(monkeypatch: pytest.MonkeyPat
     assert len(reads) == 10
 
 
-def test_the_watch_asks_the_kernel_while_its_lock_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, other = dist.HashStore(), Worker(1, 1)
-    store.set("p/life/1", "1")
-    there = Watch(store, "p", other, dead_s=60.0)
-    there.look_at([Worker(0, 1), other])
-    there._tell()
-    here = Watch(store, "p", Worker(0, 1), dead_s=60.0)
-    here.look_at([Worker(0, 1), other])
+def test_the_monitor_asks_the_kernel_while_its_lock_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, other = dist.HashStore(), WorkerId(1, 1)
+    store.set("p/incarnation/1", "1")
+    there = HeartbeatMonitor(store, "p", other, fail_after_s=60.0)
+    there.observe([WorkerId(0, 1), other])
+    there._send()
+    here = HeartbeatMonitor(store, "p", WorkerId(0, 1), fail_after_s=60.0)
+    here.observe([WorkerId(0, 1), other])
     waited: list[bool] = []
 
     def slow(name: str | None) -> bool:

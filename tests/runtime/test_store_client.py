@@ -12,8 +12,8 @@ from torch._C._distributed_c10d import TCPStore
 
 from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime import store_client
-from lightning_gossip.runtime.membership.monitor import Watch
-from lightning_gossip.runtime.membership.round_store import Worker
+from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
+from lightning_gossip.runtime.membership.round_store import WorkerId
 from lightning_gossip.runtime.store_client import another, connect
 from tests.runtime.cluster import eventually
 
@@ -42,17 +42,17 @@ def test_a_connection_whose_calls_may_wait_for_ever_is_not_waited_for_for_ever_i
     assert time.monotonic() - began_s < 20
 
 
-def test_a_watch_whose_store_has_ended_ends_soon() -> None:
+def test_a_monitor_whose_store_has_ended_ends_soon() -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store = TCPStore("127.0.0.1", server.port, wait_for_workers=False, timeout=timedelta(seconds=600))
-    watch = Watch(another(store), "test", Worker(1, 1), dead_s=0.05, beat_s=0.01)
-    watch._connected_s -= 1.0  # it has had this connection for a while, so it would try another
-    watch.start()
-    watch.look_at([Worker(1, 1)])
+    monitor = HeartbeatMonitor(another(store), "test", WorkerId(1, 1), fail_after_s=0.05, heartbeat_s=0.01)
+    monitor._connected_s -= 1.0  # it has had this connection for a while, so it would try another
+    monitor.start()
+    monitor.observe([WorkerId(1, 1)])
     del server
     began_s = time.monotonic()
-    assert eventually(lambda: watch.has_failed, 20.0)
-    watch.rest()
+    assert eventually(lambda: monitor.has_aborted, 20.0)
+    monitor.rest()
     assert time.monotonic() - began_s < 10.0
     with pytest.raises(PeerError, match="store of the job does not answer"):
-        watch.raise_failure()
+        monitor.raise_failure()

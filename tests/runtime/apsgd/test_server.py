@@ -249,23 +249,23 @@ def test_an_update_without_a_forward_pass_is_a_protocol_error() -> None:
         Update(torch.zeros(1), 0)
 
 
-# -- the meeting -----------------------------------------------------------------------------------------------------------
+# -- sync requests ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("caller", [0, 2], ids=["the server's", "another"])
-def test_a_call_to_a_meeting_reaches_everybody_who_pulls(caller: int) -> None:
+def test_a_sync_request_reaches_everybody_who_pulls(caller: int) -> None:
     service = Service()
     update = torch.ones(N + EXTRA, dtype=torch.float64)
     with service.running():
         for _ in range(2):
             service.open()
-            assert not service.server.meeting_called
-            assert not any(service.pull(rank).meeting_called for rank in range(N))
-            service.links[caller].call_meeting(service.session)
-            assert eventually(lambda: service.server.meeting_called)
-            assert [service.pull(rank, update).meeting_called for rank in range(N)] == [True] * N
-            assert [service.leave(rank).meeting_called for rank in range(N)] == [True] * N
-            assert service.server.meeting_called
+            assert not service.server.sync_requested
+            assert not any(service.pull(rank).sync_requested for rank in range(N))
+            service.links[caller].request_sync(service.session)
+            assert eventually(lambda: service.server.sync_requested)
+            assert [service.pull(rank, update).sync_requested for rank in range(N)] == [True] * N
+            assert [service.leave(rank).sync_requested for rank in range(N)] == [True] * N
+            assert service.server.sync_requested
 
 
 def test_a_worker_that_called_hears_of_it_with_its_next_answer() -> None:
@@ -275,24 +275,24 @@ def test_a_worker_that_called_hears_of_it_with_its_next_answer() -> None:
         for _ in range(50):
             service.open()
             service.pull(1)
-            service.links[1].call_meeting(service.session)
-            assert service.leave(1).meeting_called
+            service.links[1].request_sync(service.session)
+            assert service.leave(1).sync_requested
 
 
-def test_workers_that_wait_for_a_turn_hear_of_the_meeting_with_it() -> None:
+def test_workers_that_wait_for_a_turn_hear_of_a_sync_request_with_it() -> None:
     service = Service()
     update = torch.ones(N + EXTRA, dtype=torch.float64)
 
     def wait(rank: int) -> bool:
         served = service.pull(rank)
         service.leave(rank, update)
-        return served.meeting_called
+        return served.sync_requested
 
     def call() -> bool:
         assert eventually(lambda: len(service.model._queue) == 2)
-        service.links[3].call_meeting(service.session)
-        assert eventually(lambda: service.server.meeting_called)
-        return service.leave(0, update).meeting_called
+        service.links[3].request_sync(service.session)
+        assert eventually(lambda: service.server.sync_requested)
+        return service.leave(0, update).sync_requested
 
     with service.running():
         model = service.open(active_workers=1)
@@ -301,29 +301,29 @@ def test_workers_that_wait_for_a_turn_hear_of_the_meeting_with_it() -> None:
     assert model.version == 3
 
 
-def test_a_meeting_is_of_its_session_only() -> None:
+def test_a_sync_request_is_of_its_session_only() -> None:
     """Whether the call comes too late, or before the server has opened the session."""
     service = Service()
     with service.running():
         service.open()
         service.open()
-        service.links[1].call_meeting(service.session - 1)
+        service.links[1].request_sync(service.session - 1)
         service.pull(1)  # the call has been read before this
-        assert not service.leave(1).meeting_called
-        service.links[1].call_meeting(service.session)
-        service.links[1].call_meeting(service.session - 1)
+        assert not service.leave(1).sync_requested
+        service.links[1].request_sync(service.session)
+        service.links[1].request_sync(service.session - 1)
         service.pull(1)
-        assert service.leave(1).meeting_called
+        assert service.leave(1).sync_requested
         service.open()
-        service.links[1].call_meeting(service.session + 1)
+        service.links[1].request_sync(service.session + 1)
         thread = threading.Thread(target=lambda: service.links[1].pull(service.session, LAYOUT, service.out[1]), daemon=True)
-        assert not service.pull(2).meeting_called
+        assert not service.pull(2).sync_requested
         assert eventually(lambda: service.server._meeting == service.session + 1)
-        assert not service.leave(2).meeting_called
+        assert not service.leave(2).sync_requested
         service.open()
         thread.start()
         thread.join(PATIENCE_S)
-        assert service.leave(1).meeting_called
+        assert service.leave(1).sync_requested
 
 
 # -- what is sent -------------------------------------------------------------------------------------------------------

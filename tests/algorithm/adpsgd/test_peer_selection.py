@@ -15,11 +15,11 @@ from lightning_gossip.errors import PeerError
 
 
 class Member(NamedTuple):
-    number: int
+    initial_rank: int
 
     @property
     def spoken(self) -> str:
-        return f"rank {self.number}"
+        return f"rank {self.initial_rank}"
 
 
 class Everybody:
@@ -35,7 +35,7 @@ class Everybody:
         self.asked += 1
         return self.verdicts.get(worker, Verdict.ALIVE)
 
-    def broke(self, worker: Any) -> None:
+    def connection_lost(self, worker: Any) -> None:
         self.seen_to_close.append(worker)
 
     def change(self, worker: Any, verdict: Verdict) -> None:
@@ -71,21 +71,21 @@ def of_rank_0(topology: Topology = COMPLETE, **options: Any) -> tuple[ChangingPe
 )
 def test_only_a_connection_that_the_peer_has_closed_is_evidence_of_its_death(error: PeerError, is_evidence: bool) -> None:
     peers, monitor, _ = of_rank_0()
-    peers.lost(1, error)
+    peers.exchange_failed(1, error)
     assert monitor.seen_to_close == ([MEMBERS[1]] if is_evidence else [])
-    assert peers.dropped == 1
+    assert peers.failed_exchanges == 1
 
 
 def test_a_peer_that_fails_is_not_drawn_for_a_while_that_doubles_and_ends_with_an_exchange() -> None:
     peers, _, clock = of_rank_0()
     for pause_s in (3.0, 6.0, 12.0, 24.0, 30.0, 30.0):
-        peers.lost(1, PeerError("slow", rank=1))
+        peers.exchange_failed(1, PeerError("slow", rank=1))
         clock.at_s += pause_s - 0.01
         assert {peers.pick() for _ in range(60)} == {2, 3}
         clock.at_s += 0.02
         assert {peers.pick() for _ in range(60)} == {1, 2, 3}
     peers.took(1, 1.0)
-    peers.lost(1, PeerError("slow", rank=1))
+    peers.exchange_failed(1, PeerError("slow", rank=1))
     clock.at_s += 3.01
     assert 1 in {peers.pick() for _ in range(60)}
 
@@ -95,7 +95,7 @@ def test_a_wait_in_vain_doubles_the_deadline_until_an_exchange_succeeds() -> Non
     for _ in range(20):
         peers.took(1, 4.0)
     before_s = peers.deadline_s
-    peers.lost(1, PeerError("slow", rank=1, timed_out=True))
+    peers.exchange_failed(1, PeerError("slow", rank=1, timed_out=True))
     assert peers.deadline_s == 2 * before_s
     assert peers.answer_s == 4 * before_s
     peers.took(2, 4.0)
@@ -104,12 +104,12 @@ def test_a_wait_in_vain_doubles_the_deadline_until_an_exchange_succeeds() -> Non
 
 def test_a_suspected_peer_is_not_drawn_and_still_in_the_graph() -> None:
     peers, monitor, _ = of_rank_0()
-    monitor.verdicts[MEMBERS[2]] = Verdict.SILENT
+    monitor.verdicts[MEMBERS[2]] = Verdict.SUSPECTED
     assert {peers.pick() for _ in range(50)} == {1, 3}
     assert peers.suspected() == [2]
     assert peers.picker.neighbours == (1, 2, 3)
     for member in MEMBERS[1:]:
-        monitor.verdicts[member] = Verdict.SILENT
+        monitor.verdicts[member] = Verdict.SUSPECTED
     assert peers.pick() is None
 
 
@@ -120,7 +120,7 @@ def test_nobody_is_asked_for_who_is_dead_while_the_monitor_has_nothing_new() -> 
     for _ in range(100):
         assert peers.start_share == 0.5
     assert monitor.asked == asked
-    monitor.change(MEMBERS[3], Verdict.DEAD)
+    monitor.change(MEMBERS[3], Verdict.FAILED)
     assert peers.start_share == 0.5
     assert peers.picker.neighbours == (1, 2)
     assert {peers.pick() for _ in range(50)} == {1, 2}
@@ -130,7 +130,7 @@ def test_the_times_of_exchanges_outlive_a_repair() -> None:
     peers, monitor, _ = of_rank_0(choice="fast_links")
     for peer, seconds in ((1, 1.0), (2, 2.0), (3, 3.0)):
         peers.took(peer, seconds)
-    monitor.change(MEMBERS[1], Verdict.DEAD)
+    monitor.change(MEMBERS[1], Verdict.FAILED)
     assert peers.pick() in (2, 3)
     assert peers.picker.times_s == {1: 2.0, 2: 3.0}  # in the ranks of the graph of three
 
@@ -138,8 +138,8 @@ def test_the_times_of_exchanges_outlive_a_repair() -> None:
 def test_the_role_of_a_worker_may_change_with_the_graph() -> None:
     peers, monitor, _ = of_rank_0(ring(4))
     assert peers.start_share == 1.0
-    monitor.change(MEMBERS[1], Verdict.DEAD)
-    monitor.change(MEMBERS[3], Verdict.DEAD)
+    monitor.change(MEMBERS[1], Verdict.FAILED)
+    monitor.change(MEMBERS[3], Verdict.FAILED)
     assert peers.pick() == 2
     assert peers.picker.neighbours == (1,)
 
@@ -148,6 +148,6 @@ def test_with_fixed_peers_the_first_failure_is_raised() -> None:
     peers = FixedPeers(PartnerPicker(ring(4), 0), 5.0)
     error = PeerError("closed", rank=1, closed=True)
     with pytest.raises(PeerError) as caught:
-        peers.lost(1, error)
+        peers.exchange_failed(1, error)
     assert caught.value is error
     assert (peers.deadline_s, peers.answer_s, peers.drain_s, peers.suspected()) == (5.0, 5.0, 5.0, [])

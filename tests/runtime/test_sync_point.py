@@ -5,7 +5,7 @@ import torch
 
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime import sync_point as module
-from lightning_gossip.runtime.sync_point import Agreement, Coming, Purpose, Rendezvous
+from lightning_gossip.runtime.sync_point import Agreement, Arrival, Purpose, SyncPoint
 from tests.workers import run_processes
 
 WORLD = 3
@@ -17,12 +17,12 @@ def models() -> torch.Tensor:
 
 def script(rank: int) -> dict[str, Any]:
     module._CHUNK_NUMEL = 100  # several chunks, the last one shorter
-    rendezvous = Rendezvous(torch.device("cpu"))
+    sync_point = SyncPoint(torch.device("cpu"))
     seen: dict[str, Any] = {}
 
     def agree(purpose: Purpose, *, should_stop: bool = False) -> Agreement | str:
         try:
-            return rendezvous.agree(Coming(purpose, 10 * rank, should_stop))
+            return sync_point.agree(Arrival(purpose, 10 * rank, should_stop))
         except ConfigurationError as error:
             return str(error)
 
@@ -34,19 +34,19 @@ def script(rank: int) -> dict[str, Any]:
     for dtype in (torch.float64, torch.float32):
         flat = models()[rank].to(dtype)
         where = flat.data_ptr()
-        seen[f"distance {dtype}"] = rendezvous.average(flat)
+        seen[f"distance {dtype}"] = sync_point.average(flat)
         assert flat.data_ptr() == where
         seen[f"mean {dtype}"] = flat.numpy().tobytes()
-    seen["nothing"] = rendezvous.average(torch.zeros(0))
-    seen["number"] = rendezvous.mean(float(rank))
-    seen["equal"] = rendezvous.all_equal([1, 2**40])
-    seen["unequal"] = rendezvous.all_equal([1, 2**40 + (rank == 1)])
+    seen["nothing"] = sync_point.average(torch.zeros(0))
+    seen["number"] = sync_point.mean(float(rank))
+    seen["equal"] = sync_point.all_equal([1, 2**40])
+    seen["unequal"] = sync_point.all_equal([1, 2**40 + (rank == 1)])
     return seen
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    results = run_processes(script, tmp_path_factory.mktemp("rendezvous"), world_size=WORLD)
+    results = run_processes(script, tmp_path_factory.mktemp("sync_point"), world_size=WORLD)
     assert all(isinstance(result, dict) for result in results), results
     return results
 

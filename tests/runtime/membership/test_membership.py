@@ -24,11 +24,11 @@ from lightning_gossip.algorithm.failure_detector import Verdict
 from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
 from lightning_gossip.runtime.membership.local_processes import has_ended, identity
 from lightning_gossip.runtime.membership.membership import Membership
-from lightning_gossip.runtime.membership.monitor import Watch
-from lightning_gossip.runtime.membership.round_store import Board, Worker
+from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
+from lightning_gossip.runtime.membership.round_store import RoundStore, WorkerId
 from lightning_gossip.runtime.process_groups import make_default_group
 from lightning_gossip.runtime.store_client import another
-from tests.runtime.party import BEAT_S, DEAD_S, PATIENCE_S, Party
+from tests.runtime.party import FAIL_AFTER_S, HEARTBEAT_S, PATIENCE_S, Party
 from tests.workers import run_processes
 
 
@@ -43,22 +43,22 @@ def test_a_large_value_is_cut_and_put_together(party: Callable[..., Party]) -> N
     assert results == [[large, b""]] * 2
 
 
-def test_a_worker_that_dies_before_it_speaks_is_left_out_of_that_round_and_all_after_it(party: Callable[..., Party]) -> None:
+def test_a_worker_that_dies_before_it_writes_is_excluded_from_that_round_and_all_after_it(party: Callable[..., Party]) -> None:
     made = party(3)
 
     def script(member: Membership) -> Any:
-        first = member.gather(member.me.number)
-        if member.me.number == 1:
+        first = member.gather(member.me.initial_rank)
+        if member.me.initial_rank == 1:
             made.die(member)
-        return first, member.gather(member.me.number), member.gather(member.rank), member.lost, member.members
+        return first, member.gather(member.me.initial_rank), member.gather(member.rank), member.excluded, member.members
 
     results = made.run(script)
-    expected = ([0, 1, 2], [0, 2], [0, 1], [Worker(1, 1)], (Worker(0, 1), Worker(2, 1)))
+    expected = ([0, 1, 2], [0, 2], [0, 1], [WorkerId(1, 1)], (WorkerId(0, 1), WorkerId(2, 1)))
     assert [results[0], results[2]] == [expected] * 2
     assert (1, 2) in made.made  # worker 2 has become rank 1 of 2
 
 
-def test_a_worker_that_ended_before_it_said_anything_is_left_out_when_its_launcher_has_seen_that(
+def test_a_worker_that_ended_before_its_first_heartbeat_is_excluded_when_its_launcher_has_seen_that(
     party: Callable[..., Party],
 ) -> None:
     made = party(3)
@@ -66,21 +66,21 @@ def test_a_worker_that_ended_before_it_said_anything_is_left_out_when_its_launch
 
     def script(member: Membership) -> Any:
         if member.rank == 0:
-            member.watch.ended(Worker(2, 1))
+            member.monitor.process_ended(WorkerId(2, 1))
         member.hello()
         return member.members
 
-    assert made.run(script) == [(Worker(0, 1), Worker(1, 1))] * 2
+    assert made.run(script) == [(WorkerId(0, 1), WorkerId(1, 1))] * 2
 
 
-def test_a_worker_that_dies_after_it_spoke_has_its_say_in_that_round(party: Callable[..., Party]) -> None:
+def test_the_value_of_a_worker_that_dies_after_it_wrote_counts_in_that_round(party: Callable[..., Party]) -> None:
     made = party(3)
 
     def script(member: Membership) -> Any:
-        if member.me.number == 1:
-            member._rounds._board.say(0, member.me, pickle.dumps(("values", 7)))
+        if member.me.initial_rank == 1:
+            member._rounds._round_store.write(0, member.me, pickle.dumps(("values", 7)))
             made.die(member)
-        return member.gather(member.me.number), member.gather(member.me.number)
+        return member.gather(member.me.initial_rank), member.gather(member.me.initial_rank)
 
     results = made.run(script)
     assert [results[0], results[2]] == [([0, 7, 2], [0, 2])] * 2
@@ -88,13 +88,13 @@ def test_a_worker_that_dies_after_it_spoke_has_its_say_in_that_round(party: Call
 
 def test_the_first_to_write_has_decided() -> None:
     store = dist.HashStore()
-    board, worker = Board(store, "r"), Worker(1, 1)
-    board.mark_absent(0, worker)
-    assert not board.say(0, worker, b"too late")
-    assert board.say(1, worker, b"in time")
-    board.mark_absent(1, worker)
-    assert board.read(0, [worker]) == [None]
-    assert board.read(1, [worker]) == [b"in time"]
+    round_store, worker = RoundStore(store, "r"), WorkerId(1, 1)
+    round_store.mark_absent(0, worker)
+    assert not round_store.write(0, worker, b"too late")
+    assert round_store.write(1, worker, b"in time")
+    round_store.mark_absent(1, worker)
+    assert round_store.read(0, [worker]) == [None]
+    assert round_store.read(1, [worker]) == [b"in time"]
 
 
 class Vanishing:
@@ -115,18 +115,18 @@ class Vanishing:
 
 
 def test_what_is_deleted_while_it_is_looked_at_holds_nobody_up() -> None:
-    store, worker = dist.HashStore(), Worker(1, 1)
+    store, worker = dist.HashStore(), WorkerId(1, 1)
     store.set_timeout(timedelta(seconds=PATIENCE_S / 4))
-    board = Board(Vanishing(store), "r")  # type: ignore[arg-type]
-    assert board.read(0, [worker]) is None
-    board.mark_absent(0, worker)
+    round_store = RoundStore(Vanishing(store), "r")  # type: ignore[arg-type]
+    assert round_store.read(0, [worker]) is None
+    round_store.mark_absent(0, worker)
     began_s = time.monotonic()
-    board.is_absent(0, worker)
-    board.wake(0, "full")
-    assert board.wait(0, PATIENCE_S) == "the round is over"
-    board.say(1, worker, bytes(5 << 20))
+    round_store.is_absent(0, worker)
+    round_store.wake(0, "full")
+    assert round_store.wait(0, PATIENCE_S) == "the round is over"
+    round_store.write(1, worker, bytes(5 << 20))
     store.delete_key("r/1/1.1/0")
-    assert board.read(1, [worker]) is None
+    assert round_store.read(1, [worker]) is None
     assert time.monotonic() - began_s < PATIENCE_S / 4
 
 
@@ -154,14 +154,16 @@ def test_a_collective_that_fails_for_one_fails_for_those_that_wait_for_it(tmp_pa
 
     def script(rank: int) -> tuple[int, float]:
         store = dist.TCPStore("127.0.0.1", server.port, wait_for_workers=False)
-        watch = Watch(another(store), "p", Worker(rank, store.add(f"p/life/{rank}", 1)), dead_s=DEAD_S)
-        members = [Worker(number, 1) for number in range(5)]
+        monitor = HeartbeatMonitor(
+            another(store), "p", WorkerId(rank, store.add(f"p/incarnation/{rank}", 1)), fail_after_s=FAIL_AFTER_S
+        )
+        members = [WorkerId(number, 1) for number in range(5)]
         made = make_default_group("gloo", PATIENCE_S)
-        member = Membership(store, watch, "p", members, make_group=made, min_workers=1, timeout_s=PATIENCE_S)
+        member = Membership(store, monitor, "p", members, make_group=made, min_workers=1, timeout_s=PATIENCE_S)
         dist.barrier()
         dist.destroy_process_group()  # that of the test
-        watch.look_at(members)
-        watch.start()
+        monitor.observe(members)
+        monitor.start()
         member.hello()
         tries: list[float] = []
 
@@ -189,8 +191,8 @@ def test_a_result_that_every_survivor_has_got_is_kept(party: Callable[..., Party
         tries = []
 
         def collective() -> str:
-            tries.append(member.me.number)
-            if member.me.number == 0:
+            tries.append(member.me.initial_rank)
+            if member.me.initial_rank == 0:
                 made.die(member)
             return "done"
 
@@ -201,7 +203,7 @@ def test_a_result_that_every_survivor_has_got_is_kept(party: Callable[..., Party
 
 def test_groups_that_could_not_be_made_are_made_again(party: Callable[..., Party]) -> None:
     made = party(3)
-    made.fail_groups = lambda me, generation: me.number == 1 and generation == 0
+    made.fail_groups = lambda me, generation: me.initial_rank == 1 and generation == 0
     assert made.run(lambda member: (member.hello(), member.generation)[1]) == [1, 1, 1]
 
 
@@ -209,7 +211,7 @@ def test_with_too_few_left_all_end(party: Callable[..., Party]) -> None:
     made = party(3, min_workers=3)
 
     def script(member: Membership) -> Any:
-        if member.me.number == 0:
+        if member.me.initial_rank == 0:
             made.die(member)
         return member.gather(None)
 
@@ -222,8 +224,8 @@ def test_an_exception_of_one_ends_all(party: Callable[..., Party]) -> None:
     made = party(3)
 
     def script(member: Membership) -> Any:
-        if member.me.number == 2:
-            member.watch.failed("ArithmeticError: no")
+        if member.me.initial_rank == 2:
+            member.monitor.abort("ArithmeticError: no")
             return None
         return member.gather(None)
 
@@ -237,93 +239,93 @@ def test_the_value_of_a_sender_that_dies_is_replaced_by_a_survivors(party: Calla
     made = party(3)
 
     def script(member: Membership) -> Any:
-        if member.me.number == 0:
+        if member.me.initial_rank == 0:
             made.die(member)
-        return member.broadcast(member.me.number, source=0)
+        return member.broadcast(member.me.initial_rank, source=0)
 
     assert made.run(script)[1:] == [1, 1]
 
 
-def test_who_was_taken_for_dead_is_alone_until_it_is_taken_in_again(party: Callable[..., Party]) -> None:
+def test_an_excluded_worker_is_outside_until_it_is_admitted_again(party: Callable[..., Party]) -> None:
     made = party(3)
     thawed, taken_in = threading.Event(), threading.Event()
 
     def script(member: Membership) -> Any:
         numbers = range(3)
-        member.watch.look_out(numbers)
-        if member.me.number == 2:
-            watch = member.watch
-            tell, watch._tell = watch._tell, lambda: None  # type: ignore[method-assign]  # frozen
+        member.monitor.expect(numbers)
+        if member.me.initial_rank == 2:
+            monitor = member.monitor
+            send, monitor._send = monitor._send, lambda: None  # type: ignore[method-assign]  # frozen
             made.bury(member.me)
             assert thawed.wait(PATIENCE_S)
-            watch._tell = tell  # type: ignore[method-assign]
+            monitor._send = send  # type: ignore[method-assign]
             assert member.gather("lonely") == ["lonely"]
-            assert member.alone
-            news = member.entrance.join(PATIENCE_S)
-            return news, member.gather(member.me), member.rank
+            assert member.outside
+            snapshot = member.admission.join(PATIENCE_S)
+            return snapshot, member.gather(member.me), member.rank
         assert len(member.gather(None)) == 2
         thawed.set()
-        while not (waiting := member.gather(list(member.watch.knocking(numbers)))[0]):
-            taken_in.wait(BEAT_S)
-        member.entrance.admit(waiting, "news")
+        while not (waiting := member.gather(list(member.monitor.join_requests(numbers)))[0]):
+            taken_in.wait(HEARTBEAT_S)
+        member.admission.admit(waiting, "snapshot")
         return member.gather(member.me)
 
     results = made.run(script)
-    now = [Worker(0, 1), Worker(1, 1), Worker(2, 2)]
-    assert results == [now, now, ("news", now, 2)]
+    now = [WorkerId(0, 1), WorkerId(1, 1), WorkerId(2, 2)]
+    assert results == [now, now, ("snapshot", now, 2)]
 
 
-def test_who_was_away_while_the_others_left_a_round_behind_is_alone(party: Callable[..., Party]) -> None:
+def test_who_was_away_while_the_others_left_a_round_behind_is_outside(party: Callable[..., Party]) -> None:
     made = party(2)
     away, other = made.members
-    board = Board(made.store, "p/round")
-    board.say(0, other, b"")  # both were in the round; the answer did not reach the one whose network was gone
-    board.mark_absent(1, away)
-    board.forget(0, other)
+    round_store = RoundStore(made.store, "p/round")
+    round_store.write(0, other, b"")  # both were in the round; the answer did not reach the one whose network was gone
+    round_store.mark_absent(1, away)
+    round_store.forget(0, other)
     made.all.pop()
 
     def script(member: Membership) -> list[str]:
         return member.gather("mine")
 
     assert made.run(script) == [["mine"]]
-    assert made.all[0].alone
+    assert made.all[0].outside
 
 
 def test_a_new_worker_comes_last_in_the_ranks_and_too_late_is_told_so(party: Callable[..., Party]) -> None:
     made = party(2)
-    newcomer = made.add(Worker(2, 1))
+    newcomer = made.add(WorkerId(2, 1))
 
     def script(member: Membership) -> Any:
-        member.watch.look_out(range(3))
+        member.monitor.expect(range(3))
         if member is newcomer:
-            member.stay_alone()
-            member.entrance.join(PATIENCE_S)
+            member.stay_outside()
+            member.admission.join(PATIENCE_S)
             member.gather("here")
             made.die(member)
-        while not (waiting := member.gather(list(member.watch.knocking(range(3))))[0]):
-            threading.Event().wait(BEAT_S)
-        member.entrance.admit(waiting, None)
+        while not (waiting := member.gather(list(member.monitor.join_requests(range(3))))[0]):
+            threading.Event().wait(HEARTBEAT_S)
+        member.admission.admit(waiting, None)
         both = member.gather("here"), member.gather(None), len(member.members)
-        member.entrance.close()
+        member.admission.close()
         return both
 
     results = made.run(script)
     assert results[:2] == [(["here"] * 3, [None, None], 2)] * 2
     with pytest.raises(PeerError, match="comes too late"):
-        made.add(Worker(1, 2)).entrance.join(1.0)
+        made.add(WorkerId(1, 2)).admission.join(1.0)
 
 
-def test_a_worker_that_knocks_while_the_doors_are_closed_is_told_so_at_once(party: Callable[..., Party]) -> None:
+def test_a_worker_that_asks_to_join_while_admission_is_closed_is_told_so_at_once(party: Callable[..., Party]) -> None:
     made = party(1)
-    newcomer = made.add(Worker(1, 1))
+    newcomer = made.add(WorkerId(1, 1))
 
     def script(member: Membership) -> Any:
         if member is newcomer:
-            member.stay_alone()
-            return member.entrance.join(PATIENCE_S)
-        while not made.store.check(["p/knock/1"]):
-            threading.Event().wait(BEAT_S)
-        return member.entrance.close()  # it has not looked out for anybody, as in the half second before its watch hears of it
+            member.stay_outside()
+            return member.admission.join(PATIENCE_S)
+        while not made.store.check(["p/join_request/1"]):
+            threading.Event().wait(HEARTBEAT_S)
+        return member.admission.close()  # it expects nobody, as in the half second before its monitor reads the request
 
     began_s = time.monotonic()
     assert "comes too late" in str(made.run(script)[1])
@@ -332,22 +334,22 @@ def test_a_worker_that_knocks_while_the_doors_are_closed_is_told_so_at_once(part
 
 def test_a_worker_that_does_not_fit_or_gives_up_ends_nobody_else(party: Callable[..., Party]) -> None:
     made = party(2)
-    newcomer = made.add(Worker(2, 1))
+    newcomer = made.add(WorkerId(2, 1))
 
     def script(member: Membership) -> Any:
-        member.watch.look_out(range(3))
+        member.monitor.expect(range(3))
         if member is newcomer:
-            member.stay_alone()
+            member.stay_outside()
             try:
-                return member.entrance.join(PATIENCE_S, "another model")
+                return member.admission.join(PATIENCE_S, "another model")
             finally:
-                member.watch.failed("ConfigurationError: another model")
-                member.watch.rest()
-        while not (waiting := member.gather(member.watch.knocking(range(3)))[0]):
-            threading.Event().wait(BEAT_S)
+                member.monitor.abort("ConfigurationError: another model")
+                member.monitor.rest()
+        while not (waiting := member.gather(member.monitor.join_requests(range(3)))[0]):
+            threading.Event().wait(HEARTBEAT_S)
         if member.rank == 0:
-            member.entrance.refuse(next(iter(waiting)), f"it is {next(iter(waiting.values()))}")
-        threading.Event().wait(10 * BEAT_S)
+            member.admission.refuse(next(iter(waiting)), f"it is {next(iter(waiting.values()))}")
+        threading.Event().wait(10 * HEARTBEAT_S)
         return member.gather("here")
 
     results = made.run(script)
@@ -356,24 +358,24 @@ def test_a_worker_that_does_not_fit_or_gives_up_ends_nobody_else(party: Callable
     assert "it is another model" in str(results[2])
 
 
-def test_who_was_left_behind_says_so_at_the_end(party: Callable[..., Party], caplog: pytest.LogCaptureFixture) -> None:
+def test_an_excluded_worker_says_so_at_the_end(party: Callable[..., Party], caplog: pytest.LogCaptureFixture) -> None:
     made = party(2)
     member = made.all[1]
-    member.stay_alone()
-    member.entrance.close()
+    member.stay_outside()
+    member.admission.close()
     assert "its model is its own" in caplog.text
     assert not made.store.check(["p/closed"])
 
 
-def test_an_exception_in_the_watch_of_one_ends_all(party: Callable[..., Party]) -> None:
+def test_an_exception_in_the_monitor_of_one_ends_all(party: Callable[..., Party]) -> None:
     made = party(2)
 
     def script(member: Membership) -> Any:
         member.gather(None)
         if member.rank == 0:
-            member.watch.verdict = {}.__getitem__  # type: ignore[assignment, method-assign]  # KeyError in the next tick
-        while member.rank == 1 and not member.watch.has_failed:
-            threading.Event().wait(BEAT_S)
+            member.monitor.verdict = {}.__getitem__  # type: ignore[assignment, method-assign]  # KeyError in the next tick
+        while member.rank == 1 and not member.monitor.has_aborted:
+            threading.Event().wait(HEARTBEAT_S)
         return member.gather(None)
 
     began_s = time.monotonic()
@@ -384,25 +386,25 @@ def test_an_exception_in_the_watch_of_one_ends_all(party: Callable[..., Party]) 
     assert time.monotonic() - began_s < PATIENCE_S / 2
 
 
-def test_a_watch_whose_connection_breaks_makes_another_one() -> None:
+def test_a_monitor_whose_connection_breaks_makes_another_one() -> None:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store, before = another(server), _connections(server.port)
-    watch = Watch(another(store), "p", Worker(0, 1), dead_s=DEAD_S, beat_s=BEAT_S)
+    monitor = HeartbeatMonitor(another(store), "p", WorkerId(0, 1), fail_after_s=FAIL_AFTER_S, heartbeat_s=HEARTBEAT_S)
     (connection,) = _connections(server.port) - before
-    members = [Worker(0, 1), Worker(1, 1)]
+    members = [WorkerId(0, 1), WorkerId(1, 1)]
     for worker in members:
-        store.set(f"p/life/{worker.number}", "1")
-    watch.look_at(members)
-    watch.start()
-    member = Membership(store, watch, "p", members, make_group=_no_group, min_workers=1, timeout_s=PATIENCE_S)
+        store.set(f"p/incarnation/{worker.initial_rank}", "1")
+    monitor.observe(members)
+    monitor.start()
+    member = Membership(store, monitor, "p", members, make_group=_no_group, min_workers=1, timeout_s=PATIENCE_S)
     with socket.socket(fileno=os.dup(connection)) as end:
         end.shutdown(socket.SHUT_RDWR)
-    other = threading.Timer(10 * BEAT_S, watch.ended, (members[1],))
+    other = threading.Timer(10 * HEARTBEAT_S, monitor.process_ended, (members[1],))
     other.start()
     assert member.gather("alive") == ["alive"]
     other.join()
-    assert not watch.has_failed
-    watch.rest()
+    assert not monitor.has_aborted
+    monitor.rest()
 
 
 def _connections(port: int) -> set[int]:
@@ -419,20 +421,27 @@ def _no_group(store: Any, rank: int, world_size: int) -> None:
     """There is none to be made."""
 
 
-def test_the_end_of_a_process_that_rests_is_seen() -> None:
-    store, rests = dist.HashStore(), Worker(1, 1)
+def test_the_end_of_a_resting_process_is_seen() -> None:
+    store, rests = dist.HashStore(), WorkerId(1, 1)
     child = os.fork()
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
     place = " ".join((identity() or "").split(" ")[:-2])
-    said = {"beat": 9, "process": f"{place} {child} 1", "broken": [], "ended": [], "failed": None, "rests": True}
-    store.set("p/beat/1.1", json.dumps(said))
-    store.set("p/life/1", "1")
-    watch = Watch(store, "p", Worker(0, 1), dead_s=DEAD_S)
-    watch.look_at([Worker(0, 1), rests])
-    watch._tick()
-    assert watch.verdict(rests) is Verdict.DEAD
+    said = {
+        "count": 9,
+        "process": f"{place} {child} 1",
+        "connections_lost": [],
+        "processes_ended": [],
+        "aborted": None,
+        "resting": True,
+    }
+    store.set("p/heartbeat/1.1", json.dumps(said))
+    store.set("p/incarnation/1", "1")
+    monitor = HeartbeatMonitor(store, "p", WorkerId(0, 1), fail_after_s=FAIL_AFTER_S)
+    monitor.observe([WorkerId(0, 1), rests])
+    monitor._tick()
+    assert monitor.verdict(rests) is Verdict.FAILED
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -444,7 +453,7 @@ def test_survivors_agree_on_every_round_whoever_dies_whenever(seed: int, party: 
 
     def script(member: Membership) -> Any:
         seen: list[Any] = []
-        number = member.me.number
+        number = member.me.initial_rank
         for round_ in range(rounds):
 
             def collective(round_: int = round_) -> int:
@@ -460,8 +469,8 @@ def test_survivors_agree_on_every_round_whoever_dies_whenever(seed: int, party: 
     results = made.run(script)
     left = [number for number in range(5) if number not in deaths]
     assert all(results[number] == results[left[0]] for number in left)
-    assert results[left[0]][-1] == tuple(Worker(number, 1) for number in left)
-    assert made.all[left[0]].watch.verdict(Worker(left[1], 1)) is Verdict.ALIVE
+    assert results[left[0]][-1] == tuple(WorkerId(number, 1) for number in left)
+    assert made.all[left[0]].monitor.verdict(WorkerId(left[1], 1)) is Verdict.ALIVE
 
 
 def test_a_process_of_this_machine_is_seen_to_end() -> None:
@@ -486,24 +495,32 @@ def test_a_process_of_this_machine_is_seen_to_end() -> None:
     assert not has_ended("another machine pid:[1] 1 1")
 
 
-def test_the_watch_says_when_somebody_may_be_dead_and_only_then() -> None:
-    store, me, others = dist.HashStore(), Worker(0, 1), [Worker(number, 1) for number in (1, 2, 3)]
-    watch = Watch(store, "p", me, dead_s=DEAD_S)
-    watch.look_at([me, *others])
-    for beat in range(5):
+def test_the_monitor_says_when_somebody_may_have_failed_and_only_then() -> None:
+    store, me, others = dist.HashStore(), WorkerId(0, 1), [WorkerId(number, 1) for number in (1, 2, 3)]
+    monitor = HeartbeatMonitor(store, "p", me, fail_after_s=FAIL_AFTER_S)
+    monitor.observe([me, *others])
+    for count in range(5):
         for worker in others:
-            said = {"beat": beat, "process": None, "broken": [], "ended": [], "failed": None, "rests": False, "outside": False}
-            store.set(f"p/beat/{worker}", json.dumps(said))
-            store.set(f"p/life/{worker.number}", "1")
-        watch._tick()
-    assert watch.version == 0
-    watch.broke(others[0])  # with silence it is dead
-    watch.ended(others[1])
-    store.set("p/life/3", "2")  # started again
-    seen = watch.version
+            said = {
+                "count": count,
+                "process": None,
+                "connections_lost": [],
+                "processes_ended": [],
+                "aborted": None,
+                "resting": False,
+                "outside": False,
+            }
+            store.set(f"p/heartbeat/{worker}", json.dumps(said))
+            store.set(f"p/incarnation/{worker.initial_rank}", "1")
+        monitor._tick()
+    assert monitor.version == 0
+    monitor.connection_lost(others[0])  # with silence it is dead
+    monitor.process_ended(others[1])
+    store.set("p/incarnation/3", "2")  # started again
+    seen = monitor.version
     assert seen == 2
-    watch._tick()
-    assert watch.version == seen + 1
-    watch._tick()
-    assert watch.version == seen + 1
-    assert [watch.verdict(worker) for worker in others] == [Verdict.ALIVE, Verdict.DEAD, Verdict.DEAD]
+    monitor._tick()
+    assert monitor.version == seen + 1
+    monitor._tick()
+    assert monitor.version == seen + 1
+    assert [monitor.verdict(worker) for worker in others] == [Verdict.ALIVE, Verdict.FAILED, Verdict.FAILED]

@@ -417,42 +417,42 @@ def test_a_request_of_another_session_is_refused() -> None:
         cluster.drain_all()
 
 
-def test_a_call_to_a_meeting_reaches_everybody_also_who_opens_later() -> None:
+def test_a_sync_request_reaches_everybody_also_who_opens_later() -> None:
     cluster = Cluster(ring(5))
     with cluster.running():
         for rank in range(4):
             cluster.open(rank, session=1)
-        assert not any(gossip.meeting_called for gossip in cluster.gossips)
-        cluster.gossips[0].call_meeting()
-        assert cluster.gossips[0].meeting_called
-        assert eventually(lambda: all(gossip.meeting_called for gossip in cluster.gossips[:4]))
-        assert not cluster.gossips[4].meeting_called
+        assert not any(gossip.sync_requested for gossip in cluster.gossips)
+        cluster.gossips[0].request_sync()
+        assert cluster.gossips[0].sync_requested
+        assert eventually(lambda: all(gossip.sync_requested for gossip in cluster.gossips[:4]))
+        assert not cluster.gossips[4].sync_requested
         cluster.open(4, session=1)
-        assert eventually(lambda: cluster.gossips[4].meeting_called)
+        assert eventually(lambda: cluster.gossips[4].sync_requested)
         cluster.drain_all()
         for rank in range(5):
             cluster.open(rank, session=2)
-        assert not any(gossip.meeting_called for gossip in cluster.gossips)
+        assert not any(gossip.sync_requested for gossip in cluster.gossips)
         cluster.drain_all()
 
 
-def test_calls_by_several_at_once_are_one_meeting() -> None:
+def test_requests_by_several_at_once_are_one_synchronisation() -> None:
     cluster = Cluster(ring(4))
     with cluster.running():
         cluster.open_all()
-        run_threads([gossip.call_meeting for gossip in cluster.gossips], PATIENCE_S)
-        assert eventually(lambda: all(gossip.meeting_called for gossip in cluster.gossips))
+        run_threads([gossip.request_sync for gossip in cluster.gossips], PATIENCE_S)
+        assert eventually(lambda: all(gossip.sync_requested for gossip in cluster.gossips))
         cluster.drain_all()
 
 
-def test_a_meeting_can_be_called_in_session_0() -> None:
+def test_a_sync_can_be_requested_in_session_0() -> None:
     cluster = Cluster(ring(2))
     with cluster.running():
         for rank in range(2):
             cluster.open(rank, session=0)
-        assert not cluster.gossips[1].meeting_called
-        cluster.gossips[0].call_meeting()
-        assert eventually(lambda: cluster.gossips[1].meeting_called)
+        assert not cluster.gossips[1].sync_requested
+        cluster.gossips[0].request_sync()
+        assert eventually(lambda: cluster.gossips[1].sync_requested)
         cluster.drain_all()
 
 
@@ -534,14 +534,14 @@ def test_staleness_counts_the_merges_between_two_steps() -> None:
 
 
 @pytest.mark.parametrize("wire", get_args(Wire))
-def test_the_sum_of_the_models_stays_over_a_thousand_exchanges_however_they_are_written(wire: Wire) -> None:
+def test_the_sum_of_the_models_stays_over_hundreds_of_exchanges_however_they_are_written(wire: Wire) -> None:
     cluster = Cluster(ring(4), numel=3000, wire=wire, chunk=1024)
     total, before = cluster.total(), cluster.distance()
     with cluster.running():
         cluster.open_all()
         cluster.step_all(1e-4)
         with training(cluster, lambda rank, _: cluster.gossips[rank].step(cluster.x[rank], step_s=1e-4)):
-            cluster.wait_for_exchanges(1000)
+            cluster.wait_for_exchanges(300)
         cluster.drain_all()
         assert (cluster.total() - total).abs().max() < 1e-9
         assert cluster.distance() < before * (1e-4 if wire == "bfloat16" else 1e-9)

@@ -163,10 +163,10 @@ def test_one_that_comes_later_reads_the_loader_of_its_first_epoch(reload: int) -
     options = {"reload_dataloaders_every_n_epochs": reload}
     late, t = work_of(iter([loader(16, 4), loader(48, 4)]), **options)
     there, _ = work_of(iter([loader(48, 4)]), **options)
-    news = {**there.news(), "loaded_at": 2}
+    snapshot = {**there.snapshot(), "loaded_at": 2}
     assert (late.about == there.about) == bool(reload)
     if reload:
-        late.follow(news)
+        late.apply_snapshot(snapshot)
         assert t.fit_loop._last_train_dl_reload_epoch == 2
         assert [len(one.dataset) for one in t.fit_loop._combined_loader.flattened] == [48]
         assert late.batches is not None

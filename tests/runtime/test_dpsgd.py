@@ -319,7 +319,7 @@ def test_sessions_follow_each_other() -> None:
         steps = [(3 * rank + session) % 5 for rank in range(8)]
         train_and_arrive(workers, steps)
         assert close_to(workers.models().sum(0), expected_sum(workers, before, steps), sum(steps) + 1)
-        assert not any(rounds.under_way or rounds.meeting_called for rounds in workers.rounds)
+        assert not any(rounds.under_way or rounds.sync_requested for rounds in workers.rounds)
         workers.open()
 
 
@@ -346,7 +346,7 @@ def test_no_worker_is_further_ahead_than_there_are_edges_between() -> None:
     assert completed == [6] * 4
 
 
-# -- the meeting -----------------------------------------------------------------------------------------------------------
+# -- sync requests ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("caller", [0, 3])
@@ -359,7 +359,7 @@ def test_no_worker_is_further_ahead_than_there_are_edges_between() -> None:
         pytest.param(from_edges(6, [(k, k + 1) for k in range(5)]), id="path"),
     ],
 )
-def test_a_call_to_a_meeting_reaches_everybody_within_the_diameter(topology: Topology, caller: int) -> None:
+def test_a_sync_request_reaches_everybody_within_the_diameter(topology: Topology, caller: int) -> None:
     workers = Workers(topology)
     distances = nx.shortest_path_length(topology.graph, caller)
     for number in range(1, nx.diameter(topology.graph) + 1):
@@ -369,7 +369,7 @@ def test_a_call_to_a_meeting_reaches_everybody_within_the_diameter(topology: Top
             workers.rounds[rank].complete()
 
         workers.run(step)
-        called = [rounds.meeting_called for rounds in workers.rounds]
+        called = [rounds.sync_requested for rounds in workers.rounds]
         assert [called[rank] for rank in range(topology.n) if rank != caller] == [
             distances[rank] <= number for rank in range(topology.n) if rank != caller
         ]
@@ -380,7 +380,7 @@ def test_a_worker_that_arrives_calls_the_others_who_then_arrive_too() -> None:
     steps = [0] * 8
 
     def train(rank: int) -> None:
-        while rank != 2 and not workers.rounds[rank].meeting_called:
+        while rank != 2 and not workers.rounds[rank].sync_requested:
             workers.step(rank)
             steps[rank] += 1
             assert steps[rank] < 100
@@ -388,17 +388,17 @@ def test_a_worker_that_arrives_calls_the_others_who_then_arrive_too() -> None:
 
     workers.run(train)
     assert max(steps) <= 4  # the diameter
-    assert all(rounds.meeting_called for rank, rounds in enumerate(workers.rounds) if rank != 2)
+    assert all(rounds.sync_requested for rank, rounds in enumerate(workers.rounds) if rank != 2)
     workers.open()
-    assert not any(rounds.meeting_called for rounds in workers.rounds)
+    assert not any(rounds.sync_requested for rounds in workers.rounds)
     workers.run(workers.step)
-    assert not any(rounds.meeting_called for rounds in workers.rounds)
+    assert not any(rounds.sync_requested for rounds in workers.rounds)
 
 
 def test_nobody_is_called_if_nobody_calls() -> None:
     workers = Workers(ring(5))
     train_and_arrive(workers, [0, 1, 2, 3, 4])
-    assert not any(rounds.meeting_called for rounds in workers.rounds)
+    assert not any(rounds.sync_requested for rounds in workers.rounds)
 
 
 # -- trouble, and what is counted ------------------------------------------------------------------------------------------

@@ -16,13 +16,13 @@ import torch.distributed as dist
 from lightning_gossip.algorithm.failure_detector import Verdict
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime.membership.membership import Membership
-from lightning_gossip.runtime.membership.monitor import Watch
-from lightning_gossip.runtime.membership.round_store import Worker
+from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
+from lightning_gossip.runtime.membership.round_store import WorkerId
 from lightning_gossip.runtime.peer_errors import answering
 from lightning_gossip.runtime.process_groups import make_default_group
 from lightning_gossip.runtime.store_client import another
 from lightning_gossip.transport.endpoint import Endpoint
-from tests.runtime.party import DEAD_S, PATIENCE_S, Party
+from tests.runtime.party import FAIL_AFTER_S, PATIENCE_S, Party
 from tests.workers import run_processes
 
 SOON_S = 5.0  # far more than a party needs, far less than it waits for anything
@@ -106,9 +106,11 @@ def test_a_death_between_two_failures_is_no_reason_to_give_up(party: Callable[..
         def collective() -> int:
             nonlocal tries
             tries += 1
-            if tries == 2 and member.me.number == 0:
+            if tries == 2 and member.me.initial_rank == 0:
                 made.die(member)
-            if tries < 4 - (member.me.number == 0):  # the first for no reason, the second for the death, the third once more
+            if tries < 4 - (
+                member.me.initial_rank == 0
+            ):  # the first for no reason, the second for the death, the third once more
                 raise RuntimeError("a connection broke")
             return tries
 
@@ -120,7 +122,7 @@ def test_a_death_between_two_failures_is_no_reason_to_give_up(party: Callable[..
 @pytest.mark.parametrize("where", ["all", "one"])
 def test_groups_that_can_never_be_made_are_tried_twice(where: str, party: Callable[..., Party]) -> None:
     made = party(3)
-    made.fail_groups = lambda me, generation: where == "all" or me.number == 1
+    made.fail_groups = lambda me, generation: where == "all" or me.initial_rank == 1
 
     def script(member: Membership) -> Any:
         try:
@@ -172,9 +174,9 @@ def _uses(count: int, work: Callable[[Membership, int], Any]) -> Callable[[Membe
                 member.hello(use)
                 ends.append(work(member, use))
             except (ArithmeticError, PeerError) as error:
-                member.watch.failed(f"{type(error).__name__}: {error}")
+                member.monitor.abort(f"{type(error).__name__}: {error}")
                 ends.append(error)
-            member.watch.rest()
+            member.monitor.rest()
         return ends
 
     return script
@@ -197,7 +199,7 @@ def test_an_exception_on_one_ends_that_use_for_all_and_the_next_begins(party: Ca
             if (use, member.rank, turn) == (1, 2, 1):
                 raise ArithmeticError("no")
             member.gather(turn)
-        return member.gather(member.rank), member.lost
+        return member.gather(member.rank), member.excluded
 
     results = party(3).run(_uses(3, work))
     assert [ends[1:] for ends in results] == [[([0, 1, 2], [])] * 2] * 3
@@ -219,14 +221,14 @@ def test_one_that_has_gone_on_to_the_next_use_still_ends_those_who_are_in_the_la
             assert gone_on.wait(PATIENCE_S)
         return member.gather(use)
 
-    begin = made.all[0].watch.begin_use
+    begin = made.all[0].monitor.begin_use
 
     def begun(use: int) -> None:
         begin(use)
         if use == 2:
             gone_on.set()
 
-    made.all[0].watch.begin_use = begun  # type: ignore[method-assign]
+    made.all[0].monitor.begin_use = begun  # type: ignore[method-assign]
     first, second = made.run(_uses(2, work))
     assert second[0].reason == "ArithmeticError: no"
     assert first[1] == second[1] == [2, 2]
@@ -241,31 +243,31 @@ def test_a_failure_is_known_by_the_worker_that_failed_first(party: Callable[...,
         return member.gather(None)
 
     made.run(_uses(1, work))
-    assert all(member.watch._said["failed"] == [1, 1, "ArithmeticError: no"] for member in made.all)
+    assert all(member.monitor._message["aborted"] == [1, 1, "ArithmeticError: no"] for member in made.all)
 
 
-def test_a_worker_that_dies_between_two_uses_is_left_out_of_the_next(party: Callable[..., Party]) -> None:
+def test_a_worker_that_dies_between_two_uses_is_excluded_from_the_next(party: Callable[..., Party]) -> None:
     made = party(3)
 
     def work(member: Membership, use: int) -> Any:
-        if use == 1 and member.me.number != 0:
+        if use == 1 and member.me.initial_rank != 0:
             raise ArithmeticError("no")
-        if member.me.number == 2:
+        if member.me.initial_rank == 2:
             made.die(member)
-        return member.gather(member.rank), member.lost, member.watch.verdict(Worker(2, 1))
+        return member.gather(member.rank), member.excluded, member.monitor.verdict(WorkerId(2, 1))
 
     results = made.run(_uses(2, work))
-    assert [results[0][1], results[1][1]] == [([0, 1], [Worker(2, 1)], Verdict.DEAD)] * 2
+    assert [results[0][1], results[1][1]] == [([0, 1], [WorkerId(2, 1)], Verdict.FAILED)] * 2
 
 
 def test_workers_that_know_of_different_deaths_agree_when_the_next_use_begins(party: Callable[..., Party]) -> None:
     made = party(3)
 
     def work(member: Membership, use: int) -> Any:
-        if use == 1 and member.me.number == 2:
+        if use == 1 and member.me.initial_rank == 2:
             made.die(member)
-        if use == 1 and member.me.number == 0:  # it has read the round that the dead one was absent in; the other has not
-            member._leave_out([Worker(2, 1)])
+        if use == 1 and member.me.initial_rank == 0:  # it has read the round that the dead one was absent in; the other has not
+            member._exclude([WorkerId(2, 1)])
             raise ArithmeticError("no")
         return member.gather(member.rank), member.generation, len(member.members)
 
@@ -288,18 +290,18 @@ def test_no_round_of_an_earlier_use_stays_in_the_store(party: Callable[..., Part
 
 
 @pytest.mark.processes
-def test_a_worker_that_is_silent_in_a_collective_is_noticed_sooner_than_one_that_comes_late_is_given_up(tmp_path: Path) -> None:
+def test_a_worker_that_stops_in_a_collective_is_noticed_sooner_than_one_that_comes_late_is_given_up(tmp_path: Path) -> None:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     def script(rank: int) -> Any:
         dist.barrier()
         dist.destroy_process_group()  # that of the test
         store = dist.TCPStore("127.0.0.1", server.port, wait_for_workers=False)
-        members = [Worker(number, 1) for number in range(2)]
-        store.add(f"p/life/{rank}", 1)
+        members = [WorkerId(number, 1) for number in range(2)]
+        store.add(f"p/incarnation/{rank}", 1)
         member = Membership(
             store,
-            Watch(another(store), "p", members[rank], dead_s=DEAD_S),
+            HeartbeatMonitor(another(store), "p", members[rank], fail_after_s=FAIL_AFTER_S),
             "p",
             members,
             make_group=make_default_group("gloo", PATIENCE_S),
