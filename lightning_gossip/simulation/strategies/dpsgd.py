@@ -114,12 +114,15 @@ class NeighbourRounds(Rounds):
         """What the protocol asks for, of all workers."""
         x = self._run.models.x
         if isinstance(effect, Begin):
-            self._sent_s, self._correction = self._clocks_s, self._correction_of(x)
+            self._sent_s = self._clocks_s
+            if x.numel():  # models, and not times only
+                self._correction = self._correction_of(x)
             return
         sent_s = self._sent_s
         arrivals_s = np.maximum(sent_s[:, None], sent_s[self._neighbours]) + self._transfers_s
         self._clocks_s = np.maximum(self._clocks_s, arrivals_s.max(axis=1, initial=-np.inf))
-        x.add_(self._correction)
+        if x.numel():
+            x.add_(self._correction)
 
     def end_session(self) -> Process:
         """See :meth:`Rounds.end_session`."""
