@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 Effect = TypeVar("Effect")
 Result = TypeVar("Result")
+Event = TypeVar("Event")
 
 
 def perform(effects: Generator[Effect, Any, Result], do: Callable[[Effect], Any]) -> Result:
@@ -37,3 +38,25 @@ def perform(effects: Generator[Effect, Any, Result], do: Callable[[Effect], Any]
             result: Result = end.value
             return result
         outcome = do(effect)
+
+
+def perform_in_time(
+    effects: Generator[Effect, Any, Result], do: Callable[[Effect], Generator[Event, Any, Any]]
+) -> Generator[Event, Any, Result]:
+    """As :func:`perform`, where doing an effect takes simulated time.
+
+    Args:
+        effects: of the protocol, not begun yet.
+        do: does an effect as a generator of events to be waited for, and returns what came of it.
+
+    Returns:
+        What the protocol returns, when all events have happened.
+    """
+    outcome = None
+    while True:
+        try:
+            effect = effects.send(outcome)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        outcome = yield from do(effect)

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_gossip.algorithm.apsgd import ParameterServer
+from lightning_gossip.algorithm.apsgd_worker import Served
 from lightning_gossip.algorithm.tensors.flat import Fading
 from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
-from lightning_gossip.runtime.apsgd.client import RemoteServer, Served, Update
+from lightning_gossip.runtime.apsgd.client import RemoteServer, Update
 from lightning_gossip.transport import Kind, MemoryNetwork, Message
 from lightning_gossip.transport.base import Pending
 from lightning_gossip.transport.memory import MemoryTransport

@@ -25,9 +25,10 @@ import torch
 from torch import Tensor
 
 from lightning_gossip.algorithm.apsgd import ParameterServer
+from lightning_gossip.algorithm.apsgd_worker import Served
 from lightning_gossip.algorithm.tensors.finite import all_finite
 from lightning_gossip.errors import PeerError, ProtocolError
-from lightning_gossip.runtime.apsgd.client import Served, ServerLink, Update, layout_error, to_message
+from lightning_gossip.runtime.apsgd.client import ServerLink, Update, layout_error, to_message
 from lightning_gossip.runtime.clock import Deadline
 from lightning_gossip.transport.base import Transport
 from lightning_gossip.transport.messages import Kind, Message
