@@ -31,7 +31,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -104,6 +104,24 @@ class EventTrigger:
     def __post_init__(self) -> None:
         if not is_finite(self.threshold) or self.threshold < 0.0:
             raise ConfigurationError(f"the event trigger's threshold={self.threshold!r} is not a number of at least 0.")
+
+    @classmethod
+    def of(cls, option: float | EventTrigger | Mapping[str, Any] | None) -> EventTrigger | None:
+        """From an option: a threshold, a trigger, its arguments as a mapping, or None for none.
+
+        Raises:
+            ConfigurationError: for another mapping, and a threshold out of its range.
+        """
+        if option is None or isinstance(option, EventTrigger):
+            return option
+        if not isinstance(option, Mapping):
+            return cls(threshold=option)
+        try:
+            return cls(**option)
+        except TypeError:
+            raise ConfigurationError(
+                f"event_trigger={dict(option)!r} is not like {{'threshold': 0.01, 'relative': True}}."
+            ) from None
 
     def fires(self, update_norm: float, model_norm: float) -> bool:
         """Whether to push now. A norm that is not finite fires: what is wrong must be seen."""

@@ -32,8 +32,9 @@ and by how much the held steps will differ from the reckoned time.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -199,6 +200,89 @@ def _typical(known: FloatArray, otherwise: float) -> float:
         return otherwise
     typical = float(np.sort(known)[(known.size - 1) // 2])
     return typical if math.isfinite(typical) else otherwise
+
+
+@dataclass(frozen=True)
+class Consult:
+    """Look at the epoch; resume with the batches that nobody has claimed, and everybody's step time, as :func:`may_claim`."""
+
+
+@dataclass(frozen=True)
+class Leave:
+    """Claim no more; resume with whether all others have left before: then this worker stays."""
+
+
+@dataclass(frozen=True)
+class Advance:
+    """Take the next value of the counter that all share; resume with it, a position of the epoch or one beyond its end."""
+
+
+class Claims:
+    """One worker's claims in one epoch, without any I/O: the position that it is sure of, then the next one of the counter.
+
+    | state | the claim rule | effects | result |
+    |---|---|---|---|
+    | nothing claimed | | | this worker's own position |
+    | claiming | allows it | Consult, Advance | the next position, None beyond the end |
+    | claiming | does not; others still claim | Consult, Leave | None |
+    | claiming | does not; all others have left | Consult, Leave, Advance | as there, and from now on without asking |
+    | None was returned | | | None |
+
+    The counter of those that leave decides between workers that leave at the same moment; the last one stays.
+
+    Args:
+        place: of this worker, from 0: the position of the epoch that it is sure of.
+        workers: that take part; the counter begins after their own positions.
+        batches: of the epoch.
+        lookahead: batches that the data loader keeps ahead of a step.
+
+    Attributes:
+        stays: it is the only one that claims.
+        left_early: it has left batches to others.
+    """
+
+    def __init__(self, *, place: int, workers: int, batches: int, lookahead: int) -> None:
+        self.stays = workers == 1
+        self.left_early = False
+        self.done = False
+        self._place = place
+        self._batches = batches
+        self._lookahead = lookahead
+        self._begun = False
+
+    def next(self, step_s: float | None, held: int) -> Generator[Consult | Leave | Advance, Any, int | None]:
+        """Claim a batch.
+
+        Args:
+            step_s: this worker's time a batch in seconds, None if it is not known yet.
+            held: batches that it holds.
+
+        Returns:
+            Its position in the epoch; None if this worker is done with claiming.
+        """
+        if self.done:
+            return None
+        if not self._begun:
+            self._begun = True
+            return self._place
+        if not self.stays:
+            remaining, step_times = yield Consult()
+            if not may_claim(
+                held=held,
+                own_step=step_s,
+                remaining=remaining,
+                claimed=self._batches - remaining,
+                step_times=step_times,
+                rank=self._place,
+                lookahead=self._lookahead,
+            ):
+                self.stays = yield Leave()
+                if not self.stays:
+                    self.done, self.left_early = True, remaining > 0
+                    return None
+        position: int = yield Advance()
+        self.done = position >= self._batches
+        return None if self.done else position
 
 
 class Ledger:

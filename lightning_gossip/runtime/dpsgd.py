@@ -1,12 +1,9 @@
 """Synchronous averaging with the neighbours of a graph: D-PSGD's x_i ← Σ_j W_ij x_j, in rounds.
 
-A round is one swap of models with every neighbour. Rounds are counted per edge, so a worker is at most as many rounds ahead of
-another as there are edges between them. A message is the model and two numbers: whether the sender has arrived at a rendezvous,
-and whether somebody asked for one. A worker that has arrived goes on making rounds with each neighbour that has not, and its
-model takes part; an edge is closed by the round in which both ends have arrived.
-
-The correction Σ_j W_ij (x_j − x_i) is computed edge by edge from the two models that were swapped. The two ends of an edge get
-exactly opposite terms (W is symmetric), so the mean of the models changes by local updates only.
+A round is one swap of models with every neighbour; :mod:`lightning_gossip.algorithm.dpsgd` says what it does to x and when an
+edge is closed. Rounds are counted per edge, so a worker is at most as many rounds ahead of another as there are edges between
+them. A message is the model and two numbers: whether the sender has arrived at a synchronisation point, and whether somebody
+asked for one.
 """
 
 from __future__ import annotations
@@ -17,12 +14,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from lightning_gossip.algorithm.dpsgd import Edges, add_term
 from lightning_gossip.algorithm.tensors.flat import Fading, FlatModel, fading
 from lightning_gossip.errors import ProtocolError
 from lightning_gossip.runtime.clock import Timeline, now_s
 from lightning_gossip.transport.base import Pending, Transport
 
-_STATUS = 2  # numbers after the model: arrived, meeting asked for
+_STATUS = 2  # numbers after the model: arrived, synchronisation asked for
 
 
 class NeighbourRounds:
@@ -38,19 +36,17 @@ class NeighbourRounds:
         exchanges: swaps completed.
         bytes_sent: by this worker.
         waited_s: seconds that the caller was blocked here.
-        sync_requested: a neighbour has said, in this session, that somebody asked for a rendezvous.
     """
 
     def __init__(self, transport: Transport, weights: Mapping[int, float], *, timeout_s: float, timeline: Timeline) -> None:
         self.exchanges = 0
         self.bytes_sent = 0
         self.waited_s = 0.0
-        self.sync_requested = False
         self._transport = transport
         self._weights = dict(sorted(weights.items()))
         self._timeout_s = timeout_s
         self._timeline = timeline
-        self._open: list[int] = []  # neighbours whose edge is open
+        self._edges = Edges(())
         self._pending: dict[int, Pending] = {}
         self._tensors: Sequence[Tensor] = []
         self._fading: list[Fading] = []
@@ -70,8 +66,12 @@ class NeighbourRounds:
         self._own = FlatModel(self._tensors, room=_STATUS)
         self._correction = FlatModel(self._tensors, dtype=self._own.flat.dtype)
         self._theirs = {peer: torch.empty_like(self._own.flat) for peer in self._weights}
-        self._open = list(self._weights)
-        self.sync_requested = False
+        self._edges = Edges(self._weights)
+
+    @property
+    def sync_requested(self) -> bool:
+        """Whether a neighbour has said, in this session, that somebody asked for a synchronisation."""
+        return self._edges.sync_requested
 
     @property
     def under_way(self) -> bool:
@@ -84,7 +84,7 @@ class NeighbourRounds:
             raise ProtocolError("A round begins while another one is under way.")
         own = self._own.read(self._tensors)
         own[-2], own[-1] = float(arrived), float(calling or self.sync_requested)
-        for peer in self._open:
+        for peer in self._edges.open:
             self._pending[peer] = self._transport.swap(peer, own, self._theirs[peer])
 
     def complete(self, *, forward_passes: int = 0) -> bool:
@@ -110,15 +110,13 @@ class NeighbourRounds:
             theirs = self._theirs[peer]
             self.exchanges += 1
             self.bytes_sent += own.numel() * own.element_size()
-            if own[-2] and theirs[-2]:
-                self._open.remove(peer)  # both have arrived
-            else:
-                correction.add_(theirs[:numel].sub_(own[:numel]), alpha=weight)
-            self.sync_requested = self.sync_requested or bool(theirs[-1])
+            arrived, peer_arrived, calling = bool(own[-2]), bool(theirs[-2]), bool(theirs[-1])
+            if self._edges.heard(peer, arrived=arrived, peer_arrived=peer_arrived, calling=calling):
+                add_term(correction, own[:numel], theirs[:numel], weight)
         for place, share in self._fading:
             correction[place] *= share**forward_passes
         self._correction.add_to(self._tensors)
-        return bool(self._open)
+        return bool(self._edges.open)
 
     @contextmanager
     def _waiting(self, peer: int) -> Iterator[None]:

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_gossip.algorithm import apsgd_worker
 from lightning_gossip.algorithm.apsgd import EventTrigger, OnStale, ParameterServer, ServerOptions, put_in
-from lightning_gossip.algorithm.staleness import StalenessHistogram
+from lightning_gossip.algorithm.apsgd_worker import Served, WorkerProtocol
+from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.tensors.flat import Fading, FlatModel, fading
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime.adpsgd.nonfinite_guard import OnNonFinite
-from lightning_gossip.runtime.apsgd.client import RemoteServer, Served, ServerLink, Update
+from lightning_gossip.runtime.apsgd.client import RemoteServer, ServerLink, Update
 from lightning_gossip.runtime.apsgd.server import Server
 from lightning_gossip.runtime.clock import Timeline, now_s
 from lightning_gossip.runtime.sync_point import SyncPoint
@@ -82,7 +84,7 @@ class APSGDStrategy(DecentralizedStrategy):
             max_staleness=max_staleness, on_stale=on_stale, active_workers=active_workers, scale=scale
         )
         self.server_rank = server_rank
-        self.event_trigger = _trigger(event_trigger)
+        self.event_trigger = EventTrigger.of(event_trigger)
         self._exchange_timeout_s = seconds_of("exchange_timeout_s", exchange_timeout_s)
 
     @override
@@ -94,17 +96,6 @@ class APSGDStrategy(DecentralizedStrategy):
     @override
     def algorithm(self, timeline: Timeline) -> Algorithm:
         return ServerWorker(self, timeline, self._exchange_timeout_s)
-
-
-def _trigger(option: float | EventTrigger | Mapping[str, Any] | None) -> EventTrigger | None:
-    if option is None or isinstance(option, EventTrigger):
-        return option
-    if isinstance(option, Mapping):
-        unknown = set(option) - {"threshold", "relative"}
-        if unknown or "threshold" not in option:
-            raise ConfigurationError(f"event_trigger={dict(option)!r} is not like {{'threshold': 0.01, 'relative': True}}.")
-        return EventTrigger(**option)
-    return EventTrigger(threshold=option)
 
 
 log = logging.getLogger(__name__)
@@ -146,8 +137,7 @@ class ServerWorker(Algorithm):
         self._options = strategy.server_options
         self._refuses, self._on_nonfinite = strategy.refuse_nonfinite, strategy.on_nonfinite
         self._strategy = strategy
-        self._refused_nonfinite = 0
-        self._trigger = strategy.event_trigger
+        self._protocol = WorkerProtocol(strategy.event_trigger)
         self._rank = strategy.server_rank
         self._workers = strategy.workers
         self._timeout_s = timeout_s
@@ -164,12 +154,7 @@ class ServerWorker(Algorithm):
         self._fading: list[Fading] = []
         self._parameters = 0  # elements of the parameters, which come first
         self._session = 0
-        self._in_flight = False
-        self._passes_held = 0  # forward passes of the steps since the pull, not pushed
-        self._meeting_called = False
-        self._pushes = 0
-        self._dropped = 0
-        self._staleness = StalenessHistogram()
+        self._sync_requested = False
 
     @property
     @override
@@ -196,7 +181,7 @@ class ServerWorker(Algorithm):
         self._parameters = sum(tensor.numel() for tensor in self._model.tensors[: self._model.parameters])
         self._fading = fading(self._model.tensors, self._model.retention)
         self._session += 1
-        self._meeting_called = False
+        self._sync_requested = False
         if self._server is not None:
             start = self._pulled.read(self._model.tensors).clone()
             server = ParameterServer(start, workers=self._workers, fading=self._fading, **asdict(self._options))
@@ -204,24 +189,19 @@ class ServerWorker(Algorithm):
 
     @override
     def begin_step(self) -> None:
-        if not self._in_flight:
-            self._pull(None)
+        perform(self._protocol.begin_step(), self._do)
 
     @override
     def step(self, step: Step) -> None:
         if self._server is not None:
             self._server.raise_failure()
-        self._passes_held += step.forward_passes
-        update = self._update_since_pull()
-        numel = self._parameters  # running statistics move without any learning
-        if self._trigger is None or self._trigger.fires(_norm(update[:numel]), _norm(self._pulled.flat[:numel])):
-            self._pull(self._pushed(update))
+        self._read_update()
+        perform(self._protocol.step(step.forward_passes), self._do)
 
     @override
     def arrive(self) -> None:
-        held_back = self._pushed(self._update_since_pull()) if self._passes_held else None  # was too small to send
-        self._note(self._connected.leave(self._session, held_back), held_back)
-        self._in_flight = False
+        self._read_update()  # what is held back
+        perform(self._protocol.arrive(), self._do)
 
     @override
     def settle(self) -> None:
@@ -255,25 +235,24 @@ class ServerWorker(Algorithm):
 
     @override
     def sync_requested(self) -> bool:
-        return self._meeting_called or (self._server is not None and self._server.sync_requested)
+        return self._sync_requested or (self._server is not None and self._server.sync_requested)
 
     @override
     def complete(self, report: WorkerReport) -> None:
-        report.exchanges = self._pushes
+        report.exchanges = self._protocol.pushes
         report.bytes_sent = self._connected.bytes_sent
-        report.dropped = self._dropped
-        report.refused_nonfinite = self._refused_nonfinite
-        report.adopted = self._refused_nonfinite if self._on_nonfinite == "adopt" else 0
-        report.describe_staleness(self._staleness)
+        report.dropped = self._protocol.dropped
+        report.refused_nonfinite = self._protocol.refused
+        report.adopted = self._protocol.refused if self._on_nonfinite == "adopt" else 0
+        report.describe_staleness(self._protocol.staleness)
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"staleness": self._staleness.state_dict(), "pushes": self._pushes, "dropped": self._dropped}
+        return self._protocol.state_dict()
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._staleness.load_state_dict(state["staleness"])
-        self._pushes, self._dropped = state["pushes"], state["dropped"]
+        self._protocol.load_state_dict(state)
 
     # -- details -----------------------------------------------------------------------------------------------------
 
@@ -289,38 +268,45 @@ class ServerWorker(Algorithm):
         except PeerError as error:
             log.info("rank %d: the parameter server has ended too: %s", transport.rank, error)
 
-    def _update_since_pull(self) -> Tensor:
-        return self._update.read(self._model.tensors).sub_(self._pulled.flat)
+    def _read_update(self) -> None:
+        """u ← x' − x."""
+        self._update.read(self._model.tensors).sub_(self._pulled.flat)
 
-    def _pull(self, update: Update | None) -> None:
+    def _do(self, effect: apsgd_worker.Effect) -> Served | tuple[float, float] | None:
+        """What the protocol asks for; it says what each effect is."""
+        match effect:
+            case apsgd_worker.Measure():
+                return _norm(self._update.flat[: self._parameters]), _norm(self._pulled.flat[: self._parameters])
+            case apsgd_worker.Pull(passes):
+                return self._heard(self._pull(self._pushed(passes)))
+            case apsgd_worker.Leave(passes):
+                return self._heard(self._connected.leave(self._session, self._pushed(passes)))
+            case apsgd_worker.Take():
+                self._pulled.write(self._model.tensors)
+            case apsgd_worker.Refused():
+                if self._on_nonfinite == "raise":
+                    raise error_of(self._strategy.global_rank, self._model.names, self._model.tensors)
+                OptimizerStates(self._strategy.optimizers).reset()
+        return None
+
+    def _pull(self, update: Update | None) -> Served:
         began_s = now_s()
-        self._note(self._connected.pull(self._session, self._model.layout, self._pulled.flat, update), update)
-        self._pulled.write(self._model.tensors)
-        self._in_flight = True
+        served = self._connected.pull(self._session, self._model.layout, self._pulled.flat, update)
         ended_s = now_s()
         self._waited_s += ended_s - began_s
         self._timeline.record("wait", began_s, ended_s, self._rank)
+        return served
 
-    def _pushed(self, update: Tensor) -> Update:
+    def _pushed(self, passes: int) -> Update | None:
         """What the server is sent of x' − x."""
-        passes, self._passes_held = self._passes_held, 0
-        put_in(update, self._pulled.flat, self._fading, passes)
-        self._pushes += 1
-        return Update(update, passes)
+        if not passes:
+            return None
+        put_in(self._update.flat, self._pulled.flat, self._fading, passes)
+        return Update(self._update.flat, passes)
 
-    def _note(self, served: Served, pushed: Update | None) -> None:
-        self._meeting_called = self._meeting_called or served.sync_requested
-        if pushed is None:
-            return
-        if served.refused:
-            self._refused_nonfinite += 1
-            if self._on_nonfinite == "raise":
-                raise error_of(self._strategy.global_rank, self._model.names, self._model.tensors)
-            OptimizerStates(self._strategy.optimizers).reset()
-        elif served.staleness is None:
-            self._dropped += 1
-        else:
-            self._staleness.record(served.staleness)
+    def _heard(self, served: Served) -> Served:
+        self._sync_requested = self._sync_requested or served.sync_requested
+        return served
 
 
 def _norm(vector: Tensor) -> float:

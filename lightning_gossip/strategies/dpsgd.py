@@ -6,8 +6,10 @@ from typing import Any, ClassVar, get_args
 
 from typing_extensions import override
 
+from lightning_gossip.algorithm.dpsgd import Begin, Complete, RoundsProtocol, neighbour_weights
+from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.topology.generators import make_topology
-from lightning_gossip.algorithm.topology.mixing import MixingWeights, mixing_matrix
+from lightning_gossip.algorithm.topology.mixing import MixingWeights
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.dpsgd import NeighbourRounds
 from lightning_gossip.strategies.base import DecentralizedStrategy
@@ -72,10 +74,9 @@ class NeighbourAveraging(LockstepAlgorithm):
 
     def __init__(self, strategy: DPSGDStrategy, timeline: Timeline) -> None:
         super().__init__(strategy.root_device, strategy.timeout_s, timeline)
-        matrix = mixing_matrix(make_topology(strategy.topology, strategy.workers), strategy.weights)
-        rank = strategy.global_rank
-        self._weights = {peer: float(w) for peer, w in enumerate(matrix[rank]) if w > 0 and peer != rank}
-        self._overlap = strategy.overlap
+        topology = make_topology(strategy.topology, strategy.workers)
+        self._weights = neighbour_weights(topology, strategy.weights, strategy.global_rank)
+        self._protocol = RoundsProtocol(overlap=strategy.overlap)
         self._transport: GlooTransport | None = None
         self._rounds: NeighbourRounds | None = None
 
@@ -97,26 +98,16 @@ class NeighbourAveraging(LockstepAlgorithm):
 
     @override
     def begin_step(self) -> None:
-        if self._overlap and not self._running.under_way:
-            self._running.begin()
+        perform(self._protocol.begin_step(), self._do)
 
     @override
     def step(self, step: Step) -> None:
-        if self._running.under_way:
-            self._running.complete(forward_passes=step.forward_passes)
-        else:
-            self._running.begin()
-            self._running.complete()
-        self._meeting_called = self._running.sync_requested
+        perform(self._protocol.step(step.forward_passes), self._do)
+        self._sync_requested = self._running.sync_requested
 
     @override
     def arrive(self) -> None:
-        rounds = self._running
-        if rounds.under_way:  # begun for a step that was not made
-            rounds.complete()
-        rounds.begin(arrived=True, calling=self._asks_for_meeting)
-        while rounds.complete():
-            rounds.begin(arrived=True, calling=self._asks_for_meeting)
+        perform(self._protocol.arrive(), self._do)
 
     @override
     def close(self, *, together: bool) -> None:
@@ -128,6 +119,12 @@ class NeighbourAveraging(LockstepAlgorithm):
     def complete(self, report: WorkerReport) -> None:
         report.exchanges = self._running.exchanges
         report.bytes_sent = self._running.bytes_sent
+
+    def _do(self, effect: Begin | Complete) -> bool | None:
+        if isinstance(effect, Complete):
+            return self._running.complete(forward_passes=effect.forward_passes)
+        self._running.begin(arrived=effect.arrived, calling=effect.arrived and self._asks_for_sync)
+        return None
 
     @property
     def _running(self) -> NeighbourRounds:

@@ -10,6 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_gossip.algorithm.compression.qsgd import Quantizer
+from lightning_gossip.algorithm.compression.quantized_mean import QuantizedMean, Said, Status
 from lightning_gossip.algorithm.tensors.flat import FlatModel
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline
@@ -19,11 +20,6 @@ from lightning_gossip.strategies.options import check_number
 from lightning_gossip.strategies.state.shared_tensors import Place, SharedModel
 from lightning_gossip.strategies.synchronous import LockstepAlgorithm
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
-
-# Bits of the byte after the gradient: the sender makes no more steps; it asks for a synchronisation; it has a gradient for a
-# parameter that was frozen when the session began; some of its parameters have none; it has no gradient yet, and from here on
-# everything is announced.
-_ARRIVED, _CALLING, _THAWED, _PARTIAL, _ANNOUNCES = 1, 2, 4, 8, 16
 
 
 class QSGDStrategy(DecentralizedStrategy):
@@ -121,8 +117,7 @@ class QuantizedAllReduce(LockstepAlgorithm, Gatherer):
 
     def __init__(self, strategy: QSGDStrategy, timeline: Timeline) -> None:
         super().__init__(strategy.root_device, strategy.timeout_s, timeline)
-        self._quantizer = strategy.quantizer
-        self._generator = torch.Generator(self._device).manual_seed(strategy.seed + 1_000_003 * strategy.global_rank)
+        self._mean = QuantizedMean(strategy.quantizer, seed=strategy.seed, rank=strategy.global_rank, device=self._device)
         self._groups: list[_Gradients] = []  # of the shared parameters, and of those thawed in this session
         self._frozen: dict[str, Place] = {}  # of which a gradient may come all the same
         self._announces = False
@@ -176,66 +171,53 @@ class QuantizedAllReduce(LockstepAlgorithm, Gatherer):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"generator": self._generator.get_state()}
+        return {"generator": self._mean.generator.get_state()}
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._generator.set_state(state["generator"])
+        self._mean.generator.set_state(state["generator"])
 
     def _reduce(self, *, arrived: bool) -> bool:
         """Average the gradients of all groups; returns whether anybody makes steps."""
         thawed = [] if arrived else [name for name, place in self._frozen.items() if place.tensor.grad is not None]
-        statuses = self._average(self._groups[0], arrived=arrived, status=_THAWED if thawed else 0)
-        if any(status & _ANNOUNCES for status in statuses):
+        said = self._average(self._groups[0], arrived=arrived, status=Status.THAWED if thawed else Status.IN_STEP)
+        if said.any(Status.ANNOUNCES):
             return True  # the gradients come later
-        if any(status & _THAWED for status in statuses):
+        if said.any(Status.THAWED):
             everyones = {name for names in self.collectives.gather(thawed) for name in names}
             self._model.learn([], with_gradient=sorted(everyones))
             joining = [self._frozen.pop(name) for name in list(self._frozen) if name in everyones]
             self._groups.append(_Gradients(joining, self._device))
         for group in self._groups[1:]:
-            self._average(group, arrived=arrived, status=0)
-        return not all(status & _ARRIVED for status in statuses)
+            self._average(group, arrived=arrived, status=Status.IN_STEP)
+        return not said.ended
 
-    def _average(self, group: _Gradients, *, arrived: bool, status: int) -> list[int]:
+    def _average(self, group: _Gradients, *, arrived: bool, status: Status) -> Said:
         """Replace gradients by the mean of the quantized ones of those that make steps; returns what all say of themselves."""
         present = group.clear() if arrived else group.read()
-        status |= _ARRIVED if arrived else 0 if bool(present.all()) else _PARTIAL
-        statuses = self._replace_by_mean(group.flat, status)
-        if any(theirs & _PARTIAL for theirs in statuses):
+        if arrived or not bool(present.all()):
+            status |= Status.ARRIVED if arrived else Status.PARTIAL
+        said = self._replace_by_mean(group.flat, status)
+        if said.any(Status.PARTIAL):
             present = torch.stack(self.collectives.gather_bytes(present)).amax(0)
         if not arrived:
             group.write(present.tolist())
-        return statuses
+        return said
 
     def _begin_to_announce(self) -> None:
         """The first gather of all steps comes where the others expect a gradient: tell those that have arrived."""
-        self._replace_by_mean(self._groups[0].flat.zero_(), _ANNOUNCES)
+        self._replace_by_mean(self._groups[0].flat.zero_(), Status.ANNOUNCES)
 
     def _next_turn(self, mine: Turn) -> Turn | None:
         return next_turn(announce(self.collectives, mine, self._device))
 
-    def _replace_by_mean(self, gradient: Tensor, status: int) -> list[int]:
+    def _replace_by_mean(self, gradient: Tensor, status: Status) -> Said:
         """Replace a vector by the mean of the quantized ones of those that make steps; returns what all say of themselves."""
-        status |= _CALLING if self._asks_for_meeting else 0
-        payload = self._quantizer.encode(gradient, self._generator)
-        payload = torch.cat([payload, payload.new_tensor([status])])
-        gradient.zero_()
-        statuses = []
-        for theirs in self.collectives.gather_bytes(payload):
-            statuses.append(int(theirs[-1]))
-            if not statuses[-1] & _ARRIVED:
-                self._quantizer.decode_add(theirs[:-1], gradient)
-        self._meeting_called = self._meeting_called or any(theirs & _CALLING for theirs in statuses)
-        in_step = [theirs for theirs in statuses if not theirs & _ARRIVED]
-        gradient.div_(max(1, len(in_step)))
-        begin = {bool(theirs & _ANNOUNCES) for theirs in in_step}
-        if len(begin) > 1:
-            raise ConfigurationError(
-                "Some workers call all_gather in this training step and some do not. Every rank has to gather equally often."
-            )
-        self._announces = self._announces or begin == {True}
-        return statuses
+        message = self._mean.message(gradient, status | Status.CALLING if self._asks_for_sync else status)
+        said = self._mean.mean(self.collectives.gather_bytes(message), out=gradient)
+        self._sync_requested = self._sync_requested or said.any(Status.CALLING)
+        self._announces = said.announces or self._announces
+        return said
 
 
 def _real(tensors: list[Tensor]) -> list[Tensor]:

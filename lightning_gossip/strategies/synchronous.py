@@ -37,8 +37,8 @@ class LockstepAlgorithm(Algorithm):
         self._timeline = timeline
         self._group: Collectives | None = None
         self._model = SharedModel(nn.Module())
-        self._asks_for_meeting = False
-        self._meeting_called = False
+        self._asks_for_sync = False
+        self._sync_requested = False
 
     @property
     def collectives(self) -> Collectives:
@@ -64,7 +64,7 @@ class LockstepAlgorithm(Algorithm):
     def open(self, model: SharedModel) -> None:
         self._model = model
         self._model.check_equal(self.collectives.gather(self._model.layout))
-        self._asks_for_meeting = self._meeting_called = False
+        self._asks_for_sync = self._sync_requested = False
 
     @override
     def settle(self) -> None:
@@ -81,11 +81,11 @@ class LockstepAlgorithm(Algorithm):
 
     @override
     def request_sync(self) -> None:
-        self._asks_for_meeting = True  # said when this worker arrives
+        self._asks_for_sync = True  # said when this worker arrives
 
     @override
     def sync_requested(self) -> bool:
-        return self._meeting_called
+        return self._sync_requested
 
     @override
     def complete(self, report: WorkerReport) -> None:

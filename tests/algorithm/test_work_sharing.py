@@ -1,13 +1,19 @@
 import math
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.work_sharing import (
+    Advance,
+    Claims,
+    Consult,
     EpochPlan,
+    Leave,
     Ledger,
     at_least_one_each,
     check_enough_batches,
@@ -268,3 +274,89 @@ def test_the_ledger_knows_the_batch_of_the_step_and_what_is_left() -> None:
     ledger.step()
     assert (ledger.held, ledger.stepped, ledger.current) == (2, 1, 9)
     assert ledger.unstepped() == [9, 11]
+
+
+# -- claims ----------------------------------------------------------------------------------------------------------------
+
+CONSULT, LEAVE, ADVANCE = Consult(), Leave(), Advance()
+SOON, LATE = (100, [1.0, 1.0]), (1, [10.0, 1.0])  # what is left, and step times by which worker 0 may claim, or may not
+BEGUN = ([], [], 0)  # the position that it is sure of
+CLAIMS = [
+    # per claim: what each effect comes to; the effects; the result
+    [BEGUN, ([SOON, 5], [CONSULT, ADVANCE], 5), ([SOON, 9], [CONSULT, ADVANCE], 9)],
+    [BEGUN, ([LATE, False], [CONSULT, LEAVE], None), ([], [], None)],
+    [BEGUN, ([LATE, True, 7], [CONSULT, LEAVE, ADVANCE], 7), ([8], [ADVANCE], 8), ([10], [ADVANCE], None), ([], [], None)],
+    [BEGUN, ([SOON, 10], [CONSULT, ADVANCE], None), ([], [], None)],  # others were quicker since the look
+    [BEGUN, ([(0, [1.0, 1.0]), False], [CONSULT, LEAVE], None)],
+    [BEGUN, ([(0, [1.0, 1.0]), True, 12], [CONSULT, LEAVE, ADVANCE], None)],
+]
+
+
+@pytest.mark.parametrize("calls", CLAIMS)
+def test_each_order_of_claims_has_its_effects(calls: list[tuple[list[Any], list[Any], int | None]]) -> None:
+    claims = Claims(place=0, workers=2, batches=10, lookahead=1)
+    for outcomes, effects, result in calls:
+        coming, seen = iter(outcomes), []
+
+        def do(effect: Any, coming: Any = coming, seen: list[Any] = seen) -> Any:
+            seen.append(effect)
+            return next(coming)
+
+        step_s = 10.0 if LATE in outcomes else 1.0
+        assert (perform(claims.next(step_s, held=1), do), seen) == (result, effects)
+    assert claims.left_early == any(LATE in outcomes and result is None for outcomes, _, result in calls)
+
+
+def test_a_worker_alone_asks_nobody() -> None:
+    claims = Claims(place=0, workers=1, batches=3, lookahead=9)
+    counter = iter(range(1, 9))
+    positions = [perform(claims.next(None, held=k), lambda effect: next(counter)) for k in range(5)]
+    assert positions == [0, 1, 2, None, None]
+
+
+@given(
+    step_times=st.lists(st.sampled_from([1.0, 1.1, 3.0, 100.0]), min_size=1, max_size=6),
+    spare=st.integers(0, 40),
+    order=st.randoms(use_true_random=False),
+)
+def test_in_any_order_of_claims_each_batch_is_claimed_once_and_one_worker_stays(
+    step_times: list[float], spare: int, order: Any
+) -> None:
+    """Each effect is done at once, and another worker may come between any two."""
+    n = len(step_times)
+    batches = n + spare
+    counter, left, claimed = n, 0, []
+    known = list(step_times)
+
+    def work(rank: int) -> Any:
+        nonlocal counter, left
+        claims = Claims(place=rank, workers=n, batches=batches, lookahead=1)
+        held = 0
+        while True:
+            effects, outcome = claims.next(step_times[rank], held), None
+            while True:
+                try:
+                    effect = effects.send(outcome)
+                except StopIteration as end:
+                    position = end.value
+                    break
+                yield
+                if isinstance(effect, Consult):
+                    outcome = max(0, batches - counter), known
+                elif isinstance(effect, Leave):
+                    left += 1
+                    outcome = left >= n
+                else:
+                    outcome, counter = counter, counter + 1
+            if position is None:
+                known[rank] = math.inf
+                return
+            claimed.append(position)
+            held = min(held + 1, 2)
+
+    running = {rank: work(rank) for rank in range(n)}
+    while running:
+        rank = order.choice(sorted(running))
+        if next(running[rank], "ended") == "ended":
+            del running[rank]
+    assert sorted(claimed) == list(range(batches))

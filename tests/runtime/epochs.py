@@ -69,9 +69,9 @@ class Epoch:
 class EagerQueue(EpochQueue):
     """Without the rule: whoever asks gets the next batch."""
 
-    def _claim_shared(self, step_s: float | None, held: int) -> int | None:
-        self._last_left = True
-        return super()._claim_shared(step_s, held)
+    def draw(self, step_s: float | None, held: int) -> int | None:
+        self.protocol.stays = True
+        return super().draw(step_s, held)
 
 
 def run_epochs(

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from lightning_gossip.algorithm.apsgd import ParameterServer
-from lightning_gossip.runtime.apsgd.client import RemoteServer, Served, ServerLink, Update
+from lightning_gossip.algorithm.apsgd_worker import Served
+from lightning_gossip.runtime.apsgd.client import RemoteServer, ServerLink, Update
 from lightning_gossip.runtime.apsgd.server import Server
 from lightning_gossip.transport import Kind, MemoryNetwork, Message
 from lightning_gossip.transport.memory import MemoryTransport

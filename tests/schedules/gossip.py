@@ -102,6 +102,7 @@ class Worker:
         self.alive = True
         self.frozen_until_s = -math.inf
         self.silent_since_s: float | None = None
+        self.next_s = 0.0  # when time may let one of its actors go on
         self.x = [torch.tensor([float(rank + 1)] * CHUNKS, dtype=torch.float64)]
         self.expected = self.x[0].clone()
         self.replica = Replica(self.x)
@@ -248,33 +249,39 @@ class World:
                 self.network.touched.add(event[1])
                 self._deliver(*event)
             return
-        times = [self.network.next_s(self.now_s)]
-        times += [fault[0] for fault in self.faults[:1]]
-        for worker in self.workers:
-            if worker.alive and worker.frozen_until_s > self.now_s:
-                times.append(worker.frozen_until_s)
-            elif worker.alive:
-                times += [actor.until_s for actor in worker.actors if not actor.ended and actor.until_s > self.now_s]
-        self.now_s = min(times)
+        self.now_s = min(
+            self.faults[0][0] if self.faults else math.inf, *(worker.next_s for worker in self.workers if worker.alive)
+        )
         if math.isinf(self.now_s):
             raise Violation(f"all wait for ever: {self._waiting()}")
-        for worker in self.workers:
-            if worker.alive and worker.silent_since_s is not None and worker.frozen_until_s <= self.now_s:
-                worker.silent_since_s = None
+        version = self.monitor.version
         self.monitor.look()
-        self.network.touched.update(range(self.n))
+        for worker in self.workers:
+            if worker.next_s <= self.now_s or version != self.monitor.version:
+                self.network.touched.add(worker.rank)
+                if worker.alive and worker.frozen_until_s <= self.now_s:
+                    worker.silent_since_s = None
 
     def _enabled_of(self, worker: Worker) -> list[Actor | tuple[int, int]]:
         """Who of a worker's may go on, and whose requests have reached it; asked when something has touched the worker."""
+        now_s = self.now_s
         if not worker.runs:
+            worker.next_s = worker.frozen_until_s if worker.alive else math.inf
             return []
-        enabled: list[Actor | tuple[int, int]] = [
-            actor for actor in worker.actors if not actor.ended and actor.may_run(self.now_s)
-        ]
+        enabled: list[Actor | tuple[int, int]] = []
+        next_s = self.network.next_s(worker.rank, now_s)
+        for actor in worker.actors:
+            if actor.ended:
+                continue
+            if actor.may_run(now_s):
+                enabled.append(actor)
+            elif actor.until_s < next_s:
+                next_s = actor.until_s
         for sender in self.network.senders_to[worker.rank]:
             head = self.network.head("request", sender, worker.rank)
-            if head is not None and head.arrives_s <= self.now_s:
+            if head is not None and head.arrives_s <= now_s:
                 enabled.append((sender, worker.rank))
+        worker.next_s = next_s
         return enabled
 
     def _waiting(self) -> list[str]:

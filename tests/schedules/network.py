@@ -41,6 +41,7 @@ class Network:
     def __init__(self, choices: Choices, delays_s: tuple[float, ...], workers: int) -> None:
         self.touched = set(range(workers))
         self.senders_to: list[list[int]] = [[] for _ in range(workers)]  # of requests
+        self._queues_to: list[list[deque[Sent]]] = [[] for _ in range(workers)]
         self._choices = choices
         self._delays_s = delays_s
         self._edges: dict[frozenset[int], int] = {}
@@ -68,6 +69,7 @@ class Network:
         queue = self.lanes.get((lane, sender, receiver))
         if queue is None:
             queue = self.lanes[lane, sender, receiver] = deque()
+            self._queues_to[receiver].append(queue)
             if lane == "request":
                 self.senders_to[receiver].append(sender)
         self.touched.add(receiver)
@@ -85,7 +87,10 @@ class Network:
         """Take it."""
         return self.lanes[lane, sender, receiver].popleft()
 
-    def next_s(self, after_s: float) -> float:
-        """When the next message arrives after a time."""
-        times = [queue[0].arrives_s for queue in self.lanes.values() if queue and queue[0].arrives_s > after_s]
-        return min(times, default=math.inf)
+    def next_s(self, receiver: int, after_s: float) -> float:
+        """When the next message arrives at a worker after a time."""
+        next_s = math.inf
+        for queue in self._queues_to[receiver]:
+            if queue and after_s < queue[0].arrives_s < next_s:
+                next_s = queue[0].arrives_s
+        return next_s

@@ -10,14 +10,10 @@ import torch
 
 from lightning_gossip.algorithm.compression.pairwise import Wire
 from lightning_gossip.algorithm.topology.generators import complete, exponential, ring, star
-from lightning_gossip.algorithm.topology.mixing import mixing_matrix
 from lightning_gossip.algorithm.topology.topology import Topology
-from lightning_gossip.runtime.clock import Timeline
-from lightning_gossip.runtime.dpsgd import NeighbourRounds
 from lightning_gossip.simulation import (
     ADPSGD,
     APSGD,
-    DPSGD,
     SGD,
     Cluster,
     Exponential,
@@ -29,9 +25,8 @@ from lightning_gossip.simulation import (
     simulate,
 )
 from lightning_gossip.simulation.run import Strategy
-from lightning_gossip.transport import MemoryNetwork
 from tests.runtime.service import Service
-from tests.simulation.replay import PATIENCE_S, PLAYED, replay
+from tests.simulation.replay import PLAYED, replay
 
 SPECTRUM = [0.1, 0.5, 1.0, 2.0, 3.0]
 LR = 0.05
@@ -95,35 +90,6 @@ def test_refusals_are_part_of_the_order() -> None:
     """Shows that the cases with symmetric roles have any."""
     result = run(ADPSGD(topology="complete", work_sharing=False), 4, latency_s=0.02, seed=6)
     assert sum(worker.refused for worker in result.workers) > 5
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize(
-    "topology", [pytest.param(ring(4), id="ring"), pytest.param(star(5), id="star"), pytest.param(exponential(8), id="exp")]
-)
-def test_neighbour_rounds_give_the_same_models(topology: Topology, overlap: bool) -> None:
-    strategy = DPSGD(topology=topology, overlap=overlap, at_rendezvous="evaluate")
-    result = run(strategy, topology.n, latency_s=0.1, seed=7)
-    network, matrix = MemoryNetwork(topology.n), mixing_matrix(topology)
-    x = [torch.ones(len(SPECTRUM), dtype=torch.float64) for _ in range(topology.n)]
-    rounds = []
-    for rank in range(topology.n):
-        weights = {peer: float(matrix[rank, peer]) for peer in topology.neighbours(rank)}
-        rounds.append(NeighbourRounds(network.transport(rank), weights, timeout_s=PATIENCE_S, timeline=Timeline()))
-        rounds[rank].open([x[rank]])
-    for _ in range(12):
-        updates = [gradient(rank, x[rank], topology.n) for rank in range(topology.n)]
-        if overlap:
-            for own in rounds:
-                own.begin()
-        for rank, update in enumerate(updates):
-            x[rank].add_(update, alpha=-LR)
-        if not overlap:
-            for own in rounds:
-                own.begin()
-        for own in rounds:
-            own.complete()
-    assert torch.equal(torch.stack(x), result.models)
 
 
 @pytest.mark.parametrize("max_staleness", [None, 3])

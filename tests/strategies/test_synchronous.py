@@ -179,7 +179,7 @@ class Follow(Callback):
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         algorithm = trainer.strategy._fit._algorithm
-        self.seen.append((algorithm._averagings, algorithm.collectives.bytes_sent))
+        self.seen.append((algorithm.protocol.averagings, algorithm.collectives.bytes_sent))
 
 
 def _bytes() -> Any:
@@ -264,8 +264,8 @@ def test_the_period_grows_as_the_learning_rate_falls_with_and_without_batchnorm(
     assert min(launch(_adaptive, normalized)) > 8
 
 
-def _grown() -> Any:
-    """The second optimizer steps for the first time when the models have been averaged before."""
+def _grown(counts: tuple[int, int]) -> Any:
+    """The second optimizer steps for the first time when the models have been averaged before; batches by rank."""
     t = trainer(strategy=PeriodicAveragingStrategy(period=1, optimizer_state="average"), max_epochs=1)
     last: dict[str, Any] = {}
 
@@ -294,11 +294,23 @@ def _grown() -> Any:
                 states = [state["momentum_buffer"] for o in trainer.optimizers for state in o.state.values()]
                 last["momentum"] = torch.cat([value.flatten() for value in states]).tolist()
 
+    class Uneven(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            import torch.distributed as dist
+
+            yield from (samples(64)[i] for i in range(4 * counts[dist.get_rank()]))
+
     t.callbacks.append(Look())
-    t.fit(Later(), DataLoader(samples(128), batch_size=4))
-    return last["momentum"]
+    model = Later()
+    t.fit(model, DataLoader(Uneven(), batch_size=4))
+    return last.get("momentum"), flat(model.network).tolist()
 
 
 def test_momentum_that_appears_between_two_averagings_is_averaged_too() -> None:
-    a, b = launch(_grown)
+    a, b = launch(_grown, (16, 16))
+    assert a == b
+
+
+def test_momentum_may_appear_when_another_worker_has_arrived() -> None:
+    (_, a), (_, b) = launch(_grown, (2, 9))
     assert a == b

@@ -30,7 +30,7 @@ so reaching P takes about P²/2 steps: a schedule needs room. A band without a w
 Not sure: the constants 0.7, 1.3, p_init = 4 and K_s = 0.25 of all iterations are recalled, not verified against the paper.
 Whether K_s counts averagings or iterations is not known here, so ``sample`` takes a number of averagings or a share of the run.
 
-Where this goes beyond the recursion above, or departs from it (all in ``tests/algorithm/test_period.py``):
+Where this goes beyond the recursion above, or departs from it (all in ``tests/algorithm/periodic_averaging/test_period.py``):
 
 - Averagings of the first epochs, at p = 1, stay out of C₂, and so does whichever had a stretch of another length than p_init.
   Otherwise C₂ would be near that of p = 1, and p pinned there (``test_only_stretches_of_the_initial_period_are_sampled``).

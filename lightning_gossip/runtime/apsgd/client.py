@@ -11,28 +11,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from lightning_gossip.algorithm.apsgd_worker import Served
 from lightning_gossip.errors import ConfigurationError, ProtocolError
 from lightning_gossip.transport.base import Transport
 from lightning_gossip.transport.messages import Kind, Message
 
 _DROPPED, _REFUSED = -1, -2  # in place of a staleness
-
-
-@dataclass(frozen=True)
-class Served:
-    """What a worker learns with a model.
-
-    Args:
-        version: updates that the model has seen.
-        staleness: of the update that this worker pushed last; None if it was dropped, or if there was none.
-        sync_requested: somebody asks for a rendezvous.
-        refused: the update that this worker pushed last was not finite, and the server has not taken it in.
-    """
-
-    version: int
-    staleness: int | None
-    sync_requested: bool
-    refused: bool = False
 
 
 @dataclass(frozen=True)

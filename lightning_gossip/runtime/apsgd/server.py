@@ -25,9 +25,10 @@ import torch
 from torch import Tensor
 
 from lightning_gossip.algorithm.apsgd import ParameterServer
+from lightning_gossip.algorithm.apsgd_worker import Served
 from lightning_gossip.algorithm.tensors.finite import all_finite
 from lightning_gossip.errors import PeerError, ProtocolError
-from lightning_gossip.runtime.apsgd.client import Served, ServerLink, Update, layout_error, to_message
+from lightning_gossip.runtime.apsgd.client import ServerLink, Update, layout_error, to_message
 from lightning_gossip.runtime.clock import Deadline
 from lightning_gossip.transport.base import Transport
 from lightning_gossip.transport.messages import Kind, Message
@@ -61,7 +62,7 @@ class Server(ServerLink):
         self._server: ParameterServer | None = None
         self._session = -1
         self._layout = 0
-        self._meeting = -1  # the last session in which a rendezvous was asked for
+        self._sync_requested_in = -1  # the last session in which a synchronisation was asked for
         self._staleness: dict[int, int | None] = {}  # by rank, of its last update
         self._refused: set[int] = set()  # ranks whose last update was not finite
         self._stopped = False
@@ -131,7 +132,7 @@ class Server(ServerLink):
     def request_sync(self, session: int) -> None:
         """See :class:`ServerLink`."""
         with self._condition:
-            self._meeting = max(self._meeting, session)
+            self._sync_requested_in = max(self._sync_requested_in, session)
 
     @property
     def model(self) -> Tensor:
@@ -141,7 +142,7 @@ class Server(ServerLink):
     @property
     def sync_requested(self) -> bool:
         """Whether somebody asks for a rendezvous in this session."""
-        return self._meeting == self._session
+        return self._sync_requested_in == self._session
 
     # -- all threads ---------------------------------------------------------------------------------------------------
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
-from lightning_gossip.algorithm.work_sharing import Ledger, may_claim
+from lightning_gossip.algorithm.effects import perform
+from lightning_gossip.algorithm.work_sharing import Advance, Claims, Consult, Leave, Ledger
 
 _REFRESH_CLAIMS = 16  # step times change slowly; near the end they are read before each claim
 _PUBLISH_CHANGE = 0.1  # publish the own step time again when it has changed by a tenth
@@ -64,7 +66,7 @@ class EpochQueue:
     ) -> None:
         self.ledger = Ledger()
         self.batches = batches
-        self.left_early = False
+        self.protocol = Claims(place=rank, workers=workers, batches=batches, lookahead=lookahead)
         self._store = store
         self._key = key
         self._speeds_key = key if speeds_key is None else speeds_key
@@ -76,8 +78,6 @@ class EpochQueue:
         self._step_times = np.full(workers, math.nan)
         self._published_s: float | None = None
         self._claims = 0
-        self._done = False
-        self._last_left = False
         self._excluded: frozenset[int] = frozenset()  # of the workers, those that were dead at the last look
         self._time_keys = {each: self._time_key(each) for each in range(workers)}  # of the others, by rank
         self._all_set = False  # these keys, and the counter; none is deleted while the epoch lasts
@@ -107,19 +107,21 @@ class EpochQueue:
             step_s: as there.
             held: batches that this worker holds.
         """
-        if self._done:
+        if self.protocol.done:
             return None
         if self._claims == 0:
-            position: int | None = self._rank  # each worker is sure of one batch
             self._publish(step_s)
-        else:
-            position = self._claim_shared(step_s, held)
+        position = perform(self.protocol.next(step_s, held), partial(self._do, step_s, held))
         if position is None:
-            self._done = True
             self._write(math.nan if step_s is None else step_s, left=True)
         else:
             self._claims += 1
         return position
+
+    @property
+    def left_early(self) -> bool:
+        """Whether this worker has left batches to others."""
+        return self.protocol.left_early
 
     @property
     def taken(self) -> int:
@@ -130,27 +132,20 @@ class EpochQueue:
         """Positions that nobody has claimed; meaningful while nobody claims, and once every worker has its first batch."""
         return list(range(self._workers + self._store.add(f"{self._key}/next", 0), self.batches))
 
-    def _claim_shared(self, step_s: float | None, held: int) -> int | None:
-        if self._workers > 1 and not self._last_left:
-            self._consult(step_s, held)
-            if not may_claim(
-                held=held,
-                own_step=step_s,
-                remaining=self._remaining,
-                claimed=self.batches - self._remaining,
-                step_times=self._step_times,
-                rank=self._rank,
-                lookahead=self._lookahead,
-            ):
-                # The counter decides between workers that leave at the same moment: the last one stays. Where one has died
-                # that can be wrong for a moment; what nobody takes is handed out again after the rendezvous.
-                self._last_left = self._store.add(f"{self._key}/left", 1) >= self._workers - len(self._gone())
-                if not self._last_left:
-                    self.left_early = self._remaining > 0
-                    return None
-        position = self._workers + self._store.add(f"{self._key}/next", 1) - 1
-        self._remaining = max(0, self.batches - position - 1)
-        return position if position < self.batches else None
+    def _do(self, step_s: float | None, held: int, effect: Consult | Leave | Advance) -> Any:
+        """What the protocol asks for; it says what each effect is."""
+        match effect:
+            case Consult():
+                self._consult(step_s, held)
+                return self._remaining, self._step_times
+            case Leave():
+                # Where one has died that can be wrong for a moment; what nobody takes is handed out again after the
+                # synchronisation.
+                return self._store.add(f"{self._key}/left", 1) >= self._workers - len(self._gone())
+            case Advance():
+                position = self._workers + self._store.add(f"{self._key}/next", 1) - 1
+                self._remaining = max(0, self.batches - position - 1)
+                return position
 
     def _consult(self, step_s: float | None, held: int) -> None:
         """Bring the own step time, everybody's, and what remains up to date, as far as the decision needs it."""

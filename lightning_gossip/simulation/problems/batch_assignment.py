@@ -1,8 +1,8 @@
 """Who trains on what between two rendezvous.
 
-Shared epochs are claimed as the runtime does it (:mod:`lightning_gossip.algorithm.work_sharing`): one position of the epoch is
-each worker's own, the rest are claimed from one counter, ``lookahead`` batches ahead of the one in training, by the claim rule.
-Two idealisations: a claim takes no time, and every worker's step time is known to all at once.
+Shared epochs are claimed by the runtime's protocol (:class:`~lightning_gossip.algorithm.work_sharing.Claims`), ``lookahead``
+batches ahead of the one in training. Two idealisations: a claim takes no time, and every worker's step time is known to all at
+once.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_gossip.algorithm.work_sharing import Ledger, check_enough_batches, may_claim
+from lightning_gossip.algorithm.effects import perform
+from lightning_gossip.algorithm.work_sharing import Advance, Claims, Consult, Leave, Ledger, check_enough_batches
 
 
 class Task(NamedTuple):
@@ -95,14 +96,10 @@ class SharedEpoch(Session):
         members: the workers that take part, by rank; each is sure of one batch.
         speeds_s: everybody's step time, NaN where it is not known; kept from epoch to epoch, and changed.
         lookahead: see :class:`Epochs`.
-
-    Attributes:
-        left_early: the workers that have left batches to faster ones.
     """
 
     def __init__(self, tasks: Sequence[Task], *, members: Sequence[int], speeds_s: list[float], lookahead: int) -> None:
         check_enough_batches(len(tasks), len(members))
-        self.left_early: set[int] = set()
         self._tasks = tasks
         self._lookahead = lookahead
         self._speeds_s = speeds_s
@@ -111,6 +108,10 @@ class SharedEpoch(Session):
         self._times_s = np.array([speeds_s[rank] for rank in members])
         self._next = len(members)  # the first positions are the members' own
         self._ledgers = {rank: Ledger() for rank in members}
+        self._claims = {
+            rank: Claims(place=place, workers=len(members), batches=len(tasks), lookahead=lookahead)
+            for rank, place in self._places.items()
+        }
         self._begun: set[int] = set()
         self._done: set[int] = set()
 
@@ -119,8 +120,7 @@ class SharedEpoch(Session):
         ledger = self._ledgers[rank]
         if rank not in self._begun:
             self._begun.add(rank)
-            ledger.claim(self._places[rank])
-            for _ in range(self._lookahead - 1):
+            for _ in range(self._lookahead):
                 self._claim(rank, step_s)
         if not ledger.held:
             return None
@@ -147,23 +147,19 @@ class SharedEpoch(Session):
             return
         if step_s is not None:
             self._speeds_s[rank] = self._times_s[self._places[rank]] = step_s
-        others_claim = len(self._done) < len(self._places) - 1  # the last one never leaves
-        if self.remaining and (not others_claim or self._may(rank, step_s)):
-            self._ledgers[rank].claim(self._next)
-            self._next += 1
-            return
-        if self.remaining:
-            self.left_early.add(rank)
-        self._done.add(rank)
-        self._times_s[self._places[rank]] = math.inf
+        position = perform(self._claims[rank].next(step_s, self._ledgers[rank].held), self._do)
+        if position is None:
+            self.lost(rank)
+        else:
+            self._ledgers[rank].claim(position)
 
-    def _may(self, rank: int, step_s: float | None) -> bool:
-        return may_claim(
-            held=self._ledgers[rank].held,
-            own_step=step_s,
-            remaining=self.remaining,
-            claimed=len(self._tasks) - self.remaining,
-            step_times=self._times_s,
-            rank=self._places[rank],
-            lookahead=self._lookahead,
-        )
+    def _do(self, effect: Consult | Leave | Advance) -> Any:
+        """What the protocol asks for; it says what each effect is."""
+        match effect:
+            case Consult():
+                return self.remaining, self._times_s
+            case Leave():
+                return len(self._done) == len(self._places) - 1
+            case Advance():
+                position, self._next = self._next, min(self._next + 1, len(self._tasks))
+                return position

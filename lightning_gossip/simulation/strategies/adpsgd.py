@@ -59,7 +59,7 @@ from lightning_gossip.simulation.cluster.network import then
 from lightning_gossip.simulation.problems.batch_assignment import Session
 from lightning_gossip.simulation.record import Distances
 from lightning_gossip.simulation.run import Process, Run, Strategy
-from lightning_gossip.simulation.strategies.asynchronous import Rendezvous, StepTimes
+from lightning_gossip.simulation.strategies.asynchronous import StepTimes, SyncPoint
 
 TopologySpec = str | Topology | Iterable[Iterable[int]]
 AtRendezvous = Literal["adopt", "evaluate"]
@@ -156,7 +156,7 @@ class Gossip:
             Worker(self, rank, self._peers(rank, picker), strategy.exchanges_per_step) for rank, picker in enumerate(pickers)
         ]
         run.current = lambda: self.published
-        self.meeting = Rendezvous(
+        self.sync_point = SyncPoint(
             run, settle=self._drain, average=self._average, open_session=self._open, cost_s=self._average_s
         )
 
@@ -164,7 +164,7 @@ class Gossip:
         """Begin."""
         for worker in self.workers:
             worker.start()
-        self.meeting.begin()
+        self.sync_point.begin()
         for rank, at_s in sorted(self.run.cluster.failures.items()):
             then(self.run.environment.timeout(at_s), self.workers[rank].fail)
 
@@ -366,7 +366,7 @@ class Worker:
             if worker._asked is self:
                 worker._hear(self, worker._ticket, self._closed())
         self._changed()
-        self._gossip.meeting.check()
+        self._gossip.sync_point.check()
 
     # -- training ----------------------------------------------------------------------------------------------------
 
@@ -389,7 +389,7 @@ class Worker:
                 self._protocol.stepped(self._times.tick(environment.now))
                 self._changed()
                 run.evaluate_if_due()
-            yield self._gossip.meeting.arrive(rank)
+            yield self._gossip.sync_point.arrive(rank)
 
     # -- the protocol's generators and effects ------------------------------------------------------------------------
 

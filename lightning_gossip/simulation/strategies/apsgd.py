@@ -17,15 +17,18 @@ import simpy
 from simpy.events import Event
 from torch import Tensor
 
+from lightning_gossip.algorithm import apsgd_worker
 from lightning_gossip.algorithm.apsgd import EventTrigger, OnStale, ParameterServer, ServerOptions
+from lightning_gossip.algorithm.apsgd_worker import Served, WorkerProtocol
 from lightning_gossip.algorithm.checks import check_choice, check_integer
+from lightning_gossip.algorithm.effects import perform_in_time
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.cluster.collective_costs import in_cast_s
 from lightning_gossip.simulation.cluster.network import then
 from lightning_gossip.simulation.problems.batch_assignment import Session
 from lightning_gossip.simulation.record import Distances
 from lightning_gossip.simulation.run import Process, Run, Strategy
-from lightning_gossip.simulation.strategies.asynchronous import Rendezvous, StepTimes
+from lightning_gossip.simulation.strategies.asynchronous import StepTimes, SyncPoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,17 +75,7 @@ class APSGD(Strategy):
     @property
     def trigger(self) -> EventTrigger | None:
         """When to send."""
-        option = self.event_trigger
-        if option is None or isinstance(option, EventTrigger):
-            return option
-        if not isinstance(option, Mapping):
-            return EventTrigger(threshold=option)
-        try:
-            return EventTrigger(**option)
-        except TypeError as error:
-            raise ConfigurationError(
-                f"event_trigger={dict(option)!r} is not like {{'threshold': 0.01, 'relative': True}}."
-            ) from error
+        return EventTrigger.of(self.event_trigger)
 
     def check(self, workers: int) -> None:
         """See :meth:`Strategy.check`."""
@@ -106,6 +99,7 @@ class _Request:
     pulls: bool
     turn: Event  # all of it has been done
     model: Tensor | None = None  # that was pulled
+    staleness: int | None = None  # of the update, if it was applied
 
 
 class Server:
@@ -121,27 +115,27 @@ class Server:
         self._pushing: dict[int, _Request] = {}  # by rank, first come first: the update waits
         self._pulling: dict[int, _Request] = {}  # the model is waited for
         self._workers = [_Worker(self, rank) for rank in range(run.workers)]
-        self.meeting = Rendezvous(
+        self.sync_point = SyncPoint(
             run, settle=self._settle, average=self._average, open_session=self._open, cost_s=self._average_s
         )
         run.current = lambda: self.rules.model.unsqueeze(0)
 
     def start(self) -> None:
         """Begin."""
-        self.meeting.begin()
+        self.sync_point.begin()
         for worker in self._workers:
             worker.start()
         for rank, at_s in sorted(self.run.cluster.failures.items()):
             then(self.run.environment.timeout(at_s), self._workers[rank].fail)
 
-    def serve(self, rank: int, update: Tensor | None, *, pull: bool) -> Generator[Event, Any, Tensor | None]:
+    def serve(self, rank: int, update: Tensor | None, *, pull: bool) -> Generator[Event, Any, tuple[Tensor | None, Served]]:
         """Apply a worker's update when it is its turn, if there is one; then count it in flight, if it pulls.
 
         Each is done at the moment at which it may be, not when a process goes on: with step times that are all equal the
         others' updates, which end at the same moment, would all come before.
 
         Returns:
-            The model then; None without a pull.
+            The model then, None without a pull; and what became of the update.
         """
         request = _Request(rank, update, pull, turn=self.run.environment.event())
         if update is None:
@@ -151,7 +145,7 @@ class Server:
         self.changed()
         if not request.turn.triggered:
             yield request.turn
-        return request.model
+        return request.model, Served(self.rules.version, request.staleness, sync_requested=False)
 
     def leave(self, rank: int) -> None:
         """A worker is neither in flight nor in the queue any more."""
@@ -176,7 +170,7 @@ class Server:
         rank = request.rank
         del self._pushing[rank]
         assert request.update is not None
-        staleness = self.rules.push(rank, request.update)
+        staleness = request.staleness = self.rules.push(rank, request.update)
         self.run.record.event(self.run.environment.now, "push", rank)
         if staleness is None:
             self.run.record.accounts[rank].dropped += 1
@@ -226,8 +220,7 @@ class _Worker:
         self._run = server.run
         self._x = server.run.models.rows[rank]
         self._pulled = self._x.clone()
-        self._in_flight = False
-        self._held_back = False  # steps since the pull whose update was too small to send
+        self._protocol = WorkerProtocol(server.trigger)
         self._times = StepTimes()
         self._failed = False
         self._process: simpy.Process | None = None
@@ -248,7 +241,7 @@ class _Worker:
         self._server.leave(self._rank)
         if self._rank == self._server.rank:
             run.finish("stalled")
-        self._server.meeting.check()
+        self._server.sync_point.check()
 
     def _guarded(self) -> Process:
         try:
@@ -264,8 +257,7 @@ class _Worker:
             session = self._server.session
             self._times.begin(environment.now)
             while (task := session.next(rank, self._times.median_s)) is not None:
-                if not self._in_flight:
-                    yield from self._request(None)
+                yield from self._perform(self._protocol.begin_step())
                 began_s = environment.now
                 models.begin(rank, task.batch)
                 yield environment.timeout(compute_times.next_s())
@@ -275,24 +267,34 @@ class _Worker:
                 run.record.event(environment.now, "step", rank)
                 session.stepped(rank)
                 run.count_step(rank, task.size)
-                yield from self._send_if_due()
+                yield from self._perform(self._protocol.step())
                 run.evaluate_if_due()
-            if self._held_back:
-                yield from self._request(self._update(), pull=False)
-            self._server.leave(rank)
-            self._in_flight = False
-            yield self._server.meeting.arrive(rank)
+            yield from self._perform(self._protocol.arrive())
+            yield self._server.sync_point.arrive(rank)
 
-    def _send_if_due(self) -> Process:
-        update, trigger = self._update(), self._server.trigger
-        self._held_back = trigger is not None and not trigger.fires(float(update.norm()), float(self._pulled.norm()))
-        if not self._held_back:
-            yield from self._request(update)
+    def _perform(self, effects: apsgd_worker.Effects) -> Process:
+        yield from perform_in_time(effects, self._do)
+
+    def _do(self, effect: apsgd_worker.Effect) -> Generator[Event, Any, Served | tuple[float, float] | None]:
+        """What the protocol asks for; it says what each effect is."""
+        match effect:
+            case apsgd_worker.Measure():
+                return float(self._update().norm()), float(self._pulled.norm())
+            case apsgd_worker.Pull(passes):
+                return (yield from self._request(self._update() if passes else None))
+            case apsgd_worker.Leave(passes):  # what needs no answer takes no time
+                served = (yield from self._request(self._update(), pull=False)) if passes else None
+                self._server.leave(self._rank)
+                return served
+            case apsgd_worker.Take():
+                if self._x.numel():
+                    self._x.copy_(self._pulled)
+        return None
 
     def _update(self) -> Tensor:
         return self._x - self._pulled if self._x.numel() else self._x
 
-    def _request(self, update: Tensor | None, *, pull: bool = True) -> Process:
+    def _request(self, update: Tensor | None, *, pull: bool = True) -> Generator[Event, Any, Served]:
         """Push an update, if there is one, and pull the model, if it is wanted."""
         run, server, rank = self._run, self._server, self._rank
         began_s, remote = run.environment.now, self._rank != server.rank
@@ -306,14 +308,11 @@ class _Worker:
             account = run.record.accounts[rank]
             account.exchanges += 1
             account.bytes_sent += run.nbytes if remote else 0
-            self._held_back = False
-        model = yield from server.serve(rank, update, pull=pull)
+        model, served = yield from server.serve(rank, update, pull=pull)
         if model is not None:
             self._pulled.copy_(model)
-            self._in_flight = True
         if remote:
             yield run.network.transfer(server.rank, rank, run.nbytes) if pull else run.network.message(server.rank, rank)
             run.record.accounts[server.rank].bytes_sent += run.nbytes if pull else 0
-        if pull and self._x.numel():
-            self._x.copy_(self._pulled)
         run.record.wait(rank, began_s, run.environment.now, server.rank)
+        return served

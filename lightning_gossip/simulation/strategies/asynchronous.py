@@ -37,7 +37,7 @@ class StepTimes:
         return step_s
 
 
-class Rendezvous:
+class SyncPoint:
     """All living workers together at the end of a session; used by the asynchronous strategies.
 
     Args:
@@ -65,7 +65,7 @@ class Rendezvous:
         self._arrived_s: dict[int, float] = {}  # when, by rank
         self._number = 0
         self._release = run.environment.event()
-        self._meeting = False
+        self._synchronizing = False
 
     def begin(self) -> None:
         """The first session."""
@@ -80,11 +80,11 @@ class Rendezvous:
 
     def check(self) -> None:
         """Meet, if all living workers have come; also to be called when a worker has failed."""
-        if not self._meeting and self._run.living and self._arrived_s.keys() >= set(self._run.living):
-            self._meeting = True
-            self._run.environment.process(self._meet())
+        if not self._synchronizing and self._run.living and self._arrived_s.keys() >= set(self._run.living):
+            self._synchronizing = True
+            self._run.environment.process(self._synchronize())
 
-    def _meet(self) -> Process:
+    def _synchronize(self) -> Process:
         run = self._run
         yield from self._settle()
         yield run.environment.timeout(self._cost_s())
@@ -97,7 +97,7 @@ class Rendezvous:
             run.finish("done")
             return
         self._arrived_s.clear()
-        self._meeting = False
+        self._synchronizing = False
         release, self._release = self._release, run.environment.event()
         self._open(run.plan.open(self._number, run.living))
         release.succeed()

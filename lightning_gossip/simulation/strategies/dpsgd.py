@@ -7,8 +7,9 @@ T_ij the time of a model from j to i, the round ends at
     s_i' = max_j ( max(s_i + c_i, s_j + c_j) + T_ij )                without: (X − γ G) W
 
 so a delay spreads by one edge a round. What the models become depends on the rounds alone and not on the times; so one process
-makes all rounds, in order. A port divides its bandwidth equally among the models of a round; on a bottleneck all models of a
-round are taken to be under way at once.
+makes all rounds, in order, and one protocol (:mod:`lightning_gossip.algorithm.dpsgd`) stands for all workers. A port divides
+its bandwidth equally among the models of a round; on a bottleneck all models of a round are taken to be under way at once. The
+last swap of an epoch, in which neighbours learn of each other that they have arrived, is not reckoned.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from lightning_gossip.algorithm.checks import check_choice
+from lightning_gossip.algorithm.dpsgd import Begin, Complete, RoundsProtocol, StackedCorrection
+from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.laws import FloatArray
 from lightning_gossip.algorithm.topology.generators import make_topology
-from lightning_gossip.algorithm.topology.mixing import MixingWeights, mixing_matrix
+from lightning_gossip.algorithm.topology.mixing import MixingWeights
 from lightning_gossip.simulation.cluster.collective_costs import ring_all_reduce_s, transfer_s
 from lightning_gossip.simulation.problems.batch_assignment import Task
 from lightning_gossip.simulation.run import Process, Run
@@ -76,7 +77,9 @@ class NeighbourRounds(Rounds):
     def __init__(self, strategy: DPSGD, run: Run) -> None:
         topology = make_topology(strategy.topology, run.workers)
         self._run = run
-        self._overlap = strategy.overlap
+        self._protocol = RoundsProtocol(overlap=strategy.overlap)
+        self._correction_of = StackedCorrection(topology, strategy.weights)
+        self._correction = run.models.x  # of the models of the round begun last
         self._adopts = strategy.at_rendezvous == "adopt"
         self._degrees = [topology.degree(rank) for rank in range(run.workers)]
         width = max(self._degrees)
@@ -85,42 +88,51 @@ class NeighbourRounds(Rounds):
         for rank in range(run.workers):
             self._neighbours[rank, : self._degrees[rank]] = topology.neighbours(rank)
         self._nbytes = run.nbytes + _STATUS * run.models.x.element_size()
-        self._starts_s = np.zeros(run.workers)
+        self._clocks_s = self._sent_s = np.zeros(run.workers)
         self._transfers_s = self._transfer_times(0.0)
-        self._terms = _terms(self._neighbours, self._degrees, mixing_matrix(topology, strategy.weights))
 
     def round(self, number: int, tasks: Sequence[Task]) -> Process:
         """See :meth:`Rounds.round`."""
         run = self._run
-        starts_s = self._starts_s
+        starts_s = self._clocks_s
         for rank, task in enumerate(tasks):
             run.models.begin(rank, task.batch)
-        times_s = np.array([times.next_s() for times in run.compute_times])
-        computed_s = starts_s + times_s
+        computed_s = starts_s + np.array([times.next_s() for times in run.compute_times])
         if stall_if_failed(run, computed_s.tolist()):
             return
         if run.links.slowdowns is not None:
             self._transfers_s = self._transfer_times(float(starts_s.max()))
-        sent_s = starts_s if self._overlap else computed_s
-        arrivals_s = np.maximum(sent_s[:, None], sent_s[self._neighbours]) + self._transfers_s
-        ends_s = np.maximum(computed_s, arrivals_s.max(axis=1, initial=-np.inf))
-        yield run.environment.timeout(max(0.0, float(ends_s.max()) - run.environment.now))
+        perform(self._protocol.begin_step(), self._do)
+        self._clocks_s = computed_s
         if run.models.numel:
-            correction = self._correction() if self._overlap else None
             run.models.optimizer.step(slice(None), run.models.gradients(), run.lr)
-            run.models.x.add_(self._correction() if correction is None else correction)
-        self._write_down(tasks, starts_s, computed_s, ends_s)
-        self._starts_s = ends_s
+        perform(self._protocol.step(), self._do)
+        yield run.environment.timeout(max(0.0, float(self._clocks_s.max()) - run.environment.now))
+        self._write_down(tasks, starts_s, computed_s, self._clocks_s)
+
+    def _do(self, effect: Begin | Complete) -> None:
+        """What the protocol asks for, of all workers."""
+        x = self._run.models.x
+        if isinstance(effect, Begin):
+            self._sent_s = self._clocks_s
+            if x.numel():  # models, and not times only
+                self._correction = self._correction_of(x)
+            return
+        sent_s = self._sent_s
+        arrivals_s = np.maximum(sent_s[:, None], sent_s[self._neighbours]) + self._transfers_s
+        self._clocks_s = np.maximum(self._clocks_s, arrivals_s.max(axis=1, initial=-np.inf))
+        if x.numel():
+            x.add_(self._correction)
 
     def end_session(self) -> Process:
         """See :meth:`Rounds.end_session`."""
         run = self._run
-        came_s = self._starts_s
+        came_s = self._clocks_s
         cost_s = ring_all_reduce_s(run.links, run.workers, run.nbytes, at_s=run.environment.now, seed=run.seed)
         yield run.environment.timeout(max(0.0, float(came_s.max()) + cost_s - run.environment.now))
         for rank, at_s in enumerate(came_s.tolist()):
             run.record.wait(rank, at_s, run.environment.now)
-        self._starts_s = np.full(run.workers, run.environment.now)
+        self._clocks_s = np.full(run.workers, run.environment.now)
         distance = run.distance(run.models.x)
         if self._adopts and run.models.numel:
             run.models.x.copy_(run.models.x.sum(0).div_(run.workers))
@@ -138,17 +150,6 @@ class NeighbourRounds(Rounds):
             record.event(end_s, "step", rank)
             self._run.count_step(rank, task.size)
         self._run.evaluate_if_due(len(tasks))
-
-    def _correction(self) -> Tensor:
-        """Σ_j W_ij (x_j − x_i), summed in the order of the neighbours, as the runtime does it; shape (n, d)."""
-        x = self._run.models.x
-        correction = torch.zeros_like(x)
-        for rows, peers, weight in self._terms:
-            if len(rows) == len(x):
-                correction.add_(x[peers].sub_(x), alpha=weight)
-            else:
-                correction[rows] = correction[rows].add_(x[peers].sub_(x[rows]), alpha=weight)
-        return correction
 
     def _transfer_times(self, at_s: float) -> FloatArray:
         """T_ij by worker and neighbour, shape (n, largest degree); where padded, less than any time."""
@@ -172,18 +173,3 @@ class NeighbourRounds(Rounds):
                 peer = int(self._neighbours[rank, place])
                 times_s[rank, place] = by_edge[min(rank, peer), max(rank, peer)]
         return times_s
-
-
-def _terms(
-    neighbours: np.typing.NDArray[np.intp], degrees: Sequence[int], matrix: FloatArray
-) -> list[tuple[Tensor, Tensor, float]]:
-    """The correction's terms: by place in the order of the neighbours and by weight, the workers and their peers."""
-    terms = []
-    for place in range(neighbours.shape[1]):
-        groups: dict[float, list[int]] = {}
-        for rank, degree in enumerate(degrees):
-            if place < degree:
-                groups.setdefault(float(matrix[rank, neighbours[rank, place]]), []).append(rank)
-        for weight, rows in groups.items():
-            terms.append((torch.tensor(rows), torch.from_numpy(neighbours[rows, place].astype(np.int64)), weight))
-    return terms

@@ -1,28 +1,26 @@
 """Local SGD under virtual time: local steps, then one exact average: CPSGD, ADPSGD (arXiv 2007.06134), post-local SGD.
 
-When to average is decided by the package's own period controllers. Between two averagings every worker has its own clock; at
-one, all wait for the last, and the ring all-reduce takes its time. Overlapped, an averaging begins when the last worker has
-come to its step and ends a ring all-reduce later; its result is applied as a difference, so many steps later on every worker:
-
-    x_i ← x_i + (w̄ − w_i),     w̄ = (1/n) Σ_j w_j
+What a worker does after a step and at an epoch's end is the runtime's protocol,
+:mod:`lightning_gossip.algorithm.periodic_averaging.protocol`; here is what it costs. Between two averagings every worker has
+its own clock; at one, all wait for the last, and the ring all-reduce takes its time. Overlapped, an averaging begins when the
+last worker has come to its step and ends a ring all-reduce later.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gossip.algorithm.checks import check_choice
 from lightning_gossip.algorithm.compression.error_feedback_mean import CompressedMean, MeanWire, mean_bytes
+from lightning_gossip.algorithm.effects import perform
+from lightning_gossip.algorithm.periodic_averaging import protocol
 from lightning_gossip.algorithm.periodic_averaging.adaptive_period import AdaptivePeriod
-from lightning_gossip.algorithm.periodic_averaging.period import ConstantPeriod, Observation, PeriodController
-from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.algorithm.periodic_averaging.period import PeriodController
+from lightning_gossip.algorithm.periodic_averaging.protocol import Averaged, AveragingOptions, AveragingProtocol
 from lightning_gossip.simulation.cluster.collective_costs import all_reduce_bytes, ring_all_reduce_s
 from lightning_gossip.simulation.problems.batch_assignment import Task
 from lightning_gossip.simulation.run import Process, Run
@@ -31,34 +29,21 @@ from lightning_gossip.simulation.strategies.synchronous import Lockstep, Rounds,
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeriodicAveraging(Lockstep):
+class PeriodicAveraging(AveragingOptions, Lockstep):
     """Averaging now and then; the options of :class:`~lightning_gossip.strategies.PeriodicAveragingStrategy`.
 
     Args:
-        period: steps between two averagings, or the controller that decides them.
-        optimizer_state: of the momentum at an averaging: ``"keep"``, ``"average"`` or ``"reset"``.
-        overlap: how many steps an averaging may run behind; ``True`` for as many as there are until the next.
-        wire: how models are sent; see :mod:`lightning_gossip.algorithm.compression.error_feedback_mean`.
+        period, optimizer_state, overlap, wire: see
+            :class:`~lightning_gossip.algorithm.periodic_averaging.protocol.AveragingOptions`.
         at_rendezvous: ``"adopt"`` makes every worker take the mean at an epoch's end; ``"evaluate"`` only looks at it.
     """
 
     name = "periodic_averaging"
 
-    period: int | PeriodController = 8
-    optimizer_state: Literal["keep", "average", "reset"] = "keep"
-    overlap: bool | int = False
-    wire: MeanWire = "float32"
     at_rendezvous: AtRendezvous = "adopt"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.period, PeriodController):
-            object.__setattr__(self, "period", ConstantPeriod(self.period))
-        check_choice("wire", self.wire, get_args(MeanWire))
-        check_choice("optimizer_state", self.optimizer_state, ("keep", "average", "reset"))
-        if not isinstance(self.overlap, int) or self.overlap < 0:
-            raise ConfigurationError(f"overlap={self.overlap!r} is neither True, False nor a whole number of at least 0.")
-        if self.overlap is not False and self.optimizer_state == "reset":
-            raise ConfigurationError("overlap with optimizer_state='reset' would throw away the momentum of later steps.")
+        super().__post_init__()
         check_at_rendezvous(self.at_rendezvous)
 
     def rounds(self, run: Run) -> Rounds:
@@ -75,32 +60,21 @@ class AdaptiveAveraging(PeriodicAveraging):
     period: int | PeriodController = field(default_factory=AdaptivePeriod)
 
 
-@dataclass
-class _Pending:
-    """An averaging under way."""
-
-    models: Tensor  # that it is of
-    step: int  # after which it began
-    ends_s: float
-    lr: float
-
-
 class AveragingRounds(Rounds):
-    """All workers' local steps of one run."""
+    """All workers' local steps of one run.
+
+    They make the same steps, so all decide alike, and one protocol stands for all; each effect is done for all models at once.
+    """
 
     def __init__(self, strategy: PeriodicAveraging, run: Run) -> None:
-        assert isinstance(strategy.period, PeriodController)
         self._run = run
-        self._controller = strategy.period
-        self._control = self._controller.init()
-        self._rule = strategy.optimizer_state
-        self._overlap = math.inf if strategy.overlap is True else int(strategy.overlap)
-        self._adopts = strategy.at_rendezvous == "adopt"
+        self._protocol = AveragingProtocol(strategy, adopts=strategy.at_rendezvous == "adopt")
+        self._averages_momentum = strategy.optimizer_state == "average"
         self._means = _Means(strategy.wire, run)
         self._clocks_s = np.zeros(run.workers)
-        self._step = 0
-        self._deviation: tuple[float, float] | None = None  # S_k and γ_k, not yet seen by the controller
-        self._pending: _Pending | None = None
+        self._models = run.models.x  # w, of the averaging begun last
+        self._mean = run.models.x  # w̄, of the one completed last, shape (d,)
+        self._ends_s = 0.0  # of the averaging begun last
         run.averagings = 0
 
     def round(self, epoch: int, tasks: Sequence[Task]) -> Process:
@@ -119,86 +93,63 @@ class AveragingRounds(Rounds):
             run.record.event(end_s, "step", rank)
             run.count_step(rank, task.size)
         self._clocks_s = ends_s
-        self._after_step(epoch, lr)
+        self._perform(self._protocol.step(self._protocol.steps + 1, epoch=epoch, progress=run.progress, lr=lr))
         yield run.environment.timeout(max(0.0, float(self._clocks_s.max()) - run.environment.now))
         run.evaluate_if_due(run.workers)
 
     def end_session(self) -> Process:
         """See :meth:`Rounds.end_session`."""
         run = self._run
-        self._finish()
-        distance = run.distance(run.models.x)
-        earlier = self._deviation
-        compresses = self._means.compresses
-        self._begin(run.lr)
-        if compresses:  # an exact one follows, with what rounding has kept back
-            self._send(run.nbytes)
-        self._finish(adopts=self._adopts, settles=True)
-        self._means.begin(run.models.x)
-        assert self._deviation is not None
-        if self._adopts:
-            self._control = self._controller.restart(self._control, *self._deviation)
-        self._deviation = earlier
+        self._perform(self._protocol.arrive())
+        distance = run.distance(self._models)
+        self._perform(self._protocol.meet())
+        self._means.open(run.models.x)
         yield run.environment.timeout(max(0.0, float(self._clocks_s.max()) - run.environment.now))
         self._wait_until(np.full(run.workers, run.environment.now))
         run.end_session(distance)
 
-    def _after_step(self, epoch: int, lr: float) -> None:
-        """As the strategy does it: an averaging that is due ends, the controller decides, the next one begins."""
-        self._step += 1
-        if self._pending is not None and self._step >= self._pending.step + self._overlap:
-            self._finish()
-        deviation, deviation_lr = self._deviation or (None, 0.0)
-        self._deviation = None
-        run = self._run
-        average_now, self._control = self._controller.update(
-            self._control, Observation(self._step, epoch, run.progress, deviation=deviation, lr=deviation_lr)
-        )
-        if average_now:
-            self._finish()
-            self._begin(lr)
-            if self._overlap == 0:
-                self._finish()
+    def _perform(self, effects: protocol.Effects) -> None:
+        perform(effects, self._do)
+        self._run.averagings = self._protocol.averagings
 
-    def _begin(self, lr: float) -> None:
-        run = self._run
-        came_s = float(self._clocks_s.max())
-        self._pending = _Pending(run.models.x.clone(), self._step, came_s, lr)
-        run.record.event(came_s, "average", -1)
-        self._send(self._means.nbytes)
+    def _do(self, effect: protocol.Effect) -> Averaged | None:
+        """What the protocol asks for, of all workers; it says what each effect is."""
+        x, momentum = self._run.models.x, self._run.models.optimizer.momentum
+        match effect:
+            case protocol.Begin():
+                self._models = x.clone()
+                self._ends_s = float(self._clocks_s.max())
+                self._run.record.event(self._ends_s, "average", -1)
+                self._send(self._means.nbytes)
+            case protocol.Complete(lr, arrived):
+                self._wait_until(np.maximum(self._clocks_s, self._ends_s))
+                self._mean = self._means.of(self._models)
+                distances = torch.linalg.vector_norm(self._mean - self._models, dim=1, dtype=torch.float64).square()
+                return Averaged(float(distances.sum()) / self._run.workers, lr, all_arrived=arrived)
+            case protocol.Settle():
+                if self._means.keeps_back:  # an exact mean follows
+                    self._send(self._run.nbytes)
+                    self._wait_until(np.maximum(self._clocks_s, self._ends_s))
+                    self._mean = self._means.settled(self._mean)
+            case protocol.Replace():
+                x.copy_(self._mean)
+            case protocol.Correct():
+                x.add_(self._mean - self._models)
+            case protocol.ResetOptimizer():
+                if momentum is not None:
+                    momentum.zero_()
+            case protocol.Show():
+                pass
+        if isinstance(effect, (protocol.Replace, protocol.Correct)) and momentum is not None and self._averages_momentum:
+            momentum.copy_(momentum.sum(0).div_(self._run.workers))
+        return None
 
     def _send(self, nbytes: int) -> None:
         """A ring all-reduce of the averaging under way."""
-        run, pending = self._run, self._pending
-        assert pending is not None
-        pending.ends_s += ring_all_reduce_s(run.links, run.workers, nbytes, at_s=pending.ends_s, seed=run.seed)
+        run = self._run
+        self._ends_s += ring_all_reduce_s(run.links, run.workers, nbytes, at_s=self._ends_s, seed=run.seed)
         for account in run.record.accounts:
             account.bytes_sent += all_reduce_bytes(run.workers, nbytes)
-
-    def _finish(self, *, adopts: bool = True, settles: bool = False) -> None:
-        """Wait for the averaging under way, if there is one, and apply it, or only look at it."""
-        pending, self._pending = self._pending, None
-        if pending is None:
-            return
-        self._wait_until(np.maximum(self._clocks_s, pending.ends_s))
-        run = self._run
-        mean = self._means.settled(pending.models) if settles else self._means.of(pending.models)
-        difference = mean - pending.models
-        deviation = float(torch.linalg.vector_norm(difference, dim=1, dtype=torch.float64).square().sum()) / run.workers
-        self._deviation = (deviation, pending.lr)
-        if not adopts:
-            return
-        assert run.averagings is not None
-        run.averagings += 1
-        if pending.step == self._step:
-            run.models.x.copy_(mean)
-        else:
-            run.models.x.add_(difference)
-        momentum = run.models.optimizer.momentum
-        if momentum is not None and self._rule == "average":
-            momentum.copy_(momentum.sum(0).div_(run.workers))
-        elif momentum is not None and self._rule == "reset":
-            momentum.zero_()
 
     def _wait_until(self, clocks_s: np.typing.NDArray[np.float64]) -> None:
         for rank, (before_s, after_s) in enumerate(zip(self._clocks_s.tolist(), clocks_s.tolist(), strict=True)):
@@ -212,25 +163,25 @@ class _Means:
     def __init__(self, wire: MeanWire, run: Run) -> None:
         self._wire = wire
         self._run = run
-        self.compresses = False  # the next one, as differences to a mean that all know
+        self.keeps_back = False  # what rounding takes from the next mean, which goes as differences to one that all know
         self._codes: list[CompressedMean] = []
-        self.begin(run.models.x)
+        self.open(run.models.x)
 
     @property
     def nbytes(self) -> int:
         """Of the vector that the next mean sends round the ring."""
         nbytes, itemsize = self._run.nbytes, self._run.models.x.element_size()
-        return mean_bytes(self._wire, nbytes // itemsize, self._run.workers) if self.compresses else nbytes
+        return mean_bytes(self._wire, nbytes // itemsize, self._run.workers) if self.keeps_back else nbytes
 
-    def begin(self, models: Tensor) -> None:
+    def open(self, models: Tensor) -> None:
         """A session begins: differences refer to the models, if they are equal, else to the first mean, an exact one."""
-        self.compresses = False
+        self.keeps_back = False
         if bool((models == models[0]).all()):
             self._refer_to(models[0])
 
     def of(self, models: Tensor) -> Tensor:
         """Shape (d,), from (n, d)."""
-        if not self.compresses or not models.numel():
+        if not self.keeps_back or not models.numel():
             mean = models.sum(0).div_(self._run.workers)
             self._refer_to(mean)
             return mean
@@ -241,16 +192,15 @@ class _Means:
         means = [code.end(reduced) for code in self._codes]
         return means[0].clone()
 
-    def settled(self, models: Tensor) -> Tensor:
-        """The exact mean, with what rounding has kept back."""
-        if self.compresses and models.numel():
-            models = self.of(models).repeat(self._run.workers, 1)
-            for code, vector in zip(self._codes, models, strict=True):
-                code.settle(vector)
+    def settled(self, mean: Tensor) -> Tensor:
+        """The exact mean, with what rounding has kept back of the one just formed; shapes (d,)."""
+        models = mean.repeat(self._run.workers, 1)
+        for code, vector in zip(self._codes, models, strict=False):  # times only: there are no codes
+            code.settle(vector)
         return models.sum(0).div_(self._run.workers)
 
     def _refer_to(self, mean: Tensor) -> None:
-        self.compresses = self._wire != "float32"
-        if self.compresses and mean.numel():
+        self.keeps_back = self._wire != "float32"
+        if self.keeps_back and mean.numel():
             n = self._run.workers
             self._codes = [CompressedMean(mean.clone(), workers=n, rank=rank, wire=self._wire) for rank in range(n)]

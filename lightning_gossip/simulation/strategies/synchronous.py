@@ -26,6 +26,7 @@ from torch import Tensor
 
 from lightning_gossip.algorithm.checks import check_choice
 from lightning_gossip.algorithm.compression.qsgd import Quantizer
+from lightning_gossip.algorithm.compression.quantized_mean import QuantizedMean, message_bytes
 from lightning_gossip.simulation.cluster.collective_costs import all_reduce_bytes, ring_all_gather_s, ring_all_reduce_s
 from lightning_gossip.simulation.problems.batch_assignment import Session, Task
 from lightning_gossip.simulation.run import Process, Run, Strategy
@@ -211,19 +212,19 @@ class QSGD(GradientAveraging):
     def cost(self, run: Run, at_s: float) -> tuple[float, int]:
         """See :meth:`GradientAveraging.cost`."""
         numel = math.ceil(run.nbytes / run.models.x.element_size())
-        payload = self.quantizer.nbytes(numel) + 1  # and the sender's status
+        payload = message_bytes(self.quantizer, numel)
         seconds = ring_all_gather_s(run.links, run.workers, payload, at_s=at_s, seed=run.seed)
         return seconds, (run.workers - 1) * payload
 
     def averager(self, run: Run) -> Callable[[Tensor], Tensor]:
         """See :meth:`GradientAveraging.averager`."""
-        seed, quantizer = run.seed if self.seed is None else self.seed, self.quantizer
-        generators = [torch.Generator().manual_seed((seed + 1_000_003 * rank) % 2**63) for rank in range(run.workers)]
+        seed = run.seed if self.seed is None else self.seed
+        workers = [QuantizedMean(self.quantizer, seed=seed, rank=rank) for rank in range(run.workers)]
 
         def mean(gradients: Tensor) -> Tensor:
-            total = torch.zeros_like(gradients[0])
-            for gradient, generator in zip(gradients, generators, strict=True):
-                quantizer.decode_add(quantizer.encode(gradient, generator), total)
-            return total.div_(run.workers)
+            messages = [worker.message(gradient) for worker, gradient in zip(workers, gradients, strict=True)]
+            replaced = torch.empty_like(gradients[0])
+            workers[0].mean(messages, out=replaced)  # the same on all
+            return replaced
 
         return mean

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-
-OptimizerStateRule = Literal["keep", "average", "reset"]
 
 
 class Slot(NamedTuple):

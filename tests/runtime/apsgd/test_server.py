@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_gossip.algorithm.apsgd import ParameterServer
+from lightning_gossip.algorithm.apsgd_worker import Served
 from lightning_gossip.algorithm.tensors.flat import Fading
 from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
-from lightning_gossip.runtime.apsgd.client import RemoteServer, Served, Update
+from lightning_gossip.runtime.apsgd.client import RemoteServer, Update
 from lightning_gossip.transport import Kind, MemoryNetwork, Message
 from lightning_gossip.transport.base import Pending
 from lightning_gossip.transport.memory import MemoryTransport
@@ -318,7 +319,7 @@ def test_a_sync_request_is_of_its_session_only() -> None:
         service.links[1].request_sync(service.session + 1)
         thread = threading.Thread(target=lambda: service.links[1].pull(service.session, LAYOUT, service.out[1]), daemon=True)
         assert not service.pull(2).sync_requested
-        assert eventually(lambda: service.server._meeting == service.session + 1)
+        assert eventually(lambda: service.server._sync_requested_in == service.session + 1)
         assert not service.leave(2).sync_requested
         service.open()
         thread.start()

@@ -1,0 +1,62 @@
+"""How a protocol without I/O is driven.
+
+A protocol of this package is a generator: it yields *effects*, small frozen values that say what is to be done next (begin an
+averaging, send an update), and is resumed with what came of each. It holds the decisions; whoever drives it moves the bytes and
+waits: the runtime with collectives and sockets, the simulator under virtual time, a test by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+Effect = TypeVar("Effect")
+Result = TypeVar("Result")
+Event = TypeVar("Event")
+
+
+def perform(effects: Generator[Effect, Any, Result], do: Callable[[Effect], Any]) -> Result:
+    """Drive a protocol by a function that does each effect at once.
+
+    Args:
+        effects: of the protocol, not begun yet.
+        do: does an effect and returns what came of it. What it raises ends the drive; the protocol is not told.
+
+    Returns:
+        What the protocol returns.
+
+    >>> def twice():
+    ...     return (yield "ask") + (yield "ask again")
+    >>> perform(twice(), len)
+    12
+    """
+    outcome = None
+    while True:
+        try:
+            effect = effects.send(outcome)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        outcome = do(effect)
+
+
+def perform_in_time(
+    effects: Generator[Effect, Any, Result], do: Callable[[Effect], Generator[Event, Any, Any]]
+) -> Generator[Event, Any, Result]:
+    """As :func:`perform`, where doing an effect takes simulated time.
+
+    Args:
+        effects: of the protocol, not begun yet.
+        do: does an effect as a generator of events to be waited for, and returns what came of it.
+
+    Returns:
+        What the protocol returns, when all events have happened.
+    """
+    outcome = None
+    while True:
+        try:
+            effect = effects.send(outcome)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        outcome = yield from do(effect)

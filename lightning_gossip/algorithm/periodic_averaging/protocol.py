@@ -1,0 +1,291 @@
+r"""Local SGD between its collectives: what one worker does, and when, without any I/O.
+
+Each worker makes local steps; a :class:`~lightning_gossip.algorithm.PeriodController` says after which of them all average. An
+averaging of the models w_i of step t is applied at once, or τ local steps later as a difference:
+
+    x_i ← w̄                            τ = 0
+    x_i ← x_i + (w̄ − w_i)              τ > 0,  w̄ = (1/n) Σ_j w_j
+
+At its end all learn S_k = (1/n) Σ_i ‖w_i − w̄‖² and γ_k, which the controller sees with the next step.
+
+| state | event | effects | next state |
+|---|---|---|---|
+| local | a step | | local |
+| local | a step, average now | Begin; if τ = 0 also Complete, Replace | under way; local if τ = 0 |
+| under way | a step before it is due | | under way |
+| under way | the τ-th step after its begin | Complete, Correct | local, and the step's decision |
+| under way | a step, average now | Complete, Correct, Begin | under way |
+| under way | arrive | Complete, Correct | local, and as there |
+| local | arrive | Begin, Complete(arrived): some have not arrived: Replace, and once more; all have: Settle | met |
+| met | meet | Replace if the mean is adopted, else Show | local |
+
+With ``optimizer_state="reset"`` ResetOptimizer follows each Replace.
+
+*arrive* is a worker's coming to the synchronisation point. One that has fewer batches than others comes early and takes part in
+their averagings, with as many Begin and Complete as they make, until a Complete says that all have arrived. It sees no decision
+of the controller meanwhile, so after the synchronisation all go on from the state of a worker that has made the most steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
+
+from lightning_gossip.algorithm.checks import check_choice
+from lightning_gossip.algorithm.compression.error_feedback_mean import MeanWire
+from lightning_gossip.algorithm.periodic_averaging.period import ConstantPeriod, Observation, PeriodController, PeriodState
+from lightning_gossip.errors import ConfigurationError
+
+OptimizerStateRule = Literal["keep", "average", "reset"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AveragingOptions:
+    """What periodic averaging is told, in a real run and in a simulated one.
+
+    Args:
+        period: steps between two averagings, at least 1, or the controller that decides them.
+        optimizer_state: of momentum and the like at an averaging: ``"keep"`` each worker's own, ``"average"``, ``"reset"``.
+        overlap: τ, how many local steps an averaging may run behind: ``False`` for none, a number of at least 0, or ``True``
+            for as many as there are until the next one.
+        wire: how models are sent; see :mod:`lightning_gossip.algorithm.compression.error_feedback_mean`.
+
+    Raises:
+        ConfigurationError: if a value is out of its range, or an overlap would reset momentum of steps that come later.
+    """
+
+    period: int | PeriodController = 8
+    optimizer_state: OptimizerStateRule = "keep"
+    overlap: bool | int = False
+    wire: MeanWire = "float32"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.period, PeriodController):
+            object.__setattr__(self, "period", ConstantPeriod(self.period))
+        check_choice("optimizer_state", self.optimizer_state, get_args(OptimizerStateRule))
+        check_choice("wire", self.wire, get_args(MeanWire))
+        if not isinstance(self.overlap, int) or self.overlap < 0:
+            raise ConfigurationError(
+                f"overlap={self.overlap!r} is neither True, False nor a whole number of steps of at least 0."
+            )
+        if self.overlap is not False and self.optimizer_state == "reset":
+            raise ConfigurationError(
+                "overlap with optimizer_state='reset' would throw away the momentum of steps that come after the averaging."
+                " Use optimizer_state='keep' or 'average'."
+            )
+
+    @property
+    def controller(self) -> PeriodController:
+        """Of the period."""
+        assert isinstance(self.period, PeriodController)
+        return self.period
+
+    @property
+    def overlap_steps(self) -> float:
+        """τ; infinite for as many as there are until the next averaging."""
+        return math.inf if self.overlap is True else int(self.overlap)
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Send w_i ← x_i on its way; x is free to change."""
+
+
+@dataclass(frozen=True)
+class Complete:
+    """Wait for w̄, then sum over the workers ‖w_i − w̄‖² and this; resume with :class:`Averaged`.
+
+    Args:
+        lr: γ of this worker when the averaging began.
+        arrived: at the synchronisation point.
+    """
+
+    lr: float
+    arrived: bool
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """What :class:`Complete` came to, the same on all workers.
+
+    Args:
+        deviation: S_k = (1/n) Σ_i ‖w_i − w̄‖².
+        lr: γ_k, the mean of the workers'.
+        all_arrived: all workers have arrived at the synchronisation point.
+    """
+
+    deviation: float
+    lr: float
+    all_arrived: bool = False
+
+
+@dataclass(frozen=True)
+class Replace:
+    """x_i ← w̄, of a model that has not changed since the averaging began: the same bits on all workers."""
+
+
+@dataclass(frozen=True)
+class Correct:
+    """x_i ← x_i + (w̄ − w_i).
+
+    Args:
+        forward_passes: of this worker since the averaging began, in which running statistics have forgotten a share of w_i.
+    """
+
+    forward_passes: int
+
+
+@dataclass(frozen=True)
+class ResetOptimizer:
+    """Forget the state of the optimizers."""
+
+
+@dataclass(frozen=True)
+class Settle:
+    """Make the w̄ of the averaging just completed exact, with what rounding has kept back so far."""
+
+
+@dataclass(frozen=True)
+class Show:
+    """The model ← w̄, to be looked at; whatever is not the model, and the worker's own model elsewhere, stay."""
+
+
+Effect = Begin | Complete | Replace | Correct | ResetOptimizer | Settle | Show
+Effects = Generator[Effect, Any, None]
+
+
+class AveragingProtocol:
+    """One worker's decisions during one fit; the module says which. Workers that have made the same steps decide alike.
+
+    Args:
+        options: of the algorithm.
+        adopts: whether all take the mean at a synchronisation point.
+
+    Attributes:
+        steps: of this worker since the fit began.
+        averagings: that it has begun to apply, those at synchronisation points included if they are adopted.
+        control: where the period's controller stands.
+        last: S_k and γ_k of the averaging completed last; None before the first.
+    """
+
+    def __init__(self, options: AveragingOptions, *, adopts: bool) -> None:
+        self._controller = options.controller
+        self._overlap = options.overlap_steps
+        self._resets = options.optimizer_state == "reset"
+        self._adopts = adopts
+        self.steps = 0
+        self.averagings = 0
+        self.control: PeriodState = self._controller.init()
+        self.last: Averaged | None = None
+        self._unseen: Averaged | None = None  # by the controller
+        self._met = Averaged(0.0, 0.0)  # of the last synchronisation point
+        self._due: float | None = None  # the step after which the averaging under way is applied; None without one
+        self._begun_lr = 0.0  # when it began
+        self._lr = 0.0  # of the last step
+        self._forward_passes = 0  # since it began
+
+    def step(self, number: int, *, epoch: int, progress: float | None, lr: float, forward_passes: int = 1) -> Effects:
+        """This worker's optimizers have stepped: apply what is due, decide, begin the next averaging.
+
+        Args:
+            number: of the step since the fit began, from 1.
+            epoch: of the step, from 0.
+            progress: share of the run's steps done, in [0, 1]; None if the run's length is unknown.
+            lr: that the step was made with.
+            forward_passes: that led to it.
+        """
+        self.steps += 1
+        self._lr = lr
+        self._forward_passes += forward_passes
+        if self._due is not None and number >= self._due:
+            yield from self._finish()
+        seen, self._unseen = self._unseen, None
+        told = (None, 0.0) if seen is None else (seen.deviation, seen.lr)
+        average_now, self.control = self._controller.update(self.control, Observation(number, epoch, progress, *told))
+        if average_now:
+            yield from self._finish()
+            self.averagings += 1
+            self._due = number + self._overlap
+            yield from self._begin()
+            if self._overlap == 0:
+                yield from self._finish()
+
+    def arrive(self) -> Effects:
+        """This worker has come to a synchronisation point: take part until all have. At the end the exact w̄ is there."""
+        yield from self._finish()
+        while True:
+            yield from self._begin()
+            averaged = yield from self._complete(arrived=True)
+            if averaged.all_arrived:
+                self._met = averaged
+                yield Settle()
+                return
+            yield from self._replace()
+            self.averagings += 1
+            self.control = replace(self.control, since=0, averagings=self.control.averagings + 1)
+
+    def meet(self) -> Effects:
+        """All have arrived: every worker takes the mean, or shows it."""
+        if not self._adopts:
+            yield Show()
+            return
+        self.averagings += 1
+        self.control = self._controller.restart(self.control, self._met.deviation, self._met.lr)
+        yield from self._replace()
+
+    def follow(self, everyones: Sequence[Mapping[str, Any]]) -> None:
+        """A session begins: go on with the decisions of a worker that has missed none.
+
+        Args:
+            everyones: :meth:`state_dict` of all workers, by rank.
+        """
+        ahead = max(everyones, key=lambda state: int(state["steps"]))
+        self._go_on(ahead)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values for a checkpoint."""
+        unseen = self._unseen
+        return {
+            "control": asdict(self.control),
+            "deviation": None if unseen is None else (unseen.deviation, unseen.lr),
+            "steps": self.steps,
+            "averagings": self.averagings,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned."""
+        self._go_on(state)
+        self.steps, self.averagings = state["steps"], state["averagings"]
+
+    def _go_on(self, state: Mapping[str, Any]) -> None:
+        self.control = PeriodState(**state["control"])
+        self._unseen = None if state["deviation"] is None else Averaged(*state["deviation"])
+
+    def _begin(self) -> Effects:
+        self._begun_lr = self._lr
+        self._forward_passes = 0
+        yield Begin()
+
+    def _finish(self) -> Effects:
+        """Apply the averaging under way, if there is one."""
+        if self._due is None:
+            return
+        self._due = None
+        yield from self._complete(arrived=False)
+        if self._overlap == 0:
+            yield from self._replace()
+        else:
+            yield Correct(self._forward_passes)
+
+    def _complete(self, *, arrived: bool) -> Generator[Effect, Averaged, Averaged]:
+        averaged = yield Complete(self._begun_lr, arrived)
+        if not averaged.all_arrived:
+            self.last = self._unseen = averaged
+        return averaged
+
+    def _replace(self) -> Effects:
+        yield Replace()
+        if self._resets:
+            yield ResetOptimizer()
