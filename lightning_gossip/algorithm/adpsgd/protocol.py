@@ -305,6 +305,7 @@ class GossipProtocol:
         self._responds = True
         self._sync_requests: set[int] = set()  # sessions
         self._probed_s = -math.inf
+        self._answer_by_s = -math.inf  # the deadline of the answer that is or was waited for last
 
     # -- events ----------------------------------------------------------------------------------------------------------
 
@@ -389,10 +390,13 @@ class GossipProtocol:
         self._pace.start(self._now_s())
         request = Request(self.session, self.layout, self._pace.own_step_s, self.adopts)
         try:
-            answer = yield Ask(peer, request, self._peers.answer_s)
+            timeout_s = self._peers.answer_s
+            self._answer_by_s = self._now_s() + timeout_s
+            answer = yield Ask(peer, request, timeout_s)
             while isinstance(answer, Answer) and answer.verdict is Verdict.QUEUED:
-                turn_s = min(answer.wait_s, self._world_size * self._peers.longest_turn_s)
-                answer = yield AwaitAnswer(peer, turn_s + self._peers.answer_s)
+                timeout_s = min(answer.wait_s, self._world_size * self._peers.longest_turn_s) + self._peers.answer_s
+                self._answer_by_s = self._now_s() + timeout_s
+                answer = yield AwaitAnswer(peer, timeout_s)
             if isinstance(answer, PeerError):
                 self._pace.draw_again(self._now_s())
                 self._peers.exchange_failed(peer, answer)
@@ -455,18 +459,19 @@ class GossipProtocol:
         """
         if self.phase is Phase.OPEN:
             self.phase = Phase.DRAINING
-        allowed_s, waited_s = self._peers.drain_s, 0.0
-        while self.busy and self.failure is None and waited_s < allowed_s:
+        began_s, allowed_s, waited_s = self._now_s(), self._peers.drain_s, 0.0
+        while self.busy and self.failure is None:
+            queued_s = max(0.0, self._answer_by_s - began_s)  # a request may wait for its turn at a worker that is stopped
+            if waited_s >= allowed_s + queued_s:
+                raise PeerError(
+                    f"An exchange did not end within {waited_s:.3g} s of its drain. Look at the logs of the other ranks.",
+                    phase="drain",
+                    seconds=waited_s,
+                )
             # in short waits: a worker that was itself stopped for a while must not take that for the peer's delay
-            wait_s = min(_DRAIN_WAIT_S, allowed_s - waited_s)
+            wait_s = min(_DRAIN_WAIT_S, allowed_s + queued_s - waited_s)
             yield Wait(self._now_s() + wait_s, lambda: not self.busy or self.failure is not None)
             waited_s += wait_s
-        if self.busy and self.failure is None:
-            raise PeerError(
-                f"An exchange did not end within {allowed_s:.3g} s of its drain. Look at the logs of the other ranks.",
-                phase="drain",
-                seconds=allowed_s,
-            )
         if self.phase is Phase.DRAINING:
             self.phase = Phase.CLOSED
 

@@ -388,10 +388,10 @@ def test_a_drain_in_vain_is_an_error_and_one_after_a_failure_is_over() -> None:
     worker = Worker()
     steps, drain = worker.protocol.initiate(), worker.protocol.drain()
     resumed(steps)
-    for second in range(30):
+    for second in range(34):
         worker.at_s = float(second)
         assert isinstance(resumed(drain), Wait)
-    with pytest.raises(PeerError, match="did not end within 30 s"):
+    with pytest.raises(PeerError, match="did not end within 34 s"):  # the deadline of the answer, and then that of the drain
         drain.send(None)
     worker.protocol.fail(MemoryError())
     assert resumed(worker.protocol.drain()) is None
@@ -405,6 +405,19 @@ def test_a_worker_that_was_stopped_while_it_drained_waits_for_what_has_come_mean
     worker.at_s = 100.0
     assert isinstance(resumed(drain), Wait)
     resumed(steps, CLOSED)
+    assert resumed(drain) is None
+
+
+def test_a_drain_waits_as_long_as_a_request_may_be_queued() -> None:
+    worker = Worker()
+    steps, drain = worker.protocol.initiate(), worker.protocol.drain()
+    resumed(steps)
+    resumed(drain)
+    resumed(steps, worker.answer(QUEUED, wait_s=35.0))
+    for second in range(1, 35 + 4 + 30):
+        worker.at_s = float(second)
+        assert isinstance(resumed(drain), Wait)
+    resumed(steps, worker.answer(REFUSED))
     assert resumed(drain) is None
 
 
