@@ -1,14 +1,11 @@
 """Moves vectors between workers and knows no algorithm."""
 
 from lightning_gossip.transport.base import Pending, Transport
-from lightning_gossip.transport.faults import Fault, FaultyTransport
 from lightning_gossip.transport.gloo_group import GlooTransport
 from lightning_gossip.transport.memory import MemoryNetwork, MemoryTransport
 from lightning_gossip.transport.messages import Kind, Message
 
 __all__ = [
-    "Fault",
-    "FaultyTransport",
     "GlooTransport",
     "Kind",
     "MemoryNetwork",

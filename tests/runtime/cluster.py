@@ -16,7 +16,8 @@ from lightning_gossip.algorithm.compression.pairwise import Wire
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.runtime.adpsgd.gossip import Gossip
 from lightning_gossip.runtime.clock import Activity, Timeline
-from lightning_gossip.transport import Fault, FaultyTransport, MemoryNetwork
+from lightning_gossip.transport import MemoryNetwork
+from tests.transport.faults import Fault, FaultyTransport
 from tests.workers import run_threads
 
 PATIENCE_S = 30.0  # a deadline that is met with much to spare

@@ -17,11 +17,11 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning_gossip import ADPSGDStrategy
 from lightning_gossip.algorithm.topology.generators import ring
 from lightning_gossip.runtime.adpsgd.exchange import LockedReplica
-from lightning_gossip.transport import Fault
 from tests.runtime.cluster import Cluster, training
 from tests.strategies.jobs import job, survivors
 from tests.strategies.launch import launch, outcomes
 from tests.strategies.models import Net, loader, trainer
+from tests.transport.faults import Fault
 
 
 class Reducing(Callback):

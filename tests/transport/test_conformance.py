@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from lightning_gossip.errors import PeerError, ProtocolError
-from lightning_gossip.transport import FaultyTransport, GlooTransport, Kind, MemoryNetwork, Message, Transport
+from lightning_gossip.transport import GlooTransport, Kind, MemoryNetwork, Message, Transport
+from tests.transport.faults import FaultyTransport
 from tests.transport.properties import (
     DEADLINE_S,
     DEADLINES,

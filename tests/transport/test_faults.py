@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from lightning_gossip.errors import ConfigurationError, PeerError
-from lightning_gossip.transport import Fault, FaultyTransport, Kind, MemoryNetwork, Message
+from lightning_gossip.transport import Kind, MemoryNetwork, Message
+from tests.transport.faults import Fault, FaultyTransport
 
 ASK = Message(Kind.EXCHANGE, session=4, layout=5)
 

@@ -12,7 +12,7 @@ Not yet run on a GPU: the tests drive the bookkeeping on the CPU, where every co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -66,32 +66,6 @@ class CudaStreams(Streams):
     @override
     def pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(numel, dtype=dtype, pin_memory=True)
-
-
-class ImmediateStreams(Streams):
-    """Stand-in on the CPU, where a copy is over when it returns."""
-
-    class _Done:
-        def record(self) -> None:
-            """Nothing is under way."""
-
-        def synchronize(self) -> None:
-            """Nothing is under way."""
-
-        def wait(self) -> None:
-            """Nothing is under way."""
-
-    @override
-    def event(self) -> Event:
-        return self._Done()
-
-    @override
-    def side(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    @override
-    def pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
-        return torch.zeros(numel, dtype=dtype)
 
 
 class StagedReplica(Replica):

@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from typing_extensions import override
 
 from lightning_gossip.algorithm.adpsgd.replica import Replica
-from lightning_gossip.runtime.adpsgd.cuda_replica import ImmediateStreams, StagedReplica, replica_of
+from lightning_gossip.runtime.adpsgd.cuda_replica import Event, StagedReplica, Streams, replica_of
+
+
+class ImmediateStreams(Streams):
+    """Stand-in on the CPU, where a copy is over when it returns."""
+
+    class _Done:
+        def record(self) -> None:
+            """Nothing is under way."""
+
+        def synchronize(self) -> None:
+            """Nothing is under way."""
+
+        def wait(self) -> None:
+            """Nothing is under way."""
+
+    @override
+    def event(self) -> Event:
+        return self._Done()
+
+    @override
+    def side(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    @override
+    def pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(numel, dtype=dtype)
 
 
 def tensors() -> list[torch.Tensor]:

@@ -17,8 +17,9 @@ from lightning_gossip.algorithm.compression.pairwise import Wire, exchange_bytes
 from lightning_gossip.algorithm.topology.generators import complete, exponential, from_edges, ring
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
-from lightning_gossip.transport import Fault, Kind, Message
+from lightning_gossip.transport import Kind, Message
 from tests.runtime.cluster import PATIENCE_S, Cluster, eventually, training
+from tests.transport.faults import Fault
 from tests.workers import run_threads
 
 GRAPHS = [
