@@ -34,14 +34,14 @@ def synchronize_results(trainer: pl.Trainer, patches: Patches, *, end_session: C
     def synchronized_epoch_end() -> None:  # before the hooks of the epoch's end
         end_session()
         epoch_end_reached()
-        end_session()
+        synchronize()
 
     def synchronized_train_epoch() -> None:  # and what these hooks have logged
-        end_session()
+        synchronize()
         on_epoch_end()
 
     def synchronized_eval_epoch() -> Any:
-        end_session()
+        synchronize()
         return update_eval_epoch_metrics()
 
     patches.set(connector, "epoch_end_reached", synchronized_epoch_end)
