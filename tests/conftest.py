@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: several tests at once have no core to spare, nor their processes
+
 import numpy as np
 import psutil
 import pytest
