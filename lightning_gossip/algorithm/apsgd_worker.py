@@ -71,7 +71,7 @@ class Served:
     Args:
         version: updates that the model has seen.
         staleness: of the update that this worker pushed last; None if it was dropped, or if there was none.
-        sync_requested: somebody asks for a rendezvous.
+        sync_requested: somebody asks for a synchronisation.
         refused: the update that this worker pushed last was not finite, and the server has not taken it in.
     """
 

@@ -62,10 +62,10 @@ Distances = tuple[float, ...]
 
 
 class EpochRecord(NamedTuple):
-    """One session, from one rendezvous to the next.
+    """One session, from one synchronisation point to the next.
 
     Args:
-        start_s, end_s: virtual; the rendezvous' averaging counts.
+        start_s, end_s: virtual; the synchronisation's average counts.
         distances: of the models to their mean (to the server's under ``apsgd``) just before the averaging; None without
             models, and where all are equal at any time.
     """
@@ -98,7 +98,7 @@ class WorkerAccount:
         exchanges: averagings with a peer that it took part in; pushes under ``apsgd``.
         refused: requests of its own that a busy peer refused.
         dropped: updates that the server dropped as too stale.
-        bytes_sent: without the averaging at a rendezvous.
+        bytes_sent: without the averaging at a synchronisation point.
         staleness: of its steps; empty where the algorithm has no such thing.
         busy_s, wait_s: computing, and waiting for others.
         failed_s: when it stopped for good; None if it did not.

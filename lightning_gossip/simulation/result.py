@@ -55,7 +55,7 @@ class Result:
 
     @property
     def epoch_times_s(self) -> list[float]:
-        """Virtual seconds of each epoch, its rendezvous included."""
+        """Virtual seconds of each epoch, its synchronisation point included."""
         return [epoch.length_s for epoch in self.epochs]
 
     @property

@@ -48,7 +48,7 @@ class PeriodicAveragingStrategy(DecentralizedStrategy):
             steps later on every worker.
         wire: how models are sent: ``"float32"`` as they are; ``"bfloat16"`` or ``"int8"``: as rounded differences to the last
             mean, in half or a quarter of the bytes. What rounding keeps back is added to the next difference; the mean at a
-            rendezvous is exact.
+            synchronisation point is exact.
         options: see :class:`~lightning_gossip.strategies.DecentralizedStrategy`.
 
     Example::

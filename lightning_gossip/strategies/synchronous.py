@@ -1,7 +1,7 @@
 """What the synchronous algorithms have in common: collectives of their own, and workers that arrive early.
 
 All workers make their collectives in the same order, each as often as the others. Where one has fewer batches (uneven streams)
-or is told to stop, it arrives at the rendezvous early and goes on taking part, so that nobody waits for it in vain.
+or is told to stop, it arrives at the synchronisation point early and goes on taking part, so that nobody waits for it in vain.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ Where this goes beyond the recursion above, or departs from it (all in ``tests/a
 - At least one averaging is sampled before p moves, and C₂ is frozen for good once p may move, even if a resumed run is longer,
   so that its share of K_s lies ahead again (``test_a_frozen_target_stays_frozen_in_a_longer_run``).
 - γ_k = 0 (the learning rate warms up) and an S_k that is not finite say nothing: no sample, no move.
-- A rendezvous at which all take the mean cuts a stretch short, after s < p steps. Its S counts as that of p steps, S · p/s
+- A synchronisation whose mean all take cuts a stretch short, after s < p steps. Its S counts as that of p steps, S · p/s
   (the drift by noise), so that p may exceed an epoch (``test_a_period_longer_than_an_epoch_is_found_at_the_rendezvous``).
 - S_k = 0 while C₂ is sampled means equal models (one worker; steps skipped by a gradient scaler): there is no noise to measure.
   It is no sample, so C₂ is never 0, which would drive p to 1 forever; p stays at p_init until a sample comes. Later on

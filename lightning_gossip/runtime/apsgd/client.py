@@ -64,11 +64,11 @@ class ServerLink(ABC):
 
     @abstractmethod
     def leave(self, session: int, update: Update | None = None) -> Served:
-        """Come to a rendezvous, with an update to the model that was pulled last, if there is one; it has been applied then."""
+        """Come to a synchronisation, with an update to the model that was pulled last, if there is one; it is applied then."""
 
     @abstractmethod
     def request_sync(self, session: int) -> None:
-        """Ask all workers to come to a rendezvous; they hear of it when they pull."""
+        """Ask all workers to synchronise; they hear of it when they pull."""
 
 
 class RemoteServer(ServerLink):

@@ -141,7 +141,7 @@ class Server(ServerLink):
 
     @property
     def sync_requested(self) -> bool:
-        """Whether somebody asks for a rendezvous in this session."""
+        """Whether somebody asks for a synchronisation in this session."""
         return self._sync_requested_in == self._session
 
     # -- all threads ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Who trains on what between two rendezvous.
+"""Who trains on what between two synchronisation points.
 
 Shared epochs are claimed by the runtime's protocol (:class:`~lightning_gossip.algorithm.work_sharing.Claims`), ``lookahead``
 batches ahead of the one in training. Two idealisations: a claim takes no time, and every worker's step time is known to all at
@@ -26,7 +26,7 @@ class Task(NamedTuple):
 
 
 class Session(ABC):
-    """The work between two rendezvous."""
+    """The work between two synchronisation points."""
 
     @abstractmethod
     def next(self, rank: int, step_s: float | None) -> Task | None:

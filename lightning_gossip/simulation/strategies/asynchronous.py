@@ -1,4 +1,4 @@
-"""What the asynchronous strategies have in common: how long a worker's steps take, and the rendezvous."""
+"""What the asynchronous strategies have in common: how long a worker's steps take, and the synchronisation point."""
 
 from __future__ import annotations
 
