@@ -110,7 +110,7 @@ class PeriodController(ABC):
         """
 
     def restart(self, state: PeriodState, deviation: float, lr: float) -> PeriodState:
-        """All have taken the mean at a synchronisation, whenever it came: the next stretch begins. Called after the last update.
+        """All have taken the mean at a synchronisation: the next stretch begins. Called after the last update.
 
         Args:
             state: after that; ``since`` steps of the stretch under way were made.
