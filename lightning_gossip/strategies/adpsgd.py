@@ -293,12 +293,8 @@ class GossipAlgorithm(Algorithm):
         else:
             self._replica.push_pull(self._model.tensors)
         self._session += 1
-        self._running.open(
-            self._replica,
-            session=self._session,
-            layout=_with_wire(self._layout, self._strategy.wire),
-            exchanges_per_step=self._strategy.exchanges_per_step,
-        )
+        self._running.exchanges_per_step = self._strategy.exchanges_per_step
+        self._running.open(self._replica, session=self._session, layout=_with_wire(self._layout, self._strategy.wire))
 
     @override
     def step(self, step: Step) -> None:

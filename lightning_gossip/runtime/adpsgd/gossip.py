@@ -129,22 +129,19 @@ class Gossip:
             thread.start()
             self._threads.append(thread)
 
-    def open(self, replica: Replica, *, session: int, layout: int, exchanges_per_step: float | None = None) -> None:
+    def open(self, replica: Replica, *, session: int, layout: int) -> None:
         """Begin a session: the replica has just been published, and may be averaged from now on.
 
         Args:
             replica: the published model.
             session: the same number on all workers, larger each time.
             layout: fingerprint of what the replica holds; must be equal on all workers.
-            exchanges_per_step: from now on; as before if None.
         """
         self.raise_failure()
         if self._codec is None or replica is not self._replica:
             self._codec = make_codec(self._wire, replica.settle())
         with self._lock:
             self._replica = replica
-            if exchanges_per_step is not None:
-                self._protocol.exchanges_per_step = exchanges_per_step
             self._protocol.open(session, layout)
             self._wake()
 
@@ -201,6 +198,17 @@ class Gossip:
     def is_open(self) -> bool:
         """Whether a session is open."""
         return self._protocol.is_open
+
+    @property
+    def exchanges_per_step(self) -> float:
+        """Completed exchanges that each worker should see in one step of its neighbourhood."""
+        return self._protocol.exchanges_per_step
+
+    @exchanges_per_step.setter
+    def exchanges_per_step(self, rate: float) -> None:
+        with self._lock:
+            self._protocol.exchanges_per_step = rate
+            self._wake()
 
     def raise_failure(self) -> None:
         """Raise what ended a gossip thread, if anything did."""
