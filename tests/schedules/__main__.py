@@ -114,7 +114,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--selftest", action="store_true", help="put known faults back and say how soon each is found")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.schedules < 1 or options.jobs < 1:
+        parser.error("--schedules and --jobs are numbers of at least 1")
+    return options
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 from collections.abc import Callable, Generator
@@ -32,7 +31,6 @@ from lightning_gossip.algorithm.adpsgd.protocol import (
     AwaitAnswer,
     Effect,
     GossipProtocol,
-    Phase,
     Probe,
     Reply,
     Request,
@@ -565,7 +563,3 @@ def run(choices: Choices, protocol: type[GossipProtocol] = GossipProtocol, **opt
     except Exception as error:
         raise Violation(f"{type(error).__name__}: {error}") from error
     return world
-
-
-logging.getLogger("lightning_gossip.algorithm.adpsgd").setLevel(logging.ERROR)
-assert Phase.CLOSED  # the states of the table in the protocol

@@ -64,8 +64,6 @@ class FixedPeers:
         timeout_s: every deadline.
     """
 
-    failed_exchanges = 0
-
     def __init__(self, picker: PartnerPicker, timeout_s: float) -> None:
         self.picker = picker
         self.deadline_s = self.answer_s = self.turn_s = self.longest_turn_s = self.drain_s = timeout_s
@@ -78,7 +76,7 @@ class FixedPeers:
 
     @property
     def start_share(self) -> float:
-        """See :class:`~lightning_gossip.algorithm.adpsgd.partner_sampler.PartnerPicker`."""
+        """Exchanges to start per step of the neighbourhood, as the picker says."""
         return self.picker.start_share
 
     def pick(self) -> int | None:

@@ -40,6 +40,7 @@ from lightning_gossip.algorithm.adpsgd.protocol import (
     Average,
     Averaged,
     AwaitAnswer,
+    Effect,
     GossipProtocol,
     Reply,
     Request,
@@ -50,6 +51,7 @@ from lightning_gossip.algorithm.adpsgd.protocol import (
 from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.checks import check_choice, is_finite
 from lightning_gossip.algorithm.compression.pairwise import Wire, exchange_bytes, make_codec
+from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.failure_detector import Verdict as Health
 from lightning_gossip.algorithm.topology.generators import make_topology
 from lightning_gossip.algorithm.topology.topology import Topology
@@ -450,10 +452,12 @@ class Worker:
         if peer.failed:
             self._hear(peer, request.ticket, self._closed(peer))
             return
-        steps, result = peer._protocol.receive(self.rank, request), None
-        while (effect := _resume(steps, result)) is not None:
+
+        def reply(effect: Effect) -> PeerError | None:
             assert isinstance(effect, Reply)
-            result = peer._reply(self, effect.answer)
+            return peer._reply(self, effect.answer)
+
+        perform(peer._protocol.receive(self.rank, request), reply)
         peer._changed()
 
     def _next_answer(self) -> Generator[Event, Any, Answer | PeerError]:
@@ -555,14 +559,6 @@ class Worker:
         except simpy.Interrupt:
             if not self.failed:
                 raise
-
-
-def _resume(steps: Steps, result: Any) -> Any:
-    """The next effect; None at the end."""
-    try:
-        return steps.send(result)
-    except StopIteration:
-        return None
 
 
 def _succeed(event: Event) -> None:
