@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_gossip.algorithm.membership.kinds import of_one_kind
 from lightning_gossip.algorithm.tensors.flat import chunk_slices
 from lightning_gossip.errors import ConfigurationError, NonFiniteError, PeerError
 from lightning_gossip.runtime.membership import membership
-from lightning_gossip.runtime.membership.round_kinds import of_one_kind
 from lightning_gossip.runtime.peer_errors import answering
 
 T = TypeVar("T")

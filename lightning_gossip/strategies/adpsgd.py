@@ -17,6 +17,7 @@ from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
 from lightning_gossip.algorithm.adpsgd.repair import topology_for
 from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.compression.pairwise import Wire
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.algorithm.tensors.finite import all_finite
 from lightning_gossip.algorithm.topology.edge_order import edge_order
 from lightning_gossip.algorithm.topology.generators import make_topology
@@ -27,7 +28,6 @@ from lightning_gossip.runtime.adpsgd.gossip import Gossip
 from lightning_gossip.runtime.adpsgd.nonfinite_guard import GossipCounters, OnNonFinite
 from lightning_gossip.runtime.clock import Timeline, now_s
 from lightning_gossip.runtime.membership.membership import Membership
-from lightning_gossip.runtime.membership.round_store import WorkerId
 from lightning_gossip.runtime.store_client import another
 from lightning_gossip.runtime.sync_point import SyncPoint, together
 from lightning_gossip.strategies.base import DecentralizedStrategy

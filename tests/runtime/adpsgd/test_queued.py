@@ -14,10 +14,10 @@ from lightning_gossip.algorithm.adpsgd import peer_selection
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker
 from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
 from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.algorithm.topology.generators import star
 from lightning_gossip.runtime.adpsgd.gossip import Gossip
 from lightning_gossip.runtime.clock import now_s
-from lightning_gossip.runtime.membership.round_store import WorkerId
 from lightning_gossip.runtime.store_client import another
 from lightning_gossip.transport import Kind, MemoryNetwork, Message
 from lightning_gossip.transport.base import Pending
