@@ -382,11 +382,12 @@ class Monitor:
         members = {worker: said for worker, said in heard.items() if not said.outside}
         alive = {worker: said for worker, said in members.items() if self.verdict(worker) is not Verdict.FAILED}
         self._hears_a_member = any(self.verdict(worker) is Verdict.ALIVE for worker in alive)
-        told = self.news.abort_of(max((said.use for said in alive.values()), default=0))
         if self.me in self.news.failed:
             self._nobody_admits = str(replaced(self.me))
-        elif alive and told is not None and told.by != self.me:
-            self._nobody_admits = self._said_at_the_end(f"rank {told.rank} has failed: {told.reason}")
+        elif alive and all(said.resting for said in alive.values()):
+            aborts = [self.news.abort_of(said.use) for said in alive.values()]
+            if (told := aborts[0]) is not None and None not in aborts:
+                self._nobody_admits = self._said_at_the_end(f"rank {told.rank} has failed: {told.reason}")
 
     def _said_at_the_end(self, why: str) -> str:
         return (
