@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.common import against, print_table, write_results
-from benchmarks.pair import limited_link, run_pair
+from benchmarks.cluster import network
+from benchmarks.harness import against, print_table, process_group, run, write_results
 from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.compression.pairwise import Wire, exchange_bytes, make_codec
 from lightning_gossip.runtime.adpsgd.exchange import Exchanger
@@ -59,7 +59,8 @@ def cpu_times(rounds: int) -> dict[str, dict[str, float]]:
     return results
 
 
-def transfers(parameters: dict[str, Any]) -> dict[str, Any]:
+@process_group()
+def transfers(rounds: int) -> dict[str, Any]:
     """Seconds of a raw transfer and of an exchange in each codec, in turn."""
     torch.set_num_threads(1)
     peer = 1 - dist.get_rank()
@@ -85,7 +86,7 @@ def transfers(parameters: dict[str, Any]) -> dict[str, Any]:
         sent[name] = exchanger.run(peer, replica, codecs[name]).bytes_sent
 
     times: dict[str, list[float]] = {"raw": [], **{wire: [] for wire in codecs}}
-    for number in range(1 + parameters["rounds"]):
+    for number in range(1 + rounds):
         for name, values in times.items():
             dist.barrier()
             began_s = time.perf_counter()
@@ -106,8 +107,8 @@ def main() -> None:
     arguments = parser.parse_args()
     rounds = 2 if arguments.quick else 7
     cpu = cpu_times(10 if arguments.quick else 40)
-    with limited_link(arguments.rate_mbit) as places:
-        moved = run_pair(transfers, {"rounds": rounds}, places, timeout_s=600)
+    with network(2, rate_mbit=arguments.rate_mbit) as net:
+        moved, _ = run(transfers, {"rounds": rounds}, hosts=net.hosts, timeout_s=600)
     rows = []
     for wire in get_args(Wire):
         assert moved["bytes"][wire] == exchange_bytes(wire, NUMEL)

@@ -20,7 +20,7 @@ import os
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +31,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torchvision.models import resnet50
 
-from benchmarks.common import against, console, print_table, write_results
-from benchmarks.pair import LOOPBACK, Place, limited_link, run_pair
+from benchmarks.cluster import Host, network
+from benchmarks.harness import against, console, print_table, process_group, run, write_results
 from lightning_gossip import ConfigurationError
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker
 from lightning_gossip.algorithm.adpsgd.replica import Replica
@@ -56,6 +56,8 @@ TIMEOUT_S = 60.0
 QUIET_GAP_S = 0.005  # before each measurement, in which the core rests as it does not in training
 STEP_S = 0.060  # pace of the training thread during exchanges: longer than a chunk takes at 1 Gb/s
 MiB = 1 << 20
+Pair = Sequence[Host | None]
+LOOPBACK: Pair = (None, None)
 DEFAULT_CHUNK = inspect.signature(Exchanger).parameters["chunk_bytes"].default
 DEFAULT_DEPTH = inspect.signature(Exchanger).parameters["depth"].default
 
@@ -96,16 +98,17 @@ def seconds(function: Callable[[], object]) -> float:
 # -- 1. the training thread ------------------------------------------------------------------------------------------
 
 
-def boundary(parameters: dict[str, Any]) -> dict[str, Any]:
+@process_group()
+def boundary(threads: int, rounds: int) -> dict[str, Any]:
     """Times of a copy and of a step boundary; rank 1 only answers exchanges."""
-    torch.set_num_threads(parameters["threads"])
+    torch.set_num_threads(threads)
     published = Published.of(resnet50())
     gossip = new_gossip()
     gossip.open(published.replica, session=1, layout=published.layout)
     dist.barrier()
     results: dict[str, Any] = {}
     if dist.get_rank() == 0:
-        results = _boundary_times(gossip, published, parameters["rounds"])
+        results = _boundary_times(gossip, published, rounds)
     dist.barrier()
     gossip.drain(published.tensors)
     dist.barrier()
@@ -160,14 +163,13 @@ def _boundary_times(gossip: Gossip, published: Published, rounds: int) -> dict[s
 # -- 2. the network --------------------------------------------------------------------------------------------------
 
 
-def bandwidth(parameters: dict[str, Any]) -> dict[str, Any]:
+@process_group()
+def bandwidth(settings: list[tuple[int, int]], rounds: int) -> dict[str, Any]:
     """Seconds of a raw transfer and of exchanges with different chunks, in turn."""
-    torch.set_num_threads(1)
     peer = 1 - dist.get_rank()
     replica = Published.of(resnet50()).replica
     mine, theirs = torch.randn(replica.numel), torch.zeros(replica.numel)
     transport = GlooTransport(TIMEOUT_S)
-    settings = [(chunk, depth) for chunk, depth in parameters["settings"]]
     exchangers = [Exchanger(transport, chunk_bytes=chunk, depth=depth, timeout_s=TIMEOUT_S) for chunk, depth in settings]
 
     def raw() -> None:
@@ -185,7 +187,7 @@ def bandwidth(parameters: dict[str, Any]) -> dict[str, Any]:
         exchanger.run(peer, replica)
 
     times: list[list[float]] = [[] for _ in range(1 + len(exchangers))]
-    for number in range(1 + parameters["rounds"]):
+    for number in range(1 + rounds):
         for place in range(len(times)):
             dist.barrier()
             taken_s = seconds(raw if place == 0 else lambda e=exchangers[place - 1]: exchange(e))
@@ -208,9 +210,9 @@ def bandwidth(parameters: dict[str, Any]) -> dict[str, Any]:
 # -- 3. memory -------------------------------------------------------------------------------------------------------
 
 
-def memory(parameters: dict[str, Any]) -> dict[str, Any]:
+@process_group()
+def memory(exchanges: int) -> dict[str, Any]:
     """Resident memory of rank 0 before there is a replica, after some exchanges, at their peak and at a rendezvous's."""
-    torch.set_num_threads(1)
     model = resnet50()
     gossip = new_gossip()
     small = Published.of(torch.nn.Sequential(torch.nn.Linear(1000, 100), torch.nn.BatchNorm1d(100)))
@@ -218,7 +220,7 @@ def memory(parameters: dict[str, Any]) -> dict[str, Any]:
     _meet(small)
     before = _reset_peak()
     published = Published.of(model)
-    _train(gossip, published, session=2, exchanges=parameters["exchanges"])
+    _train(gossip, published, session=2, exchanges=exchanges)
     steady, peak = _resident(), _peak()
     _reset_peak()
     _meet(published)
@@ -274,12 +276,12 @@ def _status(key: str) -> int:
 # -- tables ----------------------------------------------------------------------------------------------------------
 
 
-def report_boundary(places: dict[str, tuple[Place, Place]], rounds: int) -> dict[str, Any]:
+def report_boundary(places: dict[str, Pair], rounds: int) -> dict[str, Any]:
     results: dict[str, Any] = {}
     rows = []
     for threads in (1, 2):
         for where, pair in places.items():
-            result = run_pair(boundary, {"threads": threads, "rounds": rounds}, pair, timeout_s=120)
+            result, _ = run(boundary, {"threads": threads, "rounds": rounds}, hosts=pair, timeout_s=120)
             results[f"{threads} threads, {where}"] = result
             median = result["median_s"]
             copy_s = median["copy"]
@@ -303,14 +305,14 @@ def report_boundary(places: dict[str, tuple[Place, Place]], rounds: int) -> dict
     return results
 
 
-def report_bandwidth(places: dict[str, tuple[Place, Place]], quick: bool, rounds: int) -> dict[str, Any]:
+def report_bandwidth(places: dict[str, Pair], quick: bool, rounds: int) -> dict[str, Any]:
     settings = [(DEFAULT_CHUNK, DEFAULT_DEPTH)]
     if not quick:
         grid = [(chunk * MiB, depth) for chunk in (1, 4, 16) for depth in (1, 2, 3)]
         settings += [pair for pair in grid if pair not in settings]
     results: dict[str, Any] = {}
     for where, pair in places.items():
-        results[where] = run_pair(bandwidth, {"settings": sorted(settings), "rounds": rounds}, pair, timeout_s=240)
+        results[where], _ = run(bandwidth, {"settings": sorted(settings), "rounds": rounds}, hosts=pair, timeout_s=240)
     rows = []
     for chunk, depth in sorted(settings):
         row = [f"{chunk / MiB:g} MiB × {depth}"]
@@ -330,7 +332,7 @@ def report_memory() -> dict[str, Any]:
     if not os.access("/proc/self/clear_refs", os.W_OK):
         console.print("Memory: skipped, it needs Linux's /proc/self/clear_refs.")
         return {}
-    copies = run_pair(memory, {"exchanges": 5}, LOOPBACK, timeout_s=120)
+    copies = run(memory, {"exchanges": 5}, hosts=LOOPBACK, timeout_s=120)[0]
     rows = [[name, against(value, AIM_MEMORY, at_most=True, digits=3)] for name, value in copies.items()]
     caption = f"Resident memory beyond plain training, in copies of the model. Aim: ≤ {AIM_MEMORY:g}."
     print_table("Memory of a worker after 5 exchanges", ("when", "copies"), rows, caption=caption)
@@ -344,9 +346,9 @@ def main() -> None:
     link = f"{LINK_MBIT / 1000:g} Gb/s link"
     results: dict[str, Any] = {"quick": arguments.quick, "link_skipped": None}
     with cleaning_up_on_sigterm(), ExitStack() as stack:
-        places = {}
+        places: dict[str, Pair] = {}
         try:
-            places[link] = stack.enter_context(limited_link(LINK_MBIT))
+            places[link] = stack.enter_context(network(2, rate_mbit=LINK_MBIT)).hosts
         except ConfigurationError as reason:
             console.print(f"The {link} is left out: {reason}")
             results["link_skipped"] = str(reason)

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import RESULTS, against, console, print_table, write_results
+from benchmarks.harness import RESULTS, against, console, print_table, write_results
 from lightning_gossip.simulation import (
     ADPSGD,
     SGD,

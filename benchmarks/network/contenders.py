@@ -107,7 +107,7 @@ def torchft_local_sgd(training: Training) -> None:
     from torchft.local_sgd import LocalSGD  # type: ignore[import-not-found]
 
     rank, workers = dist.get_rank(), dist.get_world_size()
-    address, here = os.environ["MASTER_ADDR"], training.address
+    address, here = os.environ["MASTER_ADDR"], os.environ["HOST_ADDR"]
     lighthouse = LighthouseServer(f"{address}:{_LIGHTHOUSE_PORT}", workers, join_timeout_ms=100) if rank == 0 else None
     store = TCPStore(here, _LIGHTHOUSE_PORT + 1, is_master=True, wait_for_workers=False)
     dist.barrier()
@@ -152,7 +152,6 @@ class Contender:
     Args:
         label: in tables and figures.
         colour: in figures.
-        volume: models that a host sends a step and waits for; only to guess how long a run takes.
         strategy: makes its Lightning strategy.
         loop: or its plain loop.
         needs: module that must be installed.
@@ -161,7 +160,6 @@ class Contender:
 
     label: str
     colour: str
-    volume: float
     strategy: Callable[[], Strategy] | None = None
     loop: Callable[[Training], None] | None = None
     needs: str | None = None
@@ -179,41 +177,36 @@ REFERENCE = "ddp"
 YARDSTICK = "no_exchanges"
 
 CONTENDERS = {
-    "adpsgd": Contender("AD-PSGD", "#1b7f5c", 0.0, strategy=ADPSGDStrategy),
-    "adpsgd_int8": Contender("AD-PSGD, int8", "#6ab99a", 0.0, strategy=lambda: ADPSGDStrategy(wire="int8")),
+    "adpsgd": Contender("AD-PSGD", "#1b7f5c", strategy=ADPSGDStrategy),
+    "adpsgd_int8": Contender("AD-PSGD, int8", "#6ab99a", strategy=lambda: ADPSGDStrategy(wire="int8")),
     "adpsgd_fast_links": Contender(
-        "AD-PSGD, fast links", "#0f4d38", 0.0, strategy=lambda: ADPSGDStrategy(partner_choice="fast_links")
+        "AD-PSGD, fast links", "#0f4d38", strategy=lambda: ADPSGDStrategy(partner_choice="fast_links")
     ),
-    "no_exchanges": Contender("no exchanges", "#999999", 0.0, strategy=lambda: ADPSGDStrategy(exchanges_per_step=0)),
+    "no_exchanges": Contender("no exchanges", "#999999", strategy=lambda: ADPSGDStrategy(exchanges_per_step=0)),
     "adaptive_averaging": Contender(
         "adaptive averaging",
         "#3b6ea8",
-        0.4,
         strategy=lambda: PeriodicAveragingStrategy(period=AdaptivePeriod(warmup_epochs=0)),  # the run is one epoch
     ),
     "periodic_averaging": Contender(
-        f"averaging every {PERIOD}", "#8fb4dc", 0.2, strategy=lambda: PeriodicAveragingStrategy(period=PERIOD)
+        f"averaging every {PERIOD}", "#8fb4dc", strategy=lambda: PeriodicAveragingStrategy(period=PERIOD)
     ),
-    "dpsgd": Contender("D-PSGD", "#8a6fb0", 2.0, strategy=DPSGDStrategy),
-    "qsgd": Contender("QSGD, 4 bits", "#c9a227", 0.4, strategy=QSGDStrategy),
-    "ddp": Contender("Lightning DDP", "#c8553d", 1.5, strategy=DDPStrategy),
+    "dpsgd": Contender("D-PSGD", "#8a6fb0", strategy=DPSGDStrategy),
+    "qsgd": Contender("QSGD, 4 bits", "#c9a227", strategy=QSGDStrategy),
+    "ddp": Contender("Lightning DDP", "#c8553d", strategy=DDPStrategy),
     "ddp_overlap": Contender(
         "DDP, overlapped",
         "#e5a08f",
-        1.4,
         strategy=lambda: DDPStrategy(bucket_cap_mb=_BUCKET_MB),
         in_backward=0.5,
     ),
-    "ddp_bf16": Contender(
-        "DDP, bf16 hook", "#7a1f2b", 0.75, strategy=lambda: HookedDDPStrategy(default_hooks.bf16_compress_hook)
-    ),
+    "ddp_bf16": Contender("DDP, bf16 hook", "#7a1f2b", strategy=lambda: HookedDDPStrategy(default_hooks.bf16_compress_hook)),
     "ddp_powersgd": Contender(
         "DDP, PowerSGD hook",
         "#d98cb3",
-        0.1,
         strategy=lambda: HookedDDPStrategy(powerSGD_hook.powerSGD_hook, _power_sgd_state, bucket_cap_mb=_ONE_BUCKET_MB),
     ),
-    "torch_periodic": Contender(f"torch's averager, {PERIOD}", "#5f7f7f", 0.2, loop=torch_periodic),
-    "torchft_local_sgd": Contender(f"torchft LocalSGD, {PERIOD}", "#9aa84f", 0.2, loop=torchft_local_sgd, needs="torchft"),
-    "decent_dp": Contender("Decent-DP", "#b07f4f", 1.0, loop=decent_dp, needs="decent_dp"),
+    "torch_periodic": Contender(f"torch's averager, {PERIOD}", "#5f7f7f", loop=torch_periodic),
+    "torchft_local_sgd": Contender(f"torchft LocalSGD, {PERIOD}", "#9aa84f", loop=torchft_local_sgd, needs="torchft"),
+    "decent_dp": Contender("Decent-DP", "#b07f4f", loop=decent_dp, needs="decent_dp"),
 }

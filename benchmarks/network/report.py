@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import against, print_table
+from benchmarks.harness import against, print_table
 from benchmarks.network.contenders import CONTENDERS, REFERENCE
 from benchmarks.network.scenarios import SCENARIOS
 from benchmarks.network.summary import TARGETS_AT, summarize

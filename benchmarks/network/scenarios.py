@@ -54,12 +54,6 @@ class Condition:
         """Machines beside the workers'."""
         return 1 if self.flows else 0
 
-    def slowest_mbit(self) -> float:
-        """Of a link, to guess how long a run takes."""
-        if self.slow_link_mbit is not None:
-            return min(self.rate_mbit, self.slow_link_mbit)
-        return self.rate_mbit / (1 + self.flows)
-
 
 def rate_label(rate_mbit: float) -> str:
     return f"{rate_mbit / 1000:g} Gb/s" if rate_mbit >= 1000 else f"{rate_mbit:g} Mb/s"

@@ -8,14 +8,12 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
-from torch.utils.data import TensorDataset
 
-from recipes.digits import CLASSES, DigitsData
+from recipes.digits import CLASSES, DigitsClassifier
 
 BATCH_SIZE = 32
 COMPUTE_S = 0.100
@@ -65,45 +63,10 @@ def mlp(width: int = 1032, hidden: int = 5) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def conv_net(channels: int = 32) -> nn.Sequential:
-    """1.14 M parameters, with BatchNorm."""
-
-    def convolution(inputs: int, outputs: int) -> list[nn.Module]:
-        return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
-
-    c = channels
-    return nn.Sequential(
-        *convolution(1, c),
-        *convolution(c, 2 * c),
-        nn.MaxPool2d(2),
-        *convolution(2 * c, 4 * c),
-        *convolution(4 * c, 4 * c),
-        nn.MaxPool2d(2),
-        *convolution(4 * c, 8 * c),
-        *convolution(8 * c, 8 * c),
-        nn.Flatten(),
-        nn.Linear(8 * c * 4, CLASSES),
-    )
-
-
-WORKS = {"mlp": Work(mlp, lr=0.05), "conv": Work(conv_net, lr=0.02, like_resnet50=True)}
-
-
-def save_data(path: Path) -> None:
-    """The digits, for the workers: images and labels to train on."""
-    torch.save(DigitsData().train.tensors, path)
-
-
-def training_data(path: Path, batches: int) -> TensorDataset:
-    """The training images, repeated until one epoch has this number of batches of all workers: nobody meets in between."""
-    images, labels = torch.load(path)
-    index = torch.arange(batches * BATCH_SIZE) % len(images)
-    return TensorDataset(images[index], labels[index])
-
-
-def test_data() -> tuple[Tensor, Tensor]:
-    images, labels = DigitsData().test.tensors
-    return images, labels
+WORKS = {
+    "mlp": Work(mlp, lr=0.05),
+    "conv": Work(lambda: DigitsClassifier(channels=64).net, lr=0.02, like_resnet50=True),
+}
 
 
 def loss_of(net: nn.Module, batch: list[Tensor]) -> Tensor:

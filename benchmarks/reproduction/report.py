@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, console, print_table, write_results
+from benchmarks.harness import RESULTS, console, print_table, write_results
 
 FOLDER = RESULTS / "reproduction"
 

@@ -1,0 +1,32 @@
+"""What the benchmarks share.
+
+- :func:`run` runs a function on several workers, each a process, on this machine or on hosts of benchmarks/cluster; in it
+  :func:`rank` and, if it wants one, :func:`process_group`. :func:`workers` and :func:`wait` are its parts.
+- :class:`Recorder` and :func:`recorded`: what workers write down while they train, as a table of pandas.
+- :func:`trainer` and :func:`repeated`: a quiet Trainer, and the digits over and over.
+- :func:`print_table`, :func:`against` and :func:`write_results`: what a benchmark prints and leaves.
+"""
+
+from benchmarks.harness.record import Recorder, recorded
+from benchmarks.harness.report import RESULTS, ROOT, against, console, machine, print_table, write_results
+from benchmarks.harness.training import repeated, trainer
+from benchmarks.harness.workers import process_group, rank, run, wait, workers
+
+__all__ = [
+    "RESULTS",
+    "ROOT",
+    "Recorder",
+    "against",
+    "console",
+    "machine",
+    "print_table",
+    "process_group",
+    "rank",
+    "recorded",
+    "repeated",
+    "run",
+    "trainer",
+    "wait",
+    "workers",
+    "write_results",
+]
