@@ -32,6 +32,7 @@ from torch import Tensor
 from torchvision.models import resnet50
 
 from benchmarks.cluster import Host, network
+from benchmarks.codecs import NUMEL, transfers
 from benchmarks.harness import against, console, print_table, process_group, run, write_results
 from lightning_gossip import ConfigurationError
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker
@@ -42,7 +43,6 @@ from lightning_gossip.runtime.adpsgd.exchange import Exchanger
 from lightning_gossip.runtime.adpsgd.gossip import Gossip
 from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
-from lightning_gossip.transport import Kind, Message
 from lightning_gossip.transport.gloo_group import GlooTransport
 from recipes.commands import cleaning_up_on_sigterm
 
@@ -160,54 +160,7 @@ def _boundary_times(gossip: Gossip, published: Published, rounds: int) -> dict[s
     }
 
 
-# -- 2. the network --------------------------------------------------------------------------------------------------
-
-
-@process_group()
-def bandwidth(settings: list[tuple[int, int]], rounds: int) -> dict[str, Any]:
-    """Seconds of a raw transfer and of exchanges with different chunks, in turn."""
-    peer = 1 - dist.get_rank()
-    replica = Published.of(resnet50()).replica
-    mine, theirs = torch.randn(replica.numel), torch.zeros(replica.numel)
-    transport = GlooTransport(TIMEOUT_S)
-    exchangers = [Exchanger(transport, chunk_bytes=chunk, depth=depth, timeout_s=TIMEOUT_S) for chunk, depth in settings]
-
-    def raw() -> None:
-        works = [dist.irecv(theirs, src=peer), dist.isend(mine, dst=peer)]
-        for work in works:
-            assert work is not None
-            work.wait()
-
-    def exchange(exchanger: Exchanger) -> None:
-        if peer == 1:  # rank 0 calls and rank 1 answers, as in training
-            transport.request(peer, Message(Kind.EXCHANGE), TIMEOUT_S)
-        else:
-            transport.next_message()
-            transport.reply(peer, Message(Kind.ACCEPT))
-        exchanger.run(peer, replica)
-
-    times: list[list[float]] = [[] for _ in range(1 + len(exchangers))]
-    for number in range(1 + rounds):
-        for place in range(len(times)):
-            dist.barrier()
-            taken_s = seconds(raw if place == 0 else lambda e=exchangers[place - 1]: exchange(e))
-            both = torch.tensor([taken_s], dtype=torch.float64)
-            dist.all_reduce(both, op=dist.ReduceOp.MAX)
-            if number:  # the first round connects
-                times[place].append(float(both))
-    transport.close()
-    medians = [statistics.median(values) for values in times]
-    return {
-        "nbytes": replica.numel * replica.dtype.itemsize,
-        "raw_s": medians[0],
-        "exchanges": [
-            {"chunk_bytes": chunk, "depth": depth, "seconds": taken_s, "over_raw": medians[0] / taken_s}
-            for (chunk, depth), taken_s in zip(settings, medians[1:], strict=True)
-        ],
-    }
-
-
-# -- 3. memory -------------------------------------------------------------------------------------------------------
+# -- 2. memory -------------------------------------------------------------------------------------------------------
 
 
 @process_group()
@@ -306,19 +259,25 @@ def report_boundary(places: dict[str, Pair], rounds: int) -> dict[str, Any]:
 
 
 def report_bandwidth(places: dict[str, Pair], quick: bool, rounds: int) -> dict[str, Any]:
-    settings = [(DEFAULT_CHUNK, DEFAULT_DEPTH)]
+    settings = {(DEFAULT_CHUNK, DEFAULT_DEPTH)}
     if not quick:
-        grid = [(chunk * MiB, depth) for chunk in (1, 4, 16) for depth in (1, 2, 3)]
-        settings += [pair for pair in grid if pair not in settings]
+        settings |= {(chunk * MiB, depth) for chunk in (1, 4, 16) for depth in (1, 2, 3)}
+    labels = {f"{chunk / MiB:g} MiB × {depth}": (chunk, depth) for chunk, depth in sorted(settings)}
+    exchanges = {label: {"chunk_bytes": chunk, "depth": depth} for label, (chunk, depth) in labels.items()}
     results: dict[str, Any] = {}
     for where, pair in places.items():
-        results[where], _ = run(bandwidth, {"settings": sorted(settings), "rounds": rounds}, hosts=pair, timeout_s=240)
+        found = run(transfers, {"exchanges": exchanges, "rounds": rounds}, hosts=pair, timeout_s=240)[0]["seconds"]
+        results[where] = {"nbytes": 4 * NUMEL, "raw_s": found["raw"]}
+        results[where]["exchanges"] = [
+            {**options, "seconds": found[label], "over_raw": found["raw"] / found[label]}
+            for label, options in exchanges.items()
+        ]
     rows = []
-    for chunk, depth in sorted(settings):
-        row = [f"{chunk / MiB:g} MiB × {depth}"]
+    for number, (label, setting) in enumerate(labels.items()):
+        row = [label]
         for where, result in results.items():
-            ratio = next(e["over_raw"] for e in result["exchanges"] if (e["chunk_bytes"], e["depth"]) == (chunk, depth))
-            is_aimed_at = where != "loopback" and (chunk, depth) == (DEFAULT_CHUNK, DEFAULT_DEPTH)
+            ratio = result["exchanges"][number]["over_raw"]
+            is_aimed_at = where != "loopback" and setting == (DEFAULT_CHUNK, DEFAULT_DEPTH)
             row.append(against(ratio, AIM_BANDWIDTH) if is_aimed_at else f"{ratio:.2f}")
         rows.append(row)
     rates = ", ".join(f"{where} {r['nbytes'] * 8e-9 / r['raw_s']:.2f} Gb/s each way" for where, r in results.items())

@@ -23,6 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.strategies import DDPStrategy
@@ -31,6 +32,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from benchmarks.harness import (
     RESULTS,
     against,
+    axes_of,
     console,
     print_table,
     process_group,
@@ -229,40 +231,34 @@ COLUMNS = ("slowdown", "on / off", "AD-PSGD", "AD-PSGD, gossip off", "exchanges 
 
 def plot(results: dict[str, dict[str, Any]], path: Path) -> None:
     """Share of the ideal, one group of bars a slowdown."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    contenders: list[tuple[str, str, Callable[[dict[str, Any]], float | None]]] = [
-        ("AD-PSGD", "#1b7f5c", lambda r: r["adpsgd"]["share_on"]),
-        ("AD-PSGD, gossip off", "#a9d5c3", lambda r: r["adpsgd"]["share_off"]),
-        ("Lightning DDP", "#c8553d", lambda r: r["ddp"]["share"]),
-        ("Decent-DP", "#8a6fb0", lambda r: r["decent_dp"]["share"]),
-    ]
-    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
-    width = 0.2
-    for place, (label, colour, share) in enumerate(contenders):
-        shares = [share(result) for result in results.values()]
-        if all(value is None for value in shares):
-            continue
-        at = [group + (place - (len(contenders) - 1) / 2) * width for group in range(len(shares))]
-        bars = axes.bar(at, [value or 0.0 for value in shares], width * 0.92, label=label, color=colour)
-        ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+    shares = (
+        pd.DataFrame(
+            {
+                f"{float(slowdown):g}×": {
+                    "AD-PSGD": result["adpsgd"]["share_on"],
+                    "AD-PSGD, gossip off": result["adpsgd"]["share_off"],
+                    "Lightning DDP": result["ddp"]["share"],
+                    "Decent-DP": result["decent_dp"]["share"],
+                }
+                for slowdown, result in results.items()
+            }
+        )
+        .T.astype(float)
+        .dropna(axis="columns", how="all")
+    )
+    figure, ((axes,),) = axes_of(width=8, height=4.2)
+    shares.plot.bar(ax=axes, rot=0, width=0.8, color=["#1b7f5c", "#a9d5c3", "#c8553d", "#8a6fb0"])
+    ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+    for bars in axes.containers:
         axes.bar_label(bars, fmt="%.2f", fontsize=8, padding=4, bbox=ground, zorder=5)
     for group, slowdown in enumerate(results):
-        bound = lockstep_share(float(slowdown))
-        axes.hlines(bound, group - 0.45, group + 0.45, color="#444444", linestyle=":", linewidth=1.2, label=None)
-    axes.plot([], [], color="#444444", linestyle=":", label="lock-step bound")
-    axes.set_xticks(range(len(results)), [f"{float(s):g}×" for s in results])
+        bound, label = lockstep_share(float(slowdown)), "" if group else "lock-step bound"
+        axes.hlines(bound, group - 0.45, group + 0.45, color="#444444", linestyle=":", linewidth=1.2, label=label)
     axes.set(xlabel=f"slowdown of one of {WORKERS} workers", ylabel="share of Σ 1 / period", ylim=(0, 1.22))
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1.0])
-    axes.grid(axis="y", alpha=0.3)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(visible=False, axis="x")
     axes.legend(ncols=5, fontsize=8, loc="upper center", frameon=False, columnspacing=1.0, handlelength=1.4)
     figure.savefig(path, dpi=150)
-    plt.close(figure)
 
 
 def main() -> None:

@@ -126,26 +126,17 @@ class Process:
         Raises:
             TimeoutError: if it does not, or has ended; with its last lines.
         """
-        expression = re.compile(pattern)
 
         def found() -> re.Match[str] | None:
-            nonlocal after
-            fresh, after = self._lines[after:], len(self._lines)
-            return next(filter(None, map(expression.search, fresh)), None)
-
-        match: list[re.Match[str]] = []
-
-        def done() -> bool:
-            hit = found()
-            match.extend([hit] if hit else [])
-            return bool(match) or self._ended
+            return next(filter(None, (re.search(pattern, line) for line in self._lines[after:])), None)
 
         with self._news:
-            self._news.wait_for(done, timeout_s)
-            if not match:
+            self._news.wait_for(lambda: found() or self._ended, timeout_s)
+            match = found()
+            if match is None:
                 when = "before it ended" if self._ended else f"within {timeout_s:.0f} s"
                 raise TimeoutError(f"{self} did not say {pattern!r} {when}:\n{''.join(self._lines[-30:])}")
-        return match[0]
+        return match
 
     def wait(self, timeout_s: float) -> int:
         """Its exit status, negative for a signal.

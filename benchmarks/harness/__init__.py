@@ -4,11 +4,11 @@
   :func:`rank` and, if it wants one, :func:`process_group`. :func:`workers` and :func:`wait` are its parts.
 - :class:`Recorder` and :func:`recorded`: what workers write down while they train, as a table of pandas.
 - :func:`trainer` and :func:`repeated`: a quiet Trainer, and the digits over and over.
-- :func:`print_table`, :func:`against` and :func:`write_results`: what a benchmark prints and leaves.
+- :func:`print_table`, :func:`against`, :func:`axes_of` and :func:`write_results`: what a benchmark prints and leaves.
 """
 
 from benchmarks.harness.record import Recorder, recorded
-from benchmarks.harness.report import RESULTS, ROOT, against, console, machine, print_table, write_results
+from benchmarks.harness.report import RESULTS, ROOT, against, axes_of, console, machine, print_table, write_results
 from benchmarks.harness.training import repeated, trainer
 from benchmarks.harness.workers import process_group, rank, run, wait, workers
 
@@ -17,6 +17,7 @@ __all__ = [
     "ROOT",
     "Recorder",
     "against",
+    "axes_of",
     "console",
     "machine",
     "print_table",

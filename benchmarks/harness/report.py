@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
@@ -54,3 +55,14 @@ def machine() -> dict[str, Any]:
         names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
         model = names[0] if names else model
     return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
+
+
+def axes_of(rows: int = 1, columns: int = 1, *, width: float = 5.2, height: float = 3.8, **options: Any) -> tuple[Figure, Any]:
+    """A figure and its panels, rows of columns; each of so many inches."""
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, **options)
+    for axes in panels.flat:
+        axes.grid(alpha=0.3, which="both" if rows > 1 else "major")
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, panels

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, seed_everything
@@ -64,8 +65,8 @@ class Training:
 
     def end_step(self) -> None:
         self._step += 1
-        sent = bytes_sent(os.environ["GLOO_SOCKET_IFNAME"])
-        self._steps.note(samples=BATCH_SIZE, sent=sent, cpu_s=time.process_time())
+        counters = psutil.net_io_counters(pernic=True, nowrap=False)[os.environ["GLOO_SOCKET_IFNAME"]]
+        self._steps.note(samples=BATCH_SIZE, sent=counters.bytes_sent, cpu_s=time.process_time())
 
     def write_model(self) -> None:
         """The model as it is now."""
@@ -137,12 +138,3 @@ def train(
     loader = DataLoader(data, batch_size=BATCH_SIZE, shuffle=True)
     training = Training(WORKS[work], net, device, loader, steps, folder, max(1, round(every / slower)))
     return (train_with_lightning if chosen.strategy is not None else train_in_a_loop)(chosen, training)
-
-
-def bytes_sent(interface: str) -> int:
-    """By this host through an interface, headers included."""
-    for line in Path("/proc/self/net/dev").read_text().splitlines():
-        name, _, counters = line.partition(":")
-        if name.strip() == interface:
-            return int(counters.split()[8])
-    return 0

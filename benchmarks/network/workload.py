@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -104,9 +105,8 @@ class Device:
         self._began_s = 0.0
         layers = [module for module in net.modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
         self._in_backward_s = in_backward * (compute_s - self._tail_s)
-        if in_backward:
-            for layer in layers:
-                layer.register_forward_hook(self._sleep_before_backward_of(self._in_backward_s / len(layers)))
+        for layer in layers if in_backward else ():
+            layer.register_full_backward_pre_hook(partial(_sleep, self._in_backward_s / len(layers)))
 
     def begin(self) -> None:
         """The forward pass begins."""
@@ -116,16 +116,9 @@ class Device:
         """Sleep. Call it between forward and backward."""
         sleep_until(self._began_s + self._compute_s - self._tail_s - self._in_backward_s)
 
-    @staticmethod
-    def _sleep_before_backward_of(seconds: float) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        def sleep(_: Tensor) -> None:
-            sleep_until(time.monotonic() + seconds)
 
-        def hook(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> None:
-            if output.requires_grad:
-                output.register_hook(sleep)  # type: ignore[no-untyped-call]
-
-        return hook
+def _sleep(seconds: float, *_: object) -> None:
+    sleep_until(time.monotonic() + seconds)
 
 
 def sleep_until(due_s: float) -> None:
