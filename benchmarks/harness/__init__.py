@@ -9,7 +9,7 @@
 
 from benchmarks.harness.record import Recorder, recorded
 from benchmarks.harness.report import RESULTS, ROOT, against, axes_of, console, machine, print_table, write_results
-from benchmarks.harness.training import repeated, trainer
+from benchmarks.harness.training import repeated, torchft_manager, trainer
 from benchmarks.harness.workers import process_group, rank, run, wait, workers
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "recorded",
     "repeated",
     "run",
+    "torchft_manager",
     "trainer",
     "wait",
     "workers",

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import nn
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
+from benchmarks.harness import torchft_manager
 from lightning_gossip import ADPSGDStrategy, DPSGDStrategy, PeriodicAveragingStrategy, QSGDStrategy
 from lightning_gossip.algorithm import AdaptivePeriod
 
@@ -67,9 +67,9 @@ def torch_periodic(training: Training) -> None:
     optimizer = training.optimizer(list(net.parameters()))
     schedule = training.schedule(optimizer)
     averager = PeriodicModelAverager(period=PERIOD)
-    for batch in training.batches():
+    for batch in training.loader:
         optimizer.zero_grad()
-        training.forward(net, batch).backward()  # type: ignore[no-untyped-call]
+        training.loss(net, batch).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         averager.average_parameters(net.parameters())
         schedule.step()
@@ -94,53 +94,38 @@ def decent_dp(training: Training) -> None:
         sync_buffer_in_global_avg=True,
         _local_world_size=1,
     )
-    for batch in training.batches():
-        training.forward(model, batch).backward()  # type: ignore[no-untyped-call]
+    for batch in training.loader:
+        training.loss(model, batch).backward()  # type: ignore[no-untyped-call]
         training.end_step()
     model.global_avg(will_revert=False)  # type: ignore[operator]
 
 
 def torchft_local_sgd(training: Training) -> None:
     """torchft's LocalSGD: each worker is a replica group of one, and every averaging begins with a quorum."""
-    from torchft import Manager, ProcessGroupGloo  # type: ignore[import-not-found]
     from torchft.coordination import LighthouseServer  # type: ignore[import-not-found]
     from torchft.local_sgd import LocalSGD  # type: ignore[import-not-found]
 
     rank, workers = dist.get_rank(), dist.get_world_size()
-    address, here = os.environ["MASTER_ADDR"], os.environ["HOST_ADDR"]
-    lighthouse = LighthouseServer(f"{address}:{_LIGHTHOUSE_PORT}", workers, join_timeout_ms=100) if rank == 0 else None
-    store = TCPStore(here, _LIGHTHOUSE_PORT + 1, is_master=True, wait_for_workers=False)
+    address = f"{os.environ['MASTER_ADDR']}:{_LIGHTHOUSE_PORT}"
+    lighthouse = LighthouseServer(address, workers, join_timeout_ms=100) if rank == 0 else None
     dist.barrier()
     net = training.net
     optimizer = training.optimizer(list(net.parameters()))
     schedule = training.schedule(optimizer)
-    manager: Any = Manager(
-        pg=ProcessGroupGloo(timeout=_DEADLINE),
-        load_state_dict=net.load_state_dict,
-        state_dict=net.state_dict,
-        min_replica_size=workers,
-        use_async_quorum=False,
-        timeout=_DEADLINE,
-        quorum_timeout=_DEADLINE,
-        rank=0,
-        world_size=1,
-        store_addr=here,
-        store_port=store.port,
-        lighthouse_addr=f"http://{address}:{_LIGHTHOUSE_PORT}",
-        replica_id=f"worker-{rank}",
-        hostname=here,
-        init_sync=False,  # the models are equal
-    )
-    with LocalSGD(manager, net, optimizer, sync_every=PERIOD) as averager:
-        for batch in training.batches():
+    options = {"use_async_quorum": False, "quorum_timeout": _DEADLINE, "lighthouse_addr": f"http://{address}"}
+    options["init_sync"] = False  # the models are equal
+    with (
+        torchft_manager(net.load_state_dict, net.state_dict, min_replica_size=workers, timeout=_DEADLINE, **options) as manager,
+        LocalSGD(manager, net, optimizer, sync_every=PERIOD) as averager,
+    ):
+        for batch in training.loader:
             optimizer.zero_grad()
-            training.forward(net, batch).backward()  # type: ignore[no-untyped-call]
+            training.loss(net, batch).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
             training.end_step()
         averager.sync()
-    dist.barrier()
-    manager.shutdown(wait=False)
+        dist.barrier()
     if lighthouse is not None:
         lighthouse.shutdown()
 

@@ -12,11 +12,10 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import OneCycleLR
 
 from recipes.digits import CLASSES, DigitsClassifier
 
-BATCH_SIZE = 32
+BATCH_SIZE, MOMENTUM = 32, 0.9
 COMPUTE_S = 0.100
 """Of an emulated step: forward, backward and optimizer."""
 
@@ -74,14 +73,6 @@ def loss_of(net: nn.Module, batch: list[Tensor]) -> Tensor:
     return nn.functional.cross_entropy(net(batch[0]), batch[1])
 
 
-def optimizer_for(parameters: list[nn.Parameter], lr: float) -> torch.optim.SGD:
-    return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
-
-
-def schedule_for(optimizer: torch.optim.Optimizer, lr: float, steps: int) -> OneCycleLR:
-    return OneCycleLR(optimizer, max_lr=lr, total_steps=steps, cycle_momentum=False)
-
-
 def shared_values(net: nn.Module) -> list[Tensor]:
     """What the mean model is the mean of: parameters, and buffers of floating point."""
     return [value.detach() for value in net.state_dict().values() if value.is_floating_point()]
@@ -129,7 +120,7 @@ def sleep_until(due_s: float) -> None:
 def _backward_and_optimizer_s(net: nn.Module) -> float:
     """Processor seconds of this thread, the median of a few: other processes on the machine do not count."""
     copy = deepcopy(net)
-    optimizer = optimizer_for(list(copy.parameters()), lr=0.0)
+    optimizer = torch.optim.SGD(copy.parameters(), lr=0.0, momentum=MOMENTUM)
     batch = [torch.rand(BATCH_SIZE, 1, 8, 8), torch.arange(BATCH_SIZE) % CLASSES]
     times = []
     for _ in range(_CALIBRATION_STEPS):

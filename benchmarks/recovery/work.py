@@ -15,10 +15,9 @@ import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.harness import Recorder, rank, repeated, trainer
+from benchmarks.harness import Recorder, rank, repeated, torchft_manager, trainer
 from lightning_gossip import ADPSGDStrategy
 from recipes.digits import DigitsData, DigitsMLP
 
@@ -128,7 +127,6 @@ def train_with_lightning(strategy: str, plan: dict[str, Any], folder: Path) -> f
 
 def train_with_torchft(strategy: str, plan: dict[str, Any], folder: Path) -> float:
     """Like the example of its documentation: a step whose all-reduce fails is not committed, the batch is lost."""
-    from torchft import Manager, ProcessGroupGloo  # type: ignore[import-not-found]
     from torchft.data import DistributedSampler  # type: ignore[import-not-found]
     from torchft.ddp import DistributedDataParallel  # type: ignore[import-not-found]
     from torchft.optim import OptimizerWrapper  # type: ignore[import-not-found]
@@ -143,34 +141,24 @@ def train_with_torchft(strategy: str, plan: dict[str, Any], folder: Path) -> flo
         model.load_state_dict(state["model"])
         sgd.load_state_dict(state["optimizer"])
 
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    manager: Any = Manager(
-        pg=ProcessGroupGloo(timeout=_DEADLINE),
-        load_state_dict=load,
-        state_dict=lambda: {"model": model.state_dict(), "optimizer": sgd.state_dict()},
-        min_replica_size=1,
-        rank=0,
-        world_size=1,
-        store_addr="127.0.0.1",
-        store_port=store.port,
-        replica_id=f"worker-{rank()}",
-        hostname="127.0.0.1",
-    )
-    network, optimizer = DistributedDataParallel(manager, model.net), OptimizerWrapper(manager, sgd)
-    sampler = DistributedSampler(training, rank(), WORKERS, group_rank=0, num_replicas=1, shuffle=True)
-    record = Record(folder, told)
-    for epoch in range(told.epochs):
-        sampler.set_epoch(epoch)
-        for number, (x, y, samples) in enumerate(DataLoader(training, batch_size=BATCH_SIZE, sampler=sampler)):
-            record.begin(epoch, number)
-            committed = manager.current_step()
-            optimizer.zero_grad()
-            model.loss(network(x), y).backward()
-            optimizer.step()
-            if manager.current_step() > committed:
-                record.end(epoch, samples)
+    def state() -> dict[str, Any]:
+        return {"model": model.state_dict(), "optimizer": sgd.state_dict()}
+
+    with torchft_manager(load, state, min_replica_size=1, timeout=_DEADLINE) as manager:
+        network, optimizer = DistributedDataParallel(manager, model.net), OptimizerWrapper(manager, sgd)
+        sampler = DistributedSampler(training, rank(), WORKERS, group_rank=0, num_replicas=1, shuffle=True)
+        record = Record(folder, told)
+        for epoch in range(told.epochs):
+            sampler.set_epoch(epoch)
+            for number, (x, y, samples) in enumerate(DataLoader(training, batch_size=BATCH_SIZE, sampler=sampler)):
+                record.begin(epoch, number)
+                committed = manager.current_step()
+                optimizer.zero_grad()
+                model.loss(network(x), y).backward()
+                optimizer.step()
+                if manager.current_step() > committed:
+                    record.end(epoch, samples)
     with torch.no_grad():
         for x, y in testing:
             model.test_acc(model(x), y)
-    manager.shutdown(wait=False)
     return float(model.test_acc.compute())
