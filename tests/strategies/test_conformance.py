@@ -101,7 +101,7 @@ def issubclass_of_ours(registered: Any) -> bool:
 
 # Measured with seeds 1, 2 and 3: worst of all strategies 0.967 after 6 epochs, 0.947 after 4. It says that training works, not
 # that averaging does: so short a run of models that meet at the epochs' ends only gets there too.
-RECIPE_EPOCHS, ACCURACY = 6, 0.96
+RECIPE_EPOCHS, ACCURACY = 4, 0.93
 
 
 def _recipe(strategy: Any, path: str) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""Jobs as a user's command starts them. Each of Lightning's launchers, and torchrun, once with processes that import all anew;
-else their processes are forked (tests/warm).
+"""Jobs as a user's command starts them. Under Lightning's own launcher and torchrun once with processes that import all anew,
+under the others in `make test-slow`; else their processes are forked (tests/warm).
 """
 
 from __future__ import annotations
@@ -86,9 +86,20 @@ def check(folder: Path, workers: int) -> None:
     assert result["accuracy"] > 0.7
 
 
-@pytest.mark.parametrize("strategy", ["adpsgd", "adpsgd_spawn", pytest.param("adpsgd_fork", marks=pytest.mark.slow)])
-def test_the_same_script_runs_under_every_start_method(strategy: str, tmp_path: Path) -> None:
-    code, output, left = finish(start([SCRIPT, str(tmp_path), strategy], python=sys.executable))
+FRESH, FORKED = sys.executable, None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "python"),
+    [
+        pytest.param("adpsgd", FRESH, id="adpsgd"),
+        pytest.param("adpsgd_spawn", FORKED, id="adpsgd_spawn"),
+        pytest.param("adpsgd_spawn", FRESH, id="adpsgd_spawn-fresh", marks=pytest.mark.slow),
+        pytest.param("adpsgd_fork", FRESH, id="adpsgd_fork", marks=pytest.mark.slow),
+    ],
+)
+def test_the_same_script_runs_under_every_start_method(strategy: str, python: str | None, tmp_path: Path) -> None:
+    code, output, left = finish(start([SCRIPT, str(tmp_path), strategy], python=python))
     assert code == 0, output
     assert left == []
     check(tmp_path, 2)
@@ -105,7 +116,7 @@ def check_nothing_is_left_at_the_end(folder: Path, workers: int) -> None:
 def test_the_same_script_runs_under_torchrun(tmp_path: Path) -> None:
     with reserved_port() as port:
         launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
-        code, output, left = finish(start([*launcher, SCRIPT, str(tmp_path), "adpsgd"], python=sys.executable))
+        code, output, left = finish(start([*launcher, SCRIPT, str(tmp_path), "adpsgd"], python=FRESH))
     assert code == 0, output
     assert left == []
     check(tmp_path, 2)
@@ -181,7 +192,7 @@ def test_two_jobs_and_two_trainers_at_once_do_not_meet(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_name_used_without_the_import_is_lightnings_own_error() -> None:
     command = "from lightning.pytorch import Trainer; Trainer(strategy='adpsgd', accelerator='cpu', devices=2)"
-    process = start(["-c", command], python=sys.executable)
+    process = start(["-c", command], python=FRESH)
     code, output, _ = finish(process)
     assert code != 0
     assert "You selected an invalid strategy name: `strategy='adpsgd'`" in output
