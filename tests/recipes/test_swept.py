@@ -19,7 +19,7 @@ from tests.recipes.wandb_files import records
 
 pytestmark = pytest.mark.processes
 
-EPOCHS = 8  # models trained apart for less may still have a useful mean
+EPOCHS = 5  # models trained apart for less may still have a useful mean
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
-"""Jobs as a user's command starts them. Under Lightning's own launcher and torchrun once with processes that import all anew,
-under the others in `make test-slow`; else their processes are forked (tests/warm).
+"""Jobs as a user's command starts them. Under Lightning's own launcher once with processes that import all anew, under torchrun
+and the others in `make test-slow`; else their processes are forked (tests/warm).
 """
 
 from __future__ import annotations
@@ -113,10 +113,11 @@ def check_nothing_is_left_at_the_end(folder: Path, workers: int) -> None:
         assert json.loads((folder / f"left-{rank}.json").read_text()) == {"group": False, "gloo": []}
 
 
-def test_the_same_script_runs_under_torchrun(tmp_path: Path) -> None:
+@pytest.mark.parametrize("python", [FORKED, pytest.param(FRESH, marks=pytest.mark.slow)], ids=["forked", "fresh"])
+def test_the_same_script_runs_under_torchrun(python: str | None, tmp_path: Path) -> None:
     with reserved_port() as port:
         launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
-        code, output, left = finish(start([*launcher, SCRIPT, str(tmp_path), "adpsgd"], python=FRESH))
+        code, output, left = finish(start([*launcher, SCRIPT, str(tmp_path), "adpsgd"], python=python))
     assert code == 0, output
     assert left == []
     check(tmp_path, 2)
