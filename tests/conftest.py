@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import random
 import threading
@@ -19,6 +21,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, settings
 
+from tests import warm
 from tests.turns import ByFileOrTest, Turns
 
 settings.register_profile(
@@ -43,6 +46,17 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFileOrTest:
     return ByFileOrTest(config, log)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    warm.close()
+
+
+@pytest.fixture(autouse=True)
+def _warm_python(request: pytest.FixtureRequest) -> None:
+    """What multiprocessing starts is forked from it too, its fork server first of all."""
+    if request.node.get_closest_marker("processes"):
+        multiprocessing.set_executable(warm.python())
 
 
 @pytest.fixture(autouse=True)
@@ -93,10 +107,9 @@ def _no_environment_variable_changed() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_child_process_left() -> Iterator[None]:
-    me = psutil.Process()
-    before = {child.pid for child in me.children(recursive=True)}
+    before = _descendants()
     yield
-    new = [child for child in me.children(recursive=True) if child.pid not in before and not _is_helper(child)]
+    new = [process for process in map(_process, _descendants() - before) if process is not None and not _is_helper(process)]
     if new:
         _, left = psutil.wait_procs(new, timeout=_GRACE_S)
         names = [f"{child.pid} {child.name()}" for child in left]
@@ -105,9 +118,33 @@ def _no_child_process_left() -> Iterator[None]:
         assert not left, f"child processes left behind: {names}"
 
 
-def _is_helper(process: psutil.Process) -> bool:
-    """Python's own, which live as long as the interpreter."""
+def _descendants() -> set[int]:
+    """Processes below this one, as the kernel lists them; too many tests ask for looking at all processes each time."""
+    found: set[int] = set()
+    parents = [os.getpid()]
+    while parents:
+        with contextlib.suppress(OSError):  # it has ended
+            for path in Path(f"/proc/{parents.pop()}/task").iterdir():
+                children = [int(pid) for pid in (path / "children").read_text().split()]
+                found.update(children)
+                parents += children
+    return found
+
+
+def _process(pid: int) -> psutil.Process | None:
     try:
+        return psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _is_helper(process: psutil.Process) -> bool:
+    """Python's own and ours, which live as long as the interpreter."""
+    try:
+        if warm.is_helper(process):
+            return True
+        if process.ppid() != os.getpid():
+            return False
         command = " ".join(process.cmdline())
     except psutil.Error:
         return True

@@ -54,7 +54,7 @@ REPORTS: list[tuple[str, str, list[str]]] = [
         "port in use with two jobs or two Trainers",
         [
             "strategies/test_launchers.py::test_two_jobs_and_two_trainers_at_once_do_not_meet",
-            "strategies/test_training.py::test_one_strategy_object_fits_validates_tests_predicts_and_fits_again",
+            "strategies/test_conformance.py::test_one_strategy_object_fits_validates_tests_predicts_and_fits_again",
         ],
     ),
     (
@@ -65,10 +65,7 @@ REPORTS: list[tuple[str, str, list[str]]] = [
     (
         "PT #76282",
         "GradScaler skips a step, so averaging is skipped and ranks fall out of step",
-        [
-            "strategies/test_training.py::test_skipped_steps_of_a_gradient_scaler_leave_counters_and_models_whole",
-            "strategies/test_conformance.py::test_a_step_that_one_scaler_skips_is_counted_on_all",
-        ],
+        ["strategies/test_conformance.py::test_a_step_that_one_scaler_skips_is_counted_on_all"],
     ),
     ("PT #74157", "post-local SGD loses accuracy", ["strategies/test_synchronous.py::test_averaging_every_step_is_ddp"]),
     (
@@ -167,7 +164,7 @@ REPORTS: list[tuple[str, str, list[str]]] = [
     (
         "Bluefog #35",
         "division by zero with one process",
-        ["strategies/test_training.py::test_one_worker_trains_plainly_without_group_or_thread"],
+        ["strategies/test_conformance.py::test_one_worker_trains_plainly_without_group_or_thread"],
     ),
     (
         "pix2pix #651, MoCo, DINO",

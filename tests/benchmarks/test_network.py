@@ -23,6 +23,7 @@ from benchmarks.network.runner import Run
 from benchmarks.network.scenarios import SCENARIOS, Condition
 from benchmarks.network.summary import median_and_spread, summarize, time_to, value_at
 from benchmarks.network.workload import BATCH_SIZE, COMPUTE_S, WORKS
+from tests import warm
 
 CALM = Condition("1 Gb/s", 1000)
 
@@ -176,7 +177,7 @@ def test_a_small_run_leaves_results_and_goes_on_where_it_was(tmp_path: Path) -> 
     ]
 
     def run(*more: str) -> str:
-        line = [sys.executable, "-m", "benchmarks.network", *arguments, "--contenders", *more]
+        line = [warm.python(), "-m", "benchmarks.network", *arguments, "--contenders", *more]
         return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=150, check=True).stdout
 
     run("ddp")

@@ -102,6 +102,7 @@ def test_of_two_halves_the_one_with_the_store_goes_on_and_the_other_ends(tmp_pat
         assert running.workers[2].said("PeerError")
 
 
+@pytest.mark.slow
 def test_a_short_chaos_ends_well(tmp_path: Path) -> None:
     lines: list[str] = []
     outcome = run(1, 0.4, tmp_path, lines.append)

@@ -47,15 +47,26 @@ def test_there_is_a_configuration_for_every_topology() -> None:
 GROUPS = {group: options(folder / group) for folder, names in FOLDERS.items() for group in names}
 
 
-@pytest.mark.parametrize(
-    ("group", "option"), [(group, option) for group in GROUPS if group != "strategy" for option in GROUPS[group]]
-)
+OPTIONS = [(group, option) for group in GROUPS if group != "strategy" for option in GROUPS[group]]
+
+
+def check_composed(strategy: str, group: str, option: str) -> None:
+    cfg = composed(f"strategy={strategy}", f"{group}={option}")
+    assert isinstance(instantiate(cfg.strategy), DDPStrategy)
+    assert isinstance(instantiate(cfg.cluster) or None, ClusterEmulator | None)
+
+
+@pytest.mark.parametrize("number", range(len(OPTIONS)), ids=["-".join(option) for option in OPTIONS])
+def test_every_option_and_every_strategy_compose(number: int) -> None:
+    check_composed(GROUPS["strategy"][number % len(GROUPS["strategy"])], *OPTIONS[number])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes_with_every_strategy(group: str, option: str) -> None:
     """Pairs: options of different groups do not know of each other."""
     for strategy in GROUPS["strategy"]:
-        cfg = composed(f"strategy={strategy}", f"{group}={option}")
-        assert isinstance(instantiate(cfg.strategy), DDPStrategy)
-        assert isinstance(instantiate(cfg.cluster) or None, ClusterEmulator | None)
+        check_composed(strategy, group, option)
 
 
 def test_there_is_a_configuration_for_every_strategy_and_it_is_the_one_of_that_name() -> None:

@@ -6,7 +6,6 @@ import io
 import json
 import math
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +32,7 @@ from recipes.planning.choices import Choices, choices_of, save
 from recipes.planning.events import trigger
 from recipes.simulate import compose_strategies
 from recipes.train import CONF
+from tests import warm
 from tests.recipes.test_train import command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -265,7 +265,7 @@ def test_a_measured_run_is_planned_and_the_plan_is_trained_by_the_command(tmp_pa
     common = ("recipe=digits_mlp", "recipe.epochs=3", "recipe.model.hidden=32", "logger=none")
     measured = command(*common, "strategy=apsgd", f"hydra.run.dir={tmp_path / 'measured'}")
     assert measured.returncode == 0, measured.stderr
-    call = [sys.executable, "-m", "recipes.plan", f"measured={tmp_path / 'measured'}", "workers=[2]", "strategies=[apsgd]"]
+    call = [warm.python(), "-m", "recipes.plan", f"measured={tmp_path / 'measured'}", "workers=[2]", "strategies=[apsgd]"]
     done = subprocess.run(
         [*call, f"hydra.run.dir={tmp_path / 'plan'}"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from recipes.job import plain_errors
 from recipes.simulate import compose_strategies, run
 from recipes.simulated.scenario import scenario_of, strategy_of
 from recipes.train import CONF
+from tests import warm
 from tests.recipes.test_config import LIBRARY, options
 from tests.recipes.test_outputs import KEYS, WORKER_KEYS
 
@@ -195,7 +195,7 @@ def test_steps_take_the_place_of_epochs() -> None:
 @pytest.mark.processes
 def test_the_command_sweeps_and_the_report_takes_its_folders(tmp_path: Path) -> None:
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, "-m", *arguments]
+        line = [warm.python(), "-m", *arguments]
         return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
     sweep = f"hydra.sweep.dir={tmp_path}"

@@ -8,6 +8,7 @@ import pytest
 
 from lightning_gossip import ConfigurationError
 from recipes.slow_network import limited
+from tests import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,7 +34,7 @@ sys.exit(7)
 
 
 def slowly(rate: str, *command: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "recipes.slow_network", rate, *command]
+    line = [warm.python(), "-m", "recipes.slow_network", rate, *command]
     return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
 
 
@@ -67,6 +68,7 @@ def test_what_is_no_rate_is_refused_with_an_example(rate: str) -> None:
         limited(rate, ["true"])
 
 
+@pytest.mark.processes
 def test_a_missing_command_gets_one_clear_sentence() -> None:
     done = slowly("1gbit")
     assert (done.returncode, done.stdout) == (2, "")

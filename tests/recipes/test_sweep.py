@@ -7,7 +7,6 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ from lightning_gossip import ConfigurationError
 from recipes import sweep
 from recipes.processes import run_workers, started_from_outside
 from recipes.tracking import name_of_sweep
+from tests import warm
 from tests.recipes.test_train import ROOT, command
 
 
@@ -158,7 +158,7 @@ processes.run_workers(_says_its_process, OmegaConf.create(), 2)
 )
 def test_a_sweep_that_is_stopped_in_any_way_leaves_no_worker(number: signal.Signals) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", SWEEP], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [warm.python(), "-c", SWEEP], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     assert process.stdout is not None
     workers = [psutil.Process(int(process.stdout.readline())) for _ in range(2)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,13 @@ import torch
 
 from recipes.digits import DigitsClassifier, DigitsData
 from recipes.sweep import FAILED
+from tests import warm
 from tests.recipes.test_train import ROOT, command, summary_of
 from tests.recipes.wandb_files import records
 
 pytestmark = pytest.mark.processes
 
-EPOCHS = 8  # models trained apart for less may still have a useful mean
+EPOCHS = 5  # models trained apart for less may still have a useful mean
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_wandb_gets_the_configuration_the_histogram_the_pictures_and_the_summary
 
 def test_the_command_compares_the_jobs_of_a_sweep(sweep: Path) -> None:
     compared = subprocess.run(
-        [sys.executable, "-m", "recipes.compare", str(sweep), "--of", "strategy.exchanges_per_step"],
+        [warm.python(), "-m", "recipes.compare", str(sweep), "--of", "strategy.exchanges_per_step"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -7,19 +7,20 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests import warm
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def command(*overrides: str, devices: int = 2, timeout_s: float = 170.0) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "HYDRA_FULL_ERROR"}
-    arguments = [sys.executable, "-m", "recipes.train", *overrides, f"trainer.devices={devices}"]
+    arguments = [warm.python(), "-m", "recipes.train", *overrides, f"trainer.devices={devices}"]
     process = subprocess.Popen(
         arguments,
         cwd=ROOT,

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
@@ -14,6 +13,7 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
+from tests import warm
 from tests.strategies.launch import _context, _work, reserved_port
 
 DIED = "died"
@@ -111,7 +111,7 @@ def store() -> Iterator[str]:
 @contextlib.contextmanager
 def store_command() -> Iterator[str]:
     """The same by the command that docs/survival.md tells."""
-    command = [sys.executable, "-m", "lightning_gossip.store", "--port", "0"]
+    command = [warm.python(), "-m", "lightning_gossip.store", "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

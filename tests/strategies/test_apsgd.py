@@ -71,7 +71,8 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_staleness_is_what_the_identity_says_and_the_bounds_hold(case: str) -> None:
     options = CASES[case]
-    workers, events, most, _ = launch(_run, options, VARIED, 4 * 100 * N, workers=N)[0]
+    steps = 40 if options else 100  # without bounds the mean is looked at too
+    workers, events, most, _ = launch(_run, options, VARIED, 4 * steps * N, workers=N)[0]
     pushes = [(rank, version) for kind, rank, version in events if kind == "push"]
     total = sum(w["staleness_mean"] * (w["exchanges"] - w["dropped"]) for w in workers)
     if not any(w["dropped"] for w in workers):
@@ -96,6 +97,7 @@ def test_staleness_is_what_the_identity_says_and_the_bounds_hold(case: str) -> N
         assert total / count == pytest.approx(N - 1, rel=0.05)
 
 
+@pytest.mark.slow  # tests/runtime/apsgd/test_server_staleness.py shows the same of the server
 @pytest.mark.alone
 def test_one_worker_slowed_tenfold_does_not_slow_the_others() -> None:
     results = {slow: launch(_run, {}, [0.02, 0.02, 0.02, slow], 4 * 160, workers=N) for slow in (0.02, 0.2)}

@@ -90,8 +90,21 @@ def _saves(strategy: Any, folder: str, ranks: tuple[int, ...]) -> Any:
             "in step": in_step.seen, "saves in step": len(in_step.at_save)}  # fmt: skip
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("ranks", [(0, 1), (0,)], ids=["every rank", "rank 0 only"])
+EVERY_RANK, RANK_0 = (0, 1), (0,)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks"),
+    [
+        pytest.param(
+            *(strategy, ranks),
+            id=f"{strategy}-{'every rank' if ranks == EVERY_RANK else 'rank 0 only'}",
+            marks=[] if strategy == "adpsgd" or (ranks == RANK_0) == (strategy in ("apsgd", "qsgd")) else pytest.mark.slow,
+        )
+        for strategy in STRATEGIES
+        for ranks in (EVERY_RANK, RANK_0)
+    ],
+)
 def test_a_checkpoint_inside_an_epoch_is_saved_at_rank_0s_steps(tmp_path: Path, strategy: str, ranks: tuple[int, ...]) -> None:
     results = launch(_saves, strategy, str(tmp_path), ranks)
     assert results[0]["model"] == results[1]["model"]

@@ -155,7 +155,7 @@ def _resumed(path: str, sharing: Any, kind: str) -> Any:
     return seen.epochs, started, t.current_epoch
 
 
-@pytest.mark.parametrize(("sharing", "num_workers"), [("auto", 0), ("auto", 2), (False, 0)])
+@pytest.mark.parametrize(("sharing", "num_workers"), [pytest.param("auto", 0, marks=pytest.mark.slow), ("auto", 2), (False, 0)])
 def test_sigterm_to_one_rank_stops_all_and_the_resumed_epoch_takes_every_remaining_sample_once(
     tmp_path: Path, sharing: Any, num_workers: int
 ) -> None:

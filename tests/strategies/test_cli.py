@@ -14,6 +14,7 @@ from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 
 from lightning_gossip import AdaptivePeriod
 from lightning_gossip.strategies import STRATEGIES
+from tests import warm
 
 QUIET = {"accelerator": "cpu", "devices": 2, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 SCRIPT = """
@@ -81,7 +82,7 @@ def test_an_unknown_option_is_refused_by_name(capsys: pytest.CaptureFixture[str]
 def test_two_workers_train_from_the_command_line(tmp_path: Path) -> None:
     path = config(tmp_path, {"class_path": "lightning_gossip.ADPSGDStrategy"}, max_epochs=1, limit_val_batches=1)
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "script.py", "fit", f"--config={path}", "--trainer.strategy.topology=complete"]
+    command = [warm.python(), "script.py", "fit", f"--config={path}", "--trainer.strategy.topology=complete"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "trained by ADPSGDStrategy complete [True, True]" in done.stdout

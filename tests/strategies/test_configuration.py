@@ -209,6 +209,7 @@ def test_patches_are_undone_and_an_unknown_name_is_an_error() -> None:
         patches.set(loop, "gone", None)
 
 
+@pytest.mark.slow
 def test_importing_the_package_imports_no_recipe_library() -> None:
     import subprocess
 

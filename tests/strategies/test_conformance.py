@@ -54,7 +54,8 @@ CASES: list[tuple[str, Callable[[], DecentralizedStrategy | str]]] = [
     ("qsgd 4 bits", lambda: QSGDStrategy(bits=4)),
 ]
 # other options of a strategy that is there already: make test-slow
-SLOW = {"adpsgd int8", "periodic int8", "dpsgd not overlapped", "periodic overlapped", "qsgd 4 bits"}
+SLOW = {"adpsgd int8", "apsgd bounded", "periodic int8", "dpsgd not overlapped", "periodic overlapped", "qsgd 4 bits"}
+PARAMETERS = [pytest.param(make, id=name, marks=[pytest.mark.slow] if name in SLOW else []) for name, make in CASES]
 VARIANTS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
 
 WORKERS = 3  # an odd ring, and as many as "apsgd bounded" wants active
@@ -73,10 +74,7 @@ def equal_steps(strategy: DecentralizedStrategy | str) -> bool:
     return not class_of(strategy).shares_work
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(make, id=name, marks=[pytest.mark.slow] if name in SLOW else []) for name, make in CASES],
-)
+@pytest.fixture(scope="module", params=PARAMETERS)
 def strategy(request: pytest.FixtureRequest) -> DecentralizedStrategy | str:
     chosen: DecentralizedStrategy | str = request.param()
     return chosen
@@ -103,7 +101,7 @@ def issubclass_of_ours(registered: Any) -> bool:
 
 # Measured with seeds 1, 2 and 3: worst of all strategies 0.967 after 6 epochs, 0.947 after 4. It says that training works, not
 # that averaging does: so short a run of models that meet at the epochs' ends only gets there too.
-RECIPE_EPOCHS, ACCURACY = 6, 0.96
+RECIPE_EPOCHS, ACCURACY = 4, 0.93
 
 
 def _recipe(strategy: Any, path: str) -> dict[str, Any]:

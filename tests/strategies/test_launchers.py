@@ -1,3 +1,7 @@
+"""Jobs as a user's command starts them. Under Lightning's own launcher once with processes that import all anew, under torchrun
+and the others in `make test-slow`; else their processes are forked (tests/warm).
+"""
+
 from __future__ import annotations
 
 import contextlib
@@ -15,6 +19,7 @@ import pytest
 import torch
 
 from recipes.processes import reserved_port
+from tests import warm
 from tests.strategies.jobs import store
 from tests.strategies.models import Net, loader, trainer
 
@@ -24,15 +29,15 @@ SCRIPT, FITS = "tests/strategies/script.py", "tests/strategies/fits.py"
 END_S = 50.0  # from the trouble to the end of the job; before it, importing alone has taken a minute on a busy machine
 
 
-def start(command: list[str], cwd: Path = ROOT, **environment: str) -> subprocess.Popen[str]:
-    """In a session of its own, so that what it leaves behind can be seen."""
+def start(command: list[str], cwd: Path = ROOT, *, python: str | None = None, **environment: str) -> subprocess.Popen[str]:
+    """In a session of its own, so that what it leaves behind can be seen; forked, if not by another ``python``."""
     clean = {
         k: v
         for k, v in os.environ.items()
         if not k.startswith(("MASTER_", "WORLD_", "LOCAL_", "RANK", "GROUP_", "TORCHELASTIC"))
     }
     return subprocess.Popen(
-        [sys.executable, *command],
+        [python or warm.python(), *command],
         cwd=cwd,
         env={**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
         text=True,
@@ -65,10 +70,10 @@ def finish_in_time(process: subprocess.Popen[str]) -> tuple[int, str, list[str]]
 
 
 def _session(leader: int) -> list[psutil.Process]:
-    members = []
+    members, sessions = [], warm.sessions_of(leader)
     for process in psutil.process_iter(["status"]):
         with contextlib.suppress(ProcessLookupError):
-            if os.getsid(process.pid) == leader and process.info["status"] != psutil.STATUS_ZOMBIE:
+            if os.getsid(process.pid) in sessions and process.info["status"] != psutil.STATUS_ZOMBIE:
                 members.append(process)
     return members
 
@@ -81,9 +86,20 @@ def check(folder: Path, workers: int) -> None:
     assert result["accuracy"] > 0.7
 
 
-@pytest.mark.parametrize("strategy", ["adpsgd", "adpsgd_spawn", pytest.param("adpsgd_fork", marks=pytest.mark.slow)])
-def test_the_same_script_runs_under_every_start_method(strategy: str, tmp_path: Path) -> None:
-    code, output, left = finish(start([SCRIPT, str(tmp_path), strategy]))
+FRESH, FORKED = sys.executable, None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "python"),
+    [
+        pytest.param("adpsgd", FRESH, id="adpsgd"),
+        pytest.param("adpsgd_spawn", FORKED, id="adpsgd_spawn"),
+        pytest.param("adpsgd_spawn", FRESH, id="adpsgd_spawn-fresh", marks=pytest.mark.slow),
+        pytest.param("adpsgd_fork", FRESH, id="adpsgd_fork", marks=pytest.mark.slow),
+    ],
+)
+def test_the_same_script_runs_under_every_start_method(strategy: str, python: str | None, tmp_path: Path) -> None:
+    code, output, left = finish(start([SCRIPT, str(tmp_path), strategy], python=python))
     assert code == 0, output
     assert left == []
     check(tmp_path, 2)
@@ -97,10 +113,11 @@ def check_nothing_is_left_at_the_end(folder: Path, workers: int) -> None:
         assert json.loads((folder / f"left-{rank}.json").read_text()) == {"group": False, "gloo": []}
 
 
-def test_the_same_script_runs_under_torchrun(tmp_path: Path) -> None:
+@pytest.mark.parametrize("python", [FORKED, pytest.param(FRESH, marks=pytest.mark.slow)], ids=["forked", "fresh"])
+def test_the_same_script_runs_under_torchrun(python: str | None, tmp_path: Path) -> None:
     with reserved_port() as port:
         launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
-        code, output, left = finish(start([*launcher, SCRIPT, str(tmp_path), "adpsgd"]))
+        code, output, left = finish(start([*launcher, SCRIPT, str(tmp_path), "adpsgd"], python=python))
     assert code == 0, output
     assert left == []
     check(tmp_path, 2)
@@ -124,7 +141,7 @@ def test_one_store_serves_all_that_one_process_does_one_after_the_other(start_me
 @pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["popen", "fork"])
 def test_many_fits_in_one_process_end_without_a_word(start_method: str, tmp_path: Path) -> None:
-    count = 50 if start_method == "fork" else 5  # popen imports torch again for each worker of each fit
+    count = 50 if start_method == "fork" else 5  # popen starts each worker of each fit anew
     quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch warns of addresses without a name
     code, output, left = finish(start([FITS, str(tmp_path), start_method, str(count)], **quiet), timeout_s=400.0)
     assert (code, output, left) == (0, "", [])
@@ -173,9 +190,10 @@ def test_two_jobs_and_two_trainers_at_once_do_not_meet(tmp_path: Path) -> None:
         check(folder, 2)
 
 
+@pytest.mark.slow
 def test_a_name_used_without_the_import_is_lightnings_own_error() -> None:
     command = "from lightning.pytorch import Trainer; Trainer(strategy='adpsgd', accelerator='cpu', devices=2)"
-    process = start(["-c", command])
+    process = start(["-c", command], python=FRESH)
     code, output, _ = finish(process)
     assert code != 0
     assert "You selected an invalid strategy name: `strategy='adpsgd'`" in output

@@ -59,8 +59,15 @@ RAISING = {
 }
 
 
+QUICK = {"adpsgd", "adpsgd at the rendezvous", "apsgd, on the server"}
+
+
+def names(cases: dict[str, Any]) -> list[Any]:
+    return [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in cases]
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize("name", RAISING)
+@pytest.mark.parametrize("name", names(RAISING))
 def test_the_worker_that_produced_it_ends_the_job_and_says_which_tensor(name: str) -> None:
     results = launch(_fit, *RAISING[name], workers=3, timeout_s=60)
     assert results[1]["error"].startswith("NonFiniteError: The model of rank 1 is not finite: ")
@@ -81,7 +88,7 @@ ADOPTING = {
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ADOPTING)
+@pytest.mark.parametrize("name", names(ADOPTING))
 def test_or_it_goes_on_from_a_healthy_model(name: str) -> None:
     results = launch(_fit, *ADOPTING[name], workers=3, timeout_s=60)
     assert [result["error"] for result in results] == [""] * 3

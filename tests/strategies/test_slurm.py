@@ -16,7 +16,7 @@ from tests.strategies.models import Net, flat, loader, trainer
 from tests.strategies.test_conformance import CASES
 
 pytestmark = pytest.mark.processes
-SAMPLES, BATCH, EPOCHS = 512, 8, 3
+SAMPLES, BATCH, EPOCHS = 256, 8, 3
 
 
 def _as_slurm_would(folder: Path) -> None:

@@ -91,7 +91,10 @@ UNLIKE_DDP = [
 ]
 
 
-@pytest.mark.parametrize(("make", "momentum"), [case[1:] for case in UNLIKE_DDP], ids=[case[0] for case in UNLIKE_DDP])
+@pytest.mark.parametrize(
+    ("make", "momentum"),
+    [pytest.param(*case[1:], id=case[0], marks=[pytest.mark.slow] if number else []) for number, case in enumerate(UNLIKE_DDP)],
+)
 def test_the_comparison_with_ddp_notices_a_difference(make: Any, momentum: float) -> None:
     assert min(launch(_pair, make(), momentum, workers=3)) > 1e-4
 
@@ -122,7 +125,13 @@ SYNCHRONOUS = [
 ]
 
 
-@pytest.mark.parametrize("make", [case[1] for case in SYNCHRONOUS], ids=[case[0] for case in SYNCHRONOUS])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id=name, marks=[pytest.mark.slow] if name == "D-PSGD, not overlapped" else [])
+        for name, make in SYNCHRONOUS
+    ],
+)
 def test_uneven_streams_end_and_agree(make: Any) -> None:
     results = launch(_uneven, make(), workers=3)
     assert [seen for seen, _ in results] == [2 * 28, 2 * 44, 2 * 20]
@@ -164,7 +173,9 @@ def _overlapped(overlap: Any) -> Any:
     return float((flat(model.network).double() - expected).abs().max()), t.strategy.report.workers[0].averagings
 
 
-@pytest.mark.parametrize("overlap", [False, 1, 3, True])
+@pytest.mark.parametrize(
+    "overlap", [False, pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow), True]
+)
 def test_averaging_loses_no_update(overlap: Any) -> None:
     for error, averagings in launch(_overlapped, overlap, workers=2):
         assert error < 1e-5
@@ -235,7 +246,9 @@ RESUMED = [
 ]
 
 
-@pytest.mark.parametrize("make", [case[1] for case in RESUMED], ids=[case[0] for case in RESUMED])
+@pytest.mark.parametrize(
+    "make", [pytest.param(make, id=name, marks=[pytest.mark.slow] if name == "constant" else []) for name, make in RESUMED]
+)
 def test_after_a_resume_the_next_averaging_comes_at_the_same_step(make: Any, tmp_path: Path) -> None:
     whole = launch(_interrupted, make(), str(tmp_path), False)
     parts = launch(_interrupted, make(), str(tmp_path), True)
@@ -259,7 +272,7 @@ def _adaptive(normalized: bool) -> Any:
     return t.strategy.report.workers[0].period
 
 
-@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("normalized", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_period_grows_as_the_learning_rate_falls_with_and_without_batchnorm(normalized: bool) -> None:
     assert min(launch(_adaptive, normalized)) > 8
 

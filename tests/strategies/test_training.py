@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections import Counter
 from typing import Any
 
@@ -10,7 +9,6 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
@@ -98,6 +96,7 @@ def _one_slow_worker() -> Any:
     return t.strategy.report.workers, distances
 
 
+@pytest.mark.slow  # tests/runtime/adpsgd/test_gossip.py shows the same of the exchanges
 @pytest.mark.alone
 def test_a_slow_worker_exchanges_as_often_as_the_others_and_stays_as_near_to_the_mean() -> None:
     workers, distances = launch(_one_slow_worker, workers=4)[0]
@@ -382,28 +381,6 @@ def test_a_compiled_inner_network_works() -> None:
     assert a == b
 
 
-class SkipsOnRankZero(Net):
-    """Gradients of rank 0 are infinite in its first steps, so that the scaler skips them."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = super().training_step(batch, batch_idx)
-        return loss * float("inf") if self.global_rank == 0 and batch_idx < 3 else loss
-
-
-def _skipped() -> Any:
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-    plugin = MixedPrecision("16-mixed", device="cpu", scaler=scaler)
-    t, model = fit(SkipsOnRankZero(), plugins=[plugin], max_epochs=2)
-    assert (scaler.get_scale() < 64.0) == (t.global_rank == 0)
-    return t.global_step, flat(model).tolist()
-
-
-def test_skipped_steps_of_a_gradient_scaler_leave_counters_and_models_whole() -> None:
-    a, b = launch(_skipped)
-    assert a == b
-    assert all(math.isfinite(value) for value in a[1])
-
-
 # -- decisions ---------------------------------------------------------------------------------------------------------
 
 
@@ -607,27 +584,6 @@ def test_the_count_of_collectives_would_notice_one() -> None:
 # -- the life of a Trainer ---------------------------------------------------------------------------------------------
 
 
-def _life() -> Any:
-    strategy = ADPSGDStrategy()
-    t = trainer(strategy=strategy, max_epochs=2)
-    model = Net()
-    t.fit(model, loader(), loader(32, shuffle=False))
-    validated = t.validate(model, loader(32, shuffle=False), verbose=False)
-    tested = t.test(model, loader(32, shuffle=False), verbose=False)
-    predicted = t.predict(model, loader(32, shuffle=False))
-    t.fit_loop.max_epochs = 4
-    t.fit(model, loader(), loader(32, shuffle=False))
-    second = trainer(strategy="adpsgd", max_epochs=1)
-    second.fit(model, loader())
-    return validated, tested, len(predicted), t.current_epoch, flat(model).tolist()
-
-
-def test_one_strategy_object_fits_validates_tests_predicts_and_fits_again() -> None:
-    a, b = launch(_life)
-    assert a == b
-    assert a[3] == 4
-
-
 def _steps_and_checkpoints(path: str) -> Any:
     from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -641,18 +597,3 @@ def test_max_steps_and_checkpoints_by_step_count_on_every_worker(tmp_path: Any) 
     assert a == b
     assert a[0] == 12
     assert sorted(p.name for p in tmp_path.iterdir()) == ["epoch=0-step=10.ckpt", "epoch=0-step=5.ckpt"]
-
-
-def _alone() -> None:
-    model = Net()
-    t = trainer(max_epochs=2)
-    t.fit(model, loader(), loader(32, shuffle=False))
-    assert not dist.is_initialized()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("gossip")]
-    assert sorted(model.seen) == sorted([*range(128), *range(128)])
-    assert t.strategy.report.workers[0].steps == t.global_step == 32
-    assert t.validate(model, loader(32, shuffle=False), verbose=False)[0]["val_acc"] > 0.5
-
-
-def test_one_worker_trains_plainly_without_group_or_thread() -> None:
-    launch(_alone, workers=1)

@@ -53,11 +53,11 @@ def _scheduled(kind: str, strategy: str, devices: int, folder: Path, resumed: bo
 @pytest.mark.parametrize(
     ("kind", "strategy", "before", "after"),
     [
-        ("one cycle", "adpsgd", 2, 1),
+        pytest.param("one cycle", "adpsgd", 2, 1, marks=pytest.mark.slow),
         ("one cycle", "adpsgd", 1, 2),
         ("one cycle", "dpsgd", 3, 2),
         ("lambda", "adpsgd", 2, 3),
-        ("lambda", "adpsgd", 2, 1),
+        pytest.param("lambda", "adpsgd", 2, 1, marks=pytest.mark.slow),
         ("lambda", "dpsgd", 2, 3),
     ],
 )

@@ -1,0 +1,18 @@
+"""A Python that has imported torch, Lightning and the recipes already, so that a script begins in a tenth of a second.
+
+Importing them costs a process five seconds of a core, and most tests of processes start several. So one process imports them
+once (:mod:`tests.warm.server`) and forks whatever is started; it has one thread and has computed nothing.
+
+    subprocess.run([warm.python(), "-m", "recipes.train", ...])      # as with sys.executable
+
+:func:`python` is the path of a small command (:mod:`tests.warm.command`) that has the server fork the script, hands it its
+arguments, environment, folder and open files, passes signals on, and ends as it ends. In the script ``sys.executable`` is that
+command, so what launchers, torchrun and multiprocessing start is forked too. Apart from that the script is a fresh process: it
+has a session of its own, and leaves through the whole end of the interpreter.
+
+What is not shown so is that an import works: each launcher is started once with ``sys.executable`` as well.
+"""
+
+from tests.warm.client import close, is_helper, python, sessions_of
+
+__all__ = ["close", "is_helper", "python", "sessions_of"]

@@ -1,0 +1,84 @@
+"""The one server of this process, started with the first use."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+HELPER = "warm-helper"  # name of a process of multiprocessing itself
+
+
+class _Server:
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="warm-"))
+        self.log = self.folder / "log"
+        self.python = self.folder / "python"
+        text = Path(__file__).with_name("command.py").read_text()
+        address = self.folder / "socket"
+        self.python.write_text(f"#!{sys.executable} -IS\n" + text.replace('ADDRESS = ""', f"ADDRESS = {str(address)!r}"))
+        self.python.chmod(0o755)
+        with socket.socket(socket.AF_UNIX) as listener:  # requests wait there until everything is imported
+            listener.bind(str(address))
+            listener.listen(64)
+            listener.set_inheritable(True)
+            line = [sys.executable, "-m", "tests.warm.server", str(listener.fileno()), str(self.python), str(self.log)]
+            path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+            self.process = subprocess.Popen(
+                line,
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+                pass_fds=[listener.fileno()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+            )
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+_servers: list[_Server] = []
+
+
+def python() -> str:
+    """Path of the command that takes the place of ``sys.executable``."""
+    if not _servers:
+        _servers.append(_Server())
+        atexit.register(close)
+    return str(_servers[0].python)
+
+
+def close() -> None:
+    """End the server and whatever runs below it."""
+    while _servers:
+        _servers.pop().close()
+
+
+def sessions_of(leader: int) -> set[int]:
+    """The session of a command, and those of all scripts that were started from it and from one another."""
+    sessions = {leader}
+    if _servers and _servers[0].log.exists():
+        for line in _servers[0].log.read_text().splitlines():  # by time
+            asked, made = map(int, line.split())
+            if asked in sessions:
+                sessions.add(made)
+    return sessions
+
+
+def is_helper(process: psutil.Process) -> bool:
+    """Whether it is the server, or a process of multiprocessing itself that this process has started by it."""
+    if not _servers:
+        return False
+    server = _servers[0].process.pid
+    return process.pid == server or (process.ppid() == server and process.name() == HELPER)
