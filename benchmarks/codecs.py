@@ -19,11 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.common import against, print_table, write_results
-from benchmarks.pair import limited_link, run_pair
+from benchmarks.pair import limited_link, pair_transport, run_pair
 from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.compression.pairwise import Wire, exchange_bytes, make_codec
 from lightning_gossip.runtime.adpsgd.exchange import Exchanger
-from lightning_gossip.transport.gloo_group import GlooTransport
 from lightning_gossip.transport.messages import Kind, Message
 
 NUMEL = 25_610_152
@@ -65,7 +64,7 @@ def transfers(parameters: dict[str, Any]) -> dict[str, Any]:
     peer = 1 - dist.get_rank()
     replica = Replica([models(1 + dist.get_rank())])
     mine, theirs = torch.randn(NUMEL), torch.zeros(NUMEL)
-    transport = GlooTransport(TIMEOUT_S)
+    transport = pair_transport(TIMEOUT_S)
     exchanger = Exchanger(transport, timeout_s=TIMEOUT_S)
     codecs = {wire: make_codec(wire, replica.published) for wire in get_args(Wire)}
     sent: dict[str, int] = {"raw": mine.nbytes}

@@ -54,7 +54,6 @@ class GlooTransport(Transport):
             dist.broadcast(run, src=0, group=self._data)
         self.run = int(run)
         self._requests: dict[int, list[tuple[dist.Work, Tensor]]] = {}  # by peer: read in order, so a reply frees all before it
-        self._told: dict[int, tuple[dist.Work, Tensor]] = {}  # by peer: kept until the next one
         self._others: list[tuple[Kind, dist.Work, Tensor]] = []  # a few in a run: sync requests, stop
 
     def post(self, peer: int, message: Message) -> None:
@@ -82,11 +81,6 @@ class GlooTransport(Transport):
             sending = _started(dist.isend(words, dst=peer, group=_open(self._data), tag=_REPLY))
             sending.wait(timedelta(seconds=self._timeout_s))
 
-    def tell(self, peer: int, message: Message) -> None:
-        words = torch.tensor(message.words(self.run), dtype=torch.int64)
-        with PeerTrouble(peer, "reply"):
-            self._told[peer] = _started(dist.isend(words, dst=peer, group=_open(self._data), tag=_REPLY)), words
-
     def await_reply(self, peer: int, timeout_s: float) -> Message:
         message, end_s = None, time.monotonic() + timeout_s
         while message is None:
@@ -113,7 +107,6 @@ class GlooTransport(Transport):
         """
         flush(self._others, self.rank)
         self._requests.clear()
-        self._told.clear()
         self._others.clear()
         for group in (self._control, self._data):
             if group is not None and dist.is_initialized():

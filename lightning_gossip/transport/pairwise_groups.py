@@ -65,8 +65,6 @@ class EdgeTransport(Transport):
         timeout_s: deadline of a reply that is sent and of making an edge, in seconds.
     """
 
-    wakes_itself = True
-
     def __init__(
         self,
         store: Store,

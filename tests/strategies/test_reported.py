@@ -126,7 +126,7 @@ def test_with_30_percent_of_the_exchanges_lost_the_loss_still_falls_and_the_coun
     before = loss()
     with cluster.running():
         # callers come last and leave first: a request that finds a closed session would be refused by the peer
-        callers_last = sorted(range(8), key=lambda rank: cluster.pickers[rank].initiates)
+        callers_last = sorted(range(8), key=lambda rank: cluster.peers[rank].picker.initiates)
         for rank in callers_last:
             cluster.open(rank)
         with training(cluster, step):

@@ -56,46 +56,6 @@ class Monitor(Protocol[M_contra]):
         """It has closed a connection."""
 
 
-class FixedPeers:
-    """One picker, one deadline; the first failure ends the gossip (``on_peer_failure="raise"``).
-
-    Args:
-        picker: draws.
-        timeout_s: every deadline.
-    """
-
-    def __init__(self, picker: PartnerPicker, timeout_s: float) -> None:
-        self.picker = picker
-        self.deadline_s = self.answer_s = self.turn_s = self.longest_turn_s = self.drain_s = timeout_s
-        self.looks_again_s = timeout_s  # a picker does not change its mind
-
-    @property
-    def may_start(self) -> bool:
-        """Whether this worker ever starts an exchange."""
-        return self.picker.initiates
-
-    @property
-    def start_share(self) -> float:
-        """Exchanges to start per step of the neighbourhood, as the picker says."""
-        return self.picker.start_share
-
-    def pick(self) -> int | None:
-        """The next peer."""
-        return self.picker.pick()
-
-    def suspected(self) -> list[int]:
-        """Nobody."""
-        return []
-
-    def took(self, peer: int, seconds: float) -> None:
-        """An exchange with a peer has come to its end."""
-        self.picker.took(peer, seconds)
-
-    def exchange_failed(self, peer: int, error: PeerError) -> None:
-        """Raises the error."""
-        raise error
-
-
 class ChangingPeers(Peers, Generic[M]):
     """Draws among the neighbours that are alive, in the graph of the workers that have not failed.
 
@@ -114,13 +74,12 @@ class ChangingPeers(Peers, Generic[M]):
         now_s: the driver's clock.
         connect_s: how long a connection may take to be made.
         reply_s: how long it may take to send an answer.
+        raises: whether the first peer that fails, or breaks an exchange in its middle, ends the gossip.
         say: logs what happens to peers.
 
     Attributes:
         failed_exchanges: how many have failed.
     """
-
-    may_start = True  # in a repaired graph it may have another role
 
     def __init__(
         self,
@@ -135,6 +94,7 @@ class ChangingPeers(Peers, Generic[M]):
         now_s: Callable[[], float],
         connect_s: float = 0.0,
         reply_s: float = 0.0,
+        raises: bool = False,
         say: Callable[..., None] = log.warning,
     ) -> None:
         self.failed_exchanges = 0
@@ -144,6 +104,7 @@ class ChangingPeers(Peers, Generic[M]):
         self._now_s = now_s
         self._connect_s = connect_s
         self._reply_s = reply_s
+        self._raises = raises
         self._say = say
         self._topology = topology
         self._roles = roles
@@ -166,7 +127,7 @@ class ChangingPeers(Peers, Generic[M]):
     @property
     @override
     def deadline_s(self) -> float:
-        return self._patience.deadline_s
+        return self._ceiling_s if self._raises else self._patience.deadline_s  # a broken exchange cannot be made once more
 
     @property
     @override
@@ -187,7 +148,7 @@ class ChangingPeers(Peers, Generic[M]):
     @override
     def drain_s(self) -> float:
         # an answer, the chunks after it, and perhaps a connection made before
-        return 2 * self.answer_s + self._connect_s + self._reply_s
+        return self.answer_s + 2 * self.deadline_s + self._connect_s + self._reply_s
 
     @property
     @override
@@ -227,13 +188,28 @@ class ChangingPeers(Peers, Generic[M]):
         worker = self._members[peer]
         if error.closed:
             self._monitor.connection_lost(worker)
-        shortest_s, longest_s = _PAUSE_S
         self.failed_exchanges += 1
+        if self._raises and error.phase == "exchange":
+            raise error
+        shortest_s, longest_s = _PAUSE_S
         if error.timed_out:
             self._patience.in_vain()
         pause_s = min(longest_s, 2 * self._pauses[peer][1]) if peer in self._pauses else shortest_s
         self._pauses[peer] = (self._now_s() + pause_s, pause_s)
         self._say("%s: no exchanges with %s for %.3g s: %s", self._spoken, worker.spoken, pause_s, error)
+
+    @override
+    def raise_failure(self) -> None:
+        if not self._raises:
+            return
+        alive = self._repair().alive
+        for rank, worker in enumerate(self._members):
+            if rank not in alive:
+                raise PeerError(
+                    f"Rank {worker.initial_rank} has failed, and all end (on_peer_failure='raise').",
+                    rank=worker.initial_rank,
+                    phase="gossip",
+                )
 
     @property
     def _spoken(self) -> str:

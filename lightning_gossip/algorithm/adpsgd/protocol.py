@@ -247,6 +247,9 @@ class Peers(Protocol):
     def exchange_failed(self, peer: int, error: PeerError) -> None:
         """Something with a peer has failed; raises the error if that ends the gossip."""
 
+    def raise_failure(self) -> None:
+        """Raises if a worker has failed and that ends the gossip."""
+
 
 class Counts(Protocol):
     """Where refusals are counted."""

@@ -8,7 +8,7 @@ its generators, and what its effects are: messages and chunks over a transport.
 | training (the caller's) | ``open``, ``step``, ``drain``, ``close`` | the network in ``drain`` and ``close`` only |
 | ``gossip-listener`` | ``receive`` for each request | a message, without a deadline; STOP ends it |
 | ``gossip-responder`` | ``respond`` | a request, until the listener ends; a chunk, with a deadline |
-| ``gossip-initiator`` | ``initiate``, if it may ever start an exchange | its pace, an answer, a chunk: all with deadlines |
+| ``gossip-initiator`` | ``initiate`` | its pace, an answer, a chunk: all with deadlines |
 
 Two locks. ``_lock`` holds while a generator runs from one effect to the next, a few instructions, and is free while an
 effect is under way. ``_model_lock`` guards the replica and is held for one copy only: a chunk (gossip threads) or the model
@@ -27,8 +27,6 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker
-from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers, FixedPeers
 from lightning_gossip.algorithm.adpsgd.protocol import (
     Announce,
     Answer,
@@ -38,6 +36,7 @@ from lightning_gossip.algorithm.adpsgd.protocol import (
     AwaitAnswer,
     Effect,
     GossipProtocol,
+    Peers,
     Probe,
     Reply,
     Steps,
@@ -62,8 +61,7 @@ class Gossip:
 
     Args:
         transport: connection to the other workers. Owned: closed with this object.
-        peers: whom to average with, and whether this worker starts exchanges; a picker alone means that the first failure of a
-            peer ends the gossip.
+        peers: whom to average with, and what becomes of one that fails.
         exchanges_per_step: completed exchanges that each worker should see in one step of its neighbourhood; 0 for none.
         timeout_s: the longest deadline of a reply and of each chunk.
         timeline: where exchanges are recorded.
@@ -78,7 +76,7 @@ class Gossip:
     def __init__(
         self,
         transport: Transport,
-        peers: PartnerPicker | FixedPeers | ChangingPeers[Any],
+        peers: Peers,
         *,
         exchanges_per_step: float = 1.0,
         timeout_s: float = 120.0,
@@ -91,7 +89,7 @@ class Gossip:
     ) -> None:
         self.counters = GossipCounters() if counters is None else counters
         self._transport = transport
-        self._peers = FixedPeers(peers, timeout_s) if isinstance(peers, PartnerPicker) else peers
+        self._peers = peers
         self._timeline = timeline if timeline is not None else Timeline()
         self._exchanger = Exchanger(transport, chunk_bytes=chunk_bytes, timeout_s=timeout_s, refuse_nonfinite=refuse_nonfinite)
         self._model_lock = threading.Lock()
@@ -104,7 +102,7 @@ class Gossip:
         self._protocol = GossipProtocol(
             transport.rank,
             transport.world_size,
-            self._peers,
+            peers,
             self.counters,
             now_s=now_s,
             generator=random.Random(transport.rank),
@@ -121,9 +119,8 @@ class Gossip:
         targets: list[tuple[str, Callable[[], None]]] = [
             ("gossip-listener", self._listen),
             ("gossip-responder", lambda: self._run(self._protocol.respond())),
+            ("gossip-initiator", lambda: self._run(self._protocol.initiate())),
         ]
-        if self._peers.may_start:
-            targets.append(("gossip-initiator", lambda: self._run(self._protocol.initiate())))
         for name, target in targets:
             thread = threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True)
             thread.start()
@@ -211,41 +208,33 @@ class Gossip:
             self._wake()
 
     def raise_failure(self) -> None:
-        """Raise what ended a gossip thread, if anything did."""
+        """Raise what ended a gossip thread, if anything did, or that a worker has failed, where that ends all."""
         if self._protocol.failure is not None:
             raise self._protocol.failure
+        with self._lock:
+            self._peers.raise_failure()
 
-    def close(self, *, together: bool, timeout_s: float = 10.0) -> None:
+    def close(self, *, timeout_s: float = 10.0) -> None:
         """End the threads and free the transport. May be called twice.
 
         Args:
-            together: all workers close now: each one's STOP message ends its successor's listener. Otherwise (after a
-                failure) the listener is left to the end of the process, since only a message from another worker wakes it;
-                except where a worker's message to itself does.
             timeout_s: deadline for the threads.
         """
         transport = self._transport
-        ends_all = together or transport.wakes_itself
         with self._lock:
             if not self._protocol.stop():
                 return
-            if not ends_all:
-                self._protocol.hears_no_more()  # the listener, which would say so, is left alone
             self._wake()
-        if ends_all:
-            try:
-                transport.post((transport.rank + (not transport.wakes_itself)) % transport.world_size, Message(Kind.STOP))
-            except PeerError as error:
-                log.warning("rank %d: could not tell a listening thread to end: %s", transport.rank, error)
+        try:
+            transport.post(transport.rank, Message(Kind.STOP))
+        except PeerError as error:
+            log.warning("rank %d: could not tell its listening thread to end: %s", transport.rank, error)
         deadline = Deadline.after(timeout_s)
         for thread in self._threads:
-            if ends_all or thread.name != "gossip-listener":
-                thread.join(deadline.left_s)
-        alive = [thread.name for thread in self._threads if thread.is_alive()]
-        if ends_all and alive:
+            thread.join(deadline.left_s)
+        if alive := [thread.name for thread in self._threads if thread.is_alive()]:
             log.warning("rank %d: its threads %s did not end within %.3g s", transport.rank, ", ".join(alive), timeout_s)
-        if ends_all or not alive:  # a thread that is late finds the transport closed, and ends by that
-            transport.close()
+        transport.close()  # a thread that is late finds it closed, and ends by that
 
     # -- the gossip threads ------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerChoice, PartnerPicker, Roles, resolve_roles
-from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers, FixedPeers
+from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
 from lightning_gossip.algorithm.adpsgd.protocol import (
     Answer,
     Ask,
@@ -149,14 +149,14 @@ class Gossip:
         self._topology = make_topology(strategy.topology, n)
         self._roles = strategy.roles
         self.monitor = Monitor(run)
+        members = [Member(rank) for rank in range(n)]
         seed = run.seed if strategy.seed is None else strategy.seed
         pickers = [
             PartnerPicker(self._topology, rank, roles=strategy.roles, seed=seed, choice=strategy.partner_choice)
             for rank in range(n)
         ]
-        self.workers = [
-            Worker(self, rank, self._peers(rank, picker), strategy.exchanges_per_step) for rank, picker in enumerate(pickers)
-        ]
+        peers = [PatientPeers(run, self.monitor, members, self._topology, strategy.roles, picker) for picker in pickers]
+        self.workers = [Worker(self, rank, peers[rank], strategy.exchanges_per_step) for rank in range(n)]
         run.current = lambda: self.published
         self.sync_point = SyncPoint(
             run, settle=self._drain, average=self._average, open_session=self._open, cost_s=self._average_s
@@ -169,22 +169,6 @@ class Gossip:
         self.sync_point.begin()
         for rank, at_s in sorted(self.run.cluster.failures.items()):
             then(self.run.environment.timeout(at_s), self.workers[rank].fail)
-
-    def _peers(self, rank: int, picker: PartnerPicker) -> FixedPeers | PatientPeers:
-        if not self.run.cluster.failures:
-            return FixedPeers(picker, math.inf)
-        members = [Member(number) for number in range(self.run.workers)]
-        return PatientPeers(
-            self.monitor,
-            rank,
-            members,
-            self._topology,
-            roles=self._roles,
-            picker=picker,
-            ceiling_s=math.inf,
-            now_s=lambda: self.run.environment.now,
-            say=_say_nothing,
-        )
 
     def _open(self, session: Session) -> None:
         self.session = session
@@ -260,6 +244,22 @@ class Monitor:
 class PatientPeers(ChangingPeers[Member]):
     """The runtime's peers, with infinite deadlines."""
 
+    def __init__(
+        self, run: Run, monitor: Monitor, members: list[Member], topology: Topology, roles: Roles, picker: PartnerPicker
+    ) -> None:
+        super().__init__(
+            monitor,
+            picker.rank,
+            members,
+            topology,
+            roles=roles,
+            picker=picker,
+            ceiling_s=math.inf,
+            now_s=lambda: run.environment.now,
+            say=_say_nothing,
+        )
+        self._may_change = bool(run.cluster.failures)
+
     @property
     @override
     def deadline_s(self) -> float:
@@ -272,8 +272,8 @@ class PatientPeers(ChangingPeers[Member]):
 
     @property
     @override
-    def drain_s(self) -> float:
-        return math.inf
+    def looks_again_s(self) -> float:
+        return super().looks_again_s if self._may_change else math.inf
 
 
 def _say_nothing(*_: object) -> None:
@@ -293,14 +293,14 @@ class Swap:
 class Worker:
     """One worker: its replica, its side of the protocol, its three processes."""
 
-    def __init__(self, gossip: Gossip, rank: int, peers: FixedPeers | PatientPeers, exchanges_per_step: float) -> None:
+    def __init__(self, gossip: Gossip, rank: int, peers: PatientPeers, exchanges_per_step: float) -> None:
         self.rank = rank
         self.failed = False
         self._gossip = gossip
         self._run = gossip.run
         self._environment = gossip.run.environment
         self._peers = peers
-        self._starts = peers.may_start and exchanges_per_step > 0.0
+        self._starts = exchanges_per_step > 0.0
         self._protocol = GossipProtocol(
             rank,
             gossip.run.workers,
