@@ -15,9 +15,9 @@ from lightning_gossip.algorithm.compression.pairwise import Wire
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.runtime.adpsgd.gossip import Gossip
 from lightning_gossip.runtime.clock import Activity, Timeline
-from lightning_gossip.transport import MemoryNetwork
 from tests.runtime.peers import PATIENCE_S, peers_of
 from tests.transport.faults import Fault, FaultyTransport
+from tests.transport.memory import MemoryNetwork
 from tests.workers import run_threads
 
 

@@ -31,10 +31,10 @@ from lightning_gossip.algorithm.compression.pairwise import Wire
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.runtime.adpsgd.gossip import Gossip
 from lightning_gossip.simulation import TraceEvent
-from lightning_gossip.transport import Kind, MemoryNetwork, Message
+from lightning_gossip.transport import Kind, Message
 from lightning_gossip.transport.base import Pending
-from lightning_gossip.transport.memory import MemoryTransport
 from tests.runtime.peers import peers_of
+from tests.transport.memory import MemoryNetwork, MemoryTransport
 from tests.workers import run_threads
 
 PATIENCE_S = 20.0

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from lightning_gossip.errors import ConfigurationError, PeerError
-from lightning_gossip.transport import Kind, MemoryNetwork, Message
+from lightning_gossip.transport import Kind, Message
 from tests.transport.faults import Fault, FaultyTransport
+from tests.transport.memory import MemoryNetwork
 
 ASK = Message(Kind.EXCHANGE, session=4, layout=5)
 

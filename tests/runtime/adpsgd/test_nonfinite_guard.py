@@ -18,8 +18,9 @@ from lightning_gossip.errors import NonFiniteError
 from lightning_gossip.runtime.adpsgd.exchange import Exchanger, Outcome
 from lightning_gossip.runtime.apsgd.client import RemoteServer, Update
 from lightning_gossip.runtime.apsgd.server import Server
-from lightning_gossip.transport import Kind, MemoryNetwork, Message
+from lightning_gossip.transport import Kind, Message
 from tests.runtime.cluster import PATIENCE_S, Cluster, eventually
+from tests.transport.memory import MemoryNetwork
 from tests.workers import run_threads
 
 FAST_S = 1e-4

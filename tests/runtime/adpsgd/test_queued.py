@@ -19,11 +19,12 @@ from lightning_gossip.runtime.adpsgd.gossip import Gossip
 from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.membership.round_store import WorkerId
 from lightning_gossip.runtime.store_client import another
-from lightning_gossip.transport import Kind, MemoryNetwork, Message
+from lightning_gossip.transport import Kind, Message
 from lightning_gossip.transport.base import Pending
 from lightning_gossip.transport.pairwise_groups import EdgeTransport
 from tests.runtime.cluster import eventually
 from tests.runtime.peers import PATIENCE_S, Everybody, peers_of
+from tests.transport.memory import MemoryNetwork
 from tests.workers import run_threads
 
 
