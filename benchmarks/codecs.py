@@ -20,8 +20,8 @@ from torch import Tensor
 
 from benchmarks.common import against, print_table, write_results
 from benchmarks.pair import limited_link, pair_transport, run_pair
-from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.compression.pairwise import Wire, exchange_bytes, make_codec
+from lightning_gossip.runtime.adpsgd.cuda_replica import replica_of
 from lightning_gossip.runtime.adpsgd.exchange import Exchanger
 from lightning_gossip.transport.messages import Kind, Message
 
@@ -62,7 +62,7 @@ def transfers(parameters: dict[str, Any]) -> dict[str, Any]:
     """Seconds of a raw transfer and of an exchange in each codec, in turn."""
     torch.set_num_threads(1)
     peer = 1 - dist.get_rank()
-    replica = Replica([models(1 + dist.get_rank())])
+    replica = replica_of([models(1 + dist.get_rank())])
     mine, theirs = torch.randn(NUMEL), torch.zeros(NUMEL)
     transport = pair_transport(TIMEOUT_S)
     exchanger = Exchanger(transport, timeout_s=TIMEOUT_S)

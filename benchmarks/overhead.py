@@ -40,6 +40,7 @@ from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.failure_detector import Verdict
 from lightning_gossip.algorithm.tensors.flat import chunk_slices
 from lightning_gossip.algorithm.topology.generators import complete
+from lightning_gossip.runtime.adpsgd.cuda_replica import replica_of
 from lightning_gossip.runtime.adpsgd.exchange import Exchanger
 from lightning_gossip.runtime.adpsgd.gossip import Gossip
 from lightning_gossip.runtime.clock import now_s
@@ -75,7 +76,7 @@ class Published:
     def of(cls, model: torch.nn.Module) -> Published:
         shared = SharedModel(model).open()
         tensors = list(shared.tensors)
-        return cls(tensors, Replica(tensors, retention=shared.retention), shared.layout)
+        return cls(tensors, replica_of(tensors, retention=shared.retention), shared.layout)
 
     @property
     def nbytes(self) -> int:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.compression.pairwise import Wire
 from lightning_gossip.algorithm.topology.topology import Topology
+from lightning_gossip.runtime.adpsgd.cuda_replica import replica_of
 from lightning_gossip.runtime.adpsgd.gossip import Gossip
 from lightning_gossip.runtime.clock import Activity, Timeline
 from tests.runtime.peers import PATIENCE_S, peers_of
@@ -108,7 +108,7 @@ class Cluster:
             gossip.start()
 
     def open(self, rank: int, session: int | None = None, layout: int = 1) -> None:
-        replica = Replica(self.x[rank], retention=self.retention)
+        replica = replica_of(self.x[rank], retention=self.retention)
         self.gossips[rank].open(replica, session=self.session if session is None else session, layout=layout)
 
     def open_all(self) -> None:

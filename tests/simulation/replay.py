@@ -26,9 +26,9 @@ from typing_extensions import override
 
 from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
 from lightning_gossip.algorithm.adpsgd.protocol import Answer, Averaged, GossipProtocol, Phase, Steps, Verdict
-from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.compression.pairwise import Wire
 from lightning_gossip.algorithm.topology.topology import Topology
+from lightning_gossip.runtime.adpsgd.cuda_replica import replica_of
 from lightning_gossip.runtime.adpsgd.gossip import Gossip
 from lightning_gossip.simulation import TraceEvent
 from lightning_gossip.transport import Kind, Message
@@ -188,7 +188,7 @@ def replay(
             return
         if kind == "begin":
             for rank, gossip in enumerate(gossips):
-                gossip.open(Replica([x[rank]]), session=1, layout=1)
+                gossip.open(replica_of([x[rank]]), session=1, layout=1)
             return
         for rank, gossip in enumerate(gossips):
             drains.append(threading.Thread(target=gossip.drain, args=([x[rank]],), daemon=True))

@@ -15,8 +15,8 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_gossip import ADPSGDStrategy
+from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.topology.generators import ring
-from lightning_gossip.runtime.adpsgd.exchange import LockedReplica
 from tests.runtime.cluster import Cluster, training
 from tests.strategies.jobs import job, survivors
 from tests.strategies.launch import launch, outcomes
@@ -64,13 +64,13 @@ def _one_is_killed() -> Any:
     strategy = ADPSGDStrategy(topology="complete", exchanges_per_step=20, exchange_timeout_s=20)
     t = trainer(strategy=strategy, max_epochs=2)
     if t.strategy.cluster_environment.global_rank() == 1:
-        snapshot = LockedReplica.snapshot
+        snapshot = Replica.snapshot
 
-        def fatal(self: LockedReplica, chunk: slice, out: torch.Tensor) -> None:
+        def fatal(self: Replica, chunk: slice, out: torch.Tensor) -> None:
             _killed_in_an_exchange(chunk)
             snapshot(self, chunk, out)
 
-        LockedReplica.snapshot = fatal  # type: ignore[method-assign]
+        Replica.snapshot = fatal  # type: ignore[method-assign]
     t.fit(model, loader(240, 8))
     own = next(worker for worker in t.strategy.report.workers if worker.rank == t.strategy.cluster_environment.global_rank())
     return t.current_epoch, own.failed, t.strategy.report.lost

@@ -11,8 +11,8 @@ its generators, and what its effects are: messages and chunks over a transport.
 | ``gossip-initiator`` | ``initiate`` | its pace, an answer, a chunk: all with deadlines |
 
 Two locks. ``_lock`` holds while a generator runs from one effect to the next, a few instructions, and is free while an
-effect is under way. ``_model_lock`` guards the replica and is held for one copy only: a chunk (gossip threads) or the model
-(training thread). Neither is held across the network.
+effect is under way. The replica's own is held for one copy: a chunk (gossip threads) or the model (training thread). Neither is
+held across the network.
 
 A failure on a gossip thread ends that thread, is kept, and is raised on the training thread at its next step.
 """
@@ -92,10 +92,7 @@ class Gossip:
         self._peers = peers
         self._timeline = timeline if timeline is not None else Timeline()
         self._exchanger = Exchanger(transport, chunk_bytes=chunk_bytes, timeout_s=timeout_s, refuse_nonfinite=refuse_nonfinite)
-        self._model_lock = threading.Lock()
-        self._health = Health(
-            transport.rank, self._exchanger, self._model_lock, on_nonfinite=on_nonfinite, counters=self.counters
-        )
+        self._health = Health(transport.rank, self._exchanger, on_nonfinite=on_nonfinite, counters=self.counters)
         self._wire = wire
         self._replica: Replica | None = None
         self._codec: Codec | None = None
@@ -130,7 +127,7 @@ class Gossip:
         """Begin a session: the replica has just been published, and may be averaged from now on.
 
         Args:
-            replica: the published model.
+            replica: the published model, with a lock.
             session: the same number on all workers, larger each time.
             layout: fingerprint of what the replica holds; must be equal on all workers.
         """
@@ -154,8 +151,7 @@ class Gossip:
             Exception: whatever ended a gossip thread.
         """
         self.raise_failure()
-        with self._model_lock:
-            staleness = self._open_replica().push_pull(tensors, forward_passes=forward_passes)
+        staleness = self._open_replica().push_pull(tensors, forward_passes=forward_passes)
         self.counters.staleness.record(staleness)
         if step_s is not None:
             with self._lock:
@@ -177,9 +173,8 @@ class Gossip:
         self.raise_failure()
         self._exchanger.release()  # the average needs memory of its own
         replica = self._open_replica()
-        with self._model_lock:
-            # no forward pass since the last pull: running statistics take over all of the merges
-            replica.push_pull(tensors, forward_passes=0)
+        # no forward pass since the last pull: running statistics take over all of the merges
+        replica.push_pull(tensors, forward_passes=0)
         return replica
 
     def request_sync(self) -> None:

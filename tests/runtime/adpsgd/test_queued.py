@@ -13,8 +13,8 @@ from typing_extensions import override
 from lightning_gossip.algorithm.adpsgd import peer_selection
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker
 from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
-from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.topology.generators import star
+from lightning_gossip.runtime.adpsgd.cuda_replica import replica_of
 from lightning_gossip.runtime.adpsgd.gossip import Gossip
 from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.membership.round_store import WorkerId
@@ -34,7 +34,7 @@ def test_who_has_to_wait_is_told_at_once_and_how_long() -> None:
     gossip = Gossip(transports[0], peers_of(star(4), 0), timeout_s=PATIENCE_S)
     gossip.start()
     try:
-        gossip.open(Replica([torch.zeros(4)]), session=1, layout=1)
+        gossip.open(replica_of([torch.zeros(4)]), session=1, layout=1)
         ask = Message(Kind.EXCHANGE, session=1, layout=1, value=7)
         assert transports[1].request(0, ask, PATIENCE_S).kind is Kind.ACCEPT  # and sends nothing yet
         for place, rank in enumerate((2, 3), 1):
@@ -81,7 +81,7 @@ def test_nobody_gives_up_or_takes_for_dead_a_worker_that_is_busy_with_the_others
     try:
         for rank, gossip in enumerate(gossips):
             gossip.start()
-            gossip.open(Replica(models[rank]), session=1, layout=1)
+            gossip.open(replica_of(models[rank]), session=1, layout=1)
             gossip.step(models[rank], step_s=0.01)
         assert eventually(lambda: gossips[0].counters.exchanges >= n)
         before, began_s = gossips[0].counters.exchanges, time.monotonic()
