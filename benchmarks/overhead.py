@@ -103,7 +103,7 @@ def new_gossip() -> Gossip:
     peers = ChangingPeers(
         Healthy(), rank, members, topology, roles="auto", picker=picker, ceiling_s=TIMEOUT_S, now_s=now_s, raises=True
     )
-    gossip = Gossip(pair_transport(TIMEOUT_S), peers, exchanges_per_step=0.0, timeout_s=TIMEOUT_S)
+    gossip = Gossip(pair_transport(TIMEOUT_S), peers, exchanges_per_step=0.0)
     gossip.start()
     return gossip
 

@@ -184,7 +184,6 @@ class GossipAlgorithm(Algorithm):
         self._gossip = Gossip(
             transport,
             self._peers,
-            timeout_s=self._timeout_s,
             timeline=self._timeline,
             counters=self._counters,
             refuse_nonfinite=self._strategy.refuse_nonfinite,

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gossip.algorithm import apsgd_worker
@@ -32,6 +31,8 @@ from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 from lightning_gossip.transport.gloo_group import GlooTransport
 from lightning_gossip.transport.messages import Kind, Message
+
+log = logging.getLogger(__name__)
 
 
 class APSGDStrategy(DecentralizedStrategy):
@@ -98,32 +99,6 @@ class APSGDStrategy(DecentralizedStrategy):
         return ServerWorker(self, timeline, self._exchange_timeout_s)
 
 
-log = logging.getLogger(__name__)
-
-
-class ServedOptions(Protocol):
-    """What it asks of its strategy."""
-
-    server_options: ServerOptions
-    server_rank: int
-    event_trigger: EventTrigger | None
-    refuse_nonfinite: bool
-    on_nonfinite: OnNonFinite
-    optimizers: list[Optimizer]
-
-    @property
-    def workers(self) -> int:
-        """How many there are."""
-
-    @property
-    def timeout_s(self) -> float:
-        """How long a worker's turn at the server may be waited for, in seconds."""
-
-    @property
-    def global_rank(self) -> int:
-        """Of this worker."""
-
-
 class ServerWorker(Algorithm):
     """One worker's updates during one fit, and on one rank the server.
 
@@ -133,7 +108,7 @@ class ServerWorker(Algorithm):
         timeout_s: deadline of a vector.
     """
 
-    def __init__(self, strategy: ServedOptions, timeline: Timeline, timeout_s: float) -> None:
+    def __init__(self, strategy: APSGDStrategy, timeline: Timeline, timeout_s: float) -> None:
         self._options = strategy.server_options
         self._refuses, self._on_nonfinite = strategy.refuse_nonfinite, strategy.on_nonfinite
         self._strategy = strategy

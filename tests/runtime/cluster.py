@@ -84,7 +84,6 @@ class Cluster:
                 self.transports[rank],
                 self.peers[rank],
                 exchanges_per_step=exchanges_per_step,
-                timeout_s=timeout_s,
                 timeline=self.timelines[rank],
                 chunk_bytes=8 * chunk,
                 wire=wire,

@@ -170,9 +170,7 @@ def replay(
     n, director = topology.n, Director(trace)
     network = MemoryNetwork(n)
     transports = [HeldTransport(network, rank, director, greets=wire in ("int8", "int16")) for rank in range(n)]
-    gossips = [
-        Gossip(transports[rank], peers_of(topology, rank, seed=seed), timeout_s=PATIENCE_S, wire=wire) for rank in range(n)
-    ]
+    gossips = [Gossip(transports[rank], peers_of(topology, rank, seed=seed), wire=wire) for rank in range(n)]
     for gossip in gossips:
         gossip._peers.__class__ = HeldPeers
         gossip._protocol.__class__ = HeldProtocol

@@ -27,6 +27,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
 from lightning_gossip.algorithm.adpsgd.protocol import (
     Announce,
     Answer,
@@ -36,7 +37,6 @@ from lightning_gossip.algorithm.adpsgd.protocol import (
     AwaitAnswer,
     Effect,
     GossipProtocol,
-    Peers,
     Probe,
     Reply,
     Steps,
@@ -63,7 +63,6 @@ class Gossip:
         transport: connection to the other workers. Owned: closed with this object.
         peers: whom to average with, and what becomes of one that fails.
         exchanges_per_step: completed exchanges that each worker should see in one step of its neighbourhood; 0 for none.
-        timeout_s: the longest deadline of a reply and of each chunk.
         timeline: where exchanges are recorded.
         chunk_bytes: see :class:`~lightning_gossip.runtime.adpsgd.exchange.Exchanger`.
         counters: to go on with.
@@ -76,10 +75,9 @@ class Gossip:
     def __init__(
         self,
         transport: Transport,
-        peers: Peers,
+        peers: ChangingPeers[Any],
         *,
         exchanges_per_step: float = 1.0,
-        timeout_s: float = 120.0,
         timeline: Timeline | None = None,
         chunk_bytes: int = 4 << 20,
         counters: GossipCounters | None = None,
@@ -91,7 +89,9 @@ class Gossip:
         self._transport = transport
         self._peers = peers
         self._timeline = timeline if timeline is not None else Timeline()
-        self._exchanger = Exchanger(transport, chunk_bytes=chunk_bytes, timeout_s=timeout_s, refuse_nonfinite=refuse_nonfinite)
+        self._exchanger = Exchanger(
+            transport, chunk_bytes=chunk_bytes, timeout_s=peers.deadline_s, refuse_nonfinite=refuse_nonfinite
+        )
         self._health = Health(transport.rank, self._exchanger, on_nonfinite=on_nonfinite, counters=self.counters)
         self._wire = wire
         self._replica: Replica | None = None

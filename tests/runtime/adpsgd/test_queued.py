@@ -31,7 +31,7 @@ from tests.workers import run_threads
 def test_who_has_to_wait_is_told_at_once_and_how_long() -> None:
     network = MemoryNetwork(4)
     transports = [network.transport(rank) for rank in range(4)]
-    gossip = Gossip(transports[0], peers_of(star(4), 0), timeout_s=PATIENCE_S)
+    gossip = Gossip(transports[0], peers_of(star(4), 0))
     gossip.start()
     try:
         gossip.open(replica_of([torch.zeros(4)]), session=1, layout=1)
@@ -76,7 +76,7 @@ def test_nobody_gives_up_or_takes_for_dead_a_worker_that_is_busy_with_the_others
         drawn.append(
             ChangingPeers(watches[rank], rank, members, star(n), roles="auto", picker=picker, ceiling_s=PATIENCE_S, now_s=now_s)
         )
-        gossips.append(Gossip(transport, drawn[rank], chunk_bytes=40, timeout_s=PATIENCE_S))
+        gossips.append(Gossip(transport, drawn[rank], chunk_bytes=40))
     models = [[torch.full((10 * chunks,), float(rank))] for rank in range(n)]
     try:
         for rank, gossip in enumerate(gossips):
