@@ -6,19 +6,21 @@ import math
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, get_args
+from typing import Any
 
 from torch import nn
 from typing_extensions import override
 
-from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerChoice, PartnerPicker, Roles, resolve_roles
+from lightning_gossip.algorithm.adpsgd.options import GossipOptions
+from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerChoice, PartnerPicker, Roles
 from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
 from lightning_gossip.algorithm.adpsgd.repair import topology_for
 from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.checks import check_not_negative
 from lightning_gossip.algorithm.compression.pairwise import Wire
 from lightning_gossip.algorithm.tensors.finite import all_finite
 from lightning_gossip.algorithm.topology.edge_order import edge_order
-from lightning_gossip.algorithm.topology.generators import make_topology
+from lightning_gossip.algorithm.topology.options import TopologySpec
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import ConfigurationError, NonFiniteError
 from lightning_gossip.runtime.adpsgd.cuda_replica import replica_of
@@ -31,14 +33,7 @@ from lightning_gossip.runtime.store_client import another
 from lightning_gossip.runtime.sync_point import SyncPoint, together
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.lightning.fault_tolerance import JoinerOptimizer, OnPeerFailure, Survival
-from lightning_gossip.strategies.options import (
-    TopologySpec,
-    check_choice,
-    check_nonfinite,
-    check_number,
-    seconds_of,
-    topology_of,
-)
+from lightning_gossip.strategies.options import check_nonfinite, seconds_of
 from lightning_gossip.strategies.report import WorkerReport
 from lightning_gossip.strategies.state.nonfinite import error_of, mean_of_healthy
 from lightning_gossip.strategies.state.optimizer_state import OptimizerStates
@@ -112,16 +107,12 @@ class ADPSGDStrategy(DecentralizedStrategy):
     ) -> None:
         super().__init__(**options)
         self.survival: Survival = Survival(on_peer_failure, min_workers, max_workers, peer_timeout_s, joiner_optimizer, store)
-        check_choice("roles", roles, get_args(Roles))
-        check_number("exchanges_per_step", exchanges_per_step)
-        check_number("seed", seed)
+        self.gossip_options = GossipOptions(
+            topology=topology, roles=roles, exchanges_per_step=exchanges_per_step, wire=wire, partner_choice=partner_choice
+        )
+        check_not_negative("seed", seed)
         self.refuse_nonfinite, self.on_nonfinite = check_nonfinite(refuse_nonfinite, on_nonfinite)
-        check_choice("wire", wire, get_args(Wire))
-        self.wire = wire
-        check_choice("partner_choice", partner_choice, get_args(PartnerChoice))
-        self.partner_choice: PartnerChoice = partner_choice
-        self.topology = topology_of(topology)
-        self.roles = roles
+        self.topology = self.gossip_options.topology
         self.exchanges_per_step = exchanges_per_step
         self._exchange_timeout_s = seconds_of("exchange_timeout_s", exchange_timeout_s)
         self._seed = seed
@@ -133,7 +124,7 @@ class ADPSGDStrategy(DecentralizedStrategy):
 
     @override
     def check(self, workers: int) -> None:
-        resolve_roles(make_topology(self.topology, workers), self.roles)
+        self.gossip_options.check(workers)
         if self.survival.min_workers > workers:
             raise ConfigurationError(f"min_workers={self.survival.min_workers} is more than the {workers} workers of the job.")
 
@@ -146,9 +137,10 @@ class ADPSGDStrategy(DecentralizedStrategy):
         members = self.members
         assert members is not None
         initial_ranks = [worker.initial_rank for worker in members.members]
-        topology = topology_for(self.topology, initial_ranks, self.workers, self.roles)
+        options = self.gossip_options
+        topology = topology_for(self.topology, initial_ranks, self.workers, options.roles)
         seed = self._seed + _SEED_STRIDE * members.generation  # ranks change, and two of them must not repeat one stream
-        return topology, PartnerPicker(topology, members.rank, roles=self.roles, seed=seed, choice=self.partner_choice)
+        return topology, PartnerPicker(topology, members.rank, roles=options.roles, seed=seed, choice=options.partner_choice)
 
 
 _FOREVER_S = 10 * 365 * 86400.0  # the listener ends by a message, never by a time-out
@@ -188,7 +180,7 @@ class GossipAlgorithm(Algorithm):
             counters=self._counters,
             refuse_nonfinite=self._strategy.refuse_nonfinite,
             on_nonfinite=self._strategy.on_nonfinite,
-            wire=self._strategy.wire,
+            wire=self._strategy.gossip_options.wire,
         )
         self._gossip.start()
 
@@ -204,7 +196,7 @@ class GossipAlgorithm(Algorithm):
             members.rank,
             members.members,
             topology,
-            roles=self._strategy.roles,
+            roles=self._strategy.gossip_options.roles,
             picker=picker,
             ceiling_s=self._timeout_s,
             now_s=now_s,
@@ -245,7 +237,8 @@ class GossipAlgorithm(Algorithm):
             self._replica.push_pull(self._model.tensors)
         self._session += 1
         self._running.exchanges_per_step = self._strategy.exchanges_per_step
-        self._running.open(self._replica, session=self._session, layout=_with_wire(self._layout, self._strategy.wire))
+        layout = _with_wire(self._layout, self._strategy.gossip_options.wire)
+        self._running.open(self._replica, session=self._session, layout=layout)
 
     @override
     def step(self, step: Step) -> None:

@@ -190,8 +190,3 @@ def _groups(tensors: Sequence[Tensor]) -> list[tuple[slice, slice]]:
 
 def _zeros(numel: int, dtype: torch.dtype) -> Tensor:
     return torch.zeros(numel, dtype=dtype)
-
-
-def half_difference(mine: Tensor, theirs: Tensor) -> Tensor:
-    """d = ½ (s_j − s_i), computed in the memory of ``theirs``. The other end gets exactly −d."""
-    return theirs.sub_(mine).mul_(0.5)

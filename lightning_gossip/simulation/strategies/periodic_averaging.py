@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lightning_gossip.algorithm.compression.error_feedback_mean import CompressedMean, MeanWire, mean_bytes
 from lightning_gossip.algorithm.effects import perform
+from lightning_gossip.algorithm.options import EpochEndOptions
 from lightning_gossip.algorithm.periodic_averaging import protocol
 from lightning_gossip.algorithm.periodic_averaging.adaptive_period import AdaptivePeriod
 from lightning_gossip.algorithm.periodic_averaging.period import PeriodController
@@ -24,27 +25,14 @@ from lightning_gossip.algorithm.periodic_averaging.protocol import Averaged, Ave
 from lightning_gossip.simulation.cluster.collective_costs import all_reduce_bytes, ring_all_reduce_s
 from lightning_gossip.simulation.problems.batch_assignment import Task
 from lightning_gossip.simulation.run import Process, Run
-from lightning_gossip.simulation.strategies.adpsgd import AtRendezvous, check_at_rendezvous
 from lightning_gossip.simulation.strategies.synchronous import Lockstep, Rounds, stall_if_failed
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeriodicAveraging(AveragingOptions, Lockstep):
-    """Averaging now and then; the options of :class:`~lightning_gossip.strategies.PeriodicAveragingStrategy`.
-
-    Args:
-        period, optimizer_state, overlap, wire: see
-            :class:`~lightning_gossip.algorithm.periodic_averaging.protocol.AveragingOptions`.
-        at_rendezvous: ``"adopt"`` makes every worker take the mean at an epoch's end; ``"evaluate"`` only looks at it.
-    """
+class PeriodicAveraging(AveragingOptions, EpochEndOptions, Lockstep):
+    """Averaging now and then; the options of :class:`~lightning_gossip.strategies.PeriodicAveragingStrategy`."""
 
     name = "periodic_averaging"
-
-    at_rendezvous: AtRendezvous = "adopt"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_rendezvous(self.at_rendezvous)
 
     def rounds(self, run: Run) -> Rounds:
         """See :meth:`Lockstep.rounds`."""

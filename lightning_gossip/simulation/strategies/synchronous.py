@@ -19,14 +19,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lightning_gossip.algorithm.checks import check_choice
-from lightning_gossip.algorithm.compression.qsgd import Quantizer
+from lightning_gossip.algorithm.compression.qsgd import Norm, Quantizer
 from lightning_gossip.algorithm.compression.quantized_mean import QuantizedMean, message_bytes
+from lightning_gossip.algorithm.options import EpochEndOptions
 from lightning_gossip.simulation.cluster.collective_costs import all_reduce_bytes, ring_all_gather_s, ring_all_reduce_s
 from lightning_gossip.simulation.problems.batch_assignment import Session, Task
 from lightning_gossip.simulation.run import Process, Run, Strategy
@@ -183,7 +183,7 @@ class AllReduce(GradientAveraging):
 
 
 @dataclass(frozen=True, kw_only=True)
-class QSGD(GradientAveraging):
+class QSGD(EpochEndOptions, GradientAveraging):
     """All-reduce SGD with quantized gradients; the options of :class:`~lightning_gossip.strategies.QSGDStrategy`.
 
     Args:
@@ -197,11 +197,11 @@ class QSGD(GradientAveraging):
     bits: int = 4
     levels: int | None = None
     bucket_size: int = 512
-    norm: Literal["max", "l2"] = "max"
+    norm: Norm = "max"
     seed: int | None = None
-    at_rendezvous: Literal["adopt", "evaluate"] = "adopt"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.quantizer  # noqa: B018 - refuses what cannot work
 
     @property

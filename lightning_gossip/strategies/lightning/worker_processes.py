@@ -26,6 +26,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from lightning_gossip import version
+from lightning_gossip.algorithm.checks import check_choice
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime import causes
 from lightning_gossip.runtime.membership import membership, uses
@@ -39,7 +40,7 @@ from lightning_gossip.strategies.lightning import fault_tolerance
 from lightning_gossip.strategies.lightning.fault_tolerance import Survival
 from lightning_gossip.strategies.lightning.launchers import CheckedMultiProcessingLauncher, CheckedSubprocessLauncher
 from lightning_gossip.strategies.lightning.validation import check_model, check_plugins, check_trainer
-from lightning_gossip.strategies.options import StartMethod, check_choice, refuse_unknown, seconds_of
+from lightning_gossip.strategies.options import StartMethod, refuse_unknown, seconds_of
 from lightning_gossip.strategies.state.atomic_checkpoint_io import WholeFiles
 from lightning_gossip.strategies.state.shared_tensors import start_equal
 from lightning_gossip.transport import network_interface
