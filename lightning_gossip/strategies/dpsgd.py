@@ -16,7 +16,7 @@ from lightning_gossip.runtime.dpsgd import NeighbourRounds
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.report import WorkerReport
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
-from lightning_gossip.strategies.synchronous import LockstepAlgorithm
+from lightning_gossip.strategies.synchronous import SynchronousAlgorithm
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 from lightning_gossip.transport.gloo_group import GlooTransport
 
@@ -61,7 +61,7 @@ class DPSGDStrategy(DecentralizedStrategy):
         return NeighbourAveraging(self, timeline)
 
 
-class NeighbourAveraging(LockstepAlgorithm):
+class NeighbourAveraging(SynchronousAlgorithm):
     """One worker's steps of D-PSGD during one fit.
 
     Args:

@@ -18,7 +18,7 @@ from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.fit.in_step import Gatherer, GatherWithGradients, Turn, announce, next_turn
 from lightning_gossip.strategies.state.shared_tensors import Place, SharedModel
-from lightning_gossip.strategies.synchronous import LockstepAlgorithm
+from lightning_gossip.strategies.synchronous import SynchronousAlgorithm
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 
 
@@ -107,7 +107,7 @@ class _Gradients:
         return torch.zeros(len(self.places), dtype=torch.uint8, device=self._device)
 
 
-class QuantizedAllReduce(LockstepAlgorithm, Gatherer):
+class QuantizedAllReduce(SynchronousAlgorithm, Gatherer):
     """One worker's gradients, quantized and averaged with everybody's, during one fit.
 
     Args:

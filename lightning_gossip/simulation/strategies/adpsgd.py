@@ -78,8 +78,8 @@ class ADPSGD(GossipOptions, EpochOptions, Strategy):
 
     seed: int | None = None
 
+    @override
     def start(self, run: Run) -> None:
-        """See :meth:`Strategy.start`."""
         Gossip(self, run).start()
 
 

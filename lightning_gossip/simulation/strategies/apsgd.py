@@ -16,6 +16,7 @@ from typing import Any
 import simpy
 from simpy.events import Event
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_gossip.algorithm import apsgd_worker
 from lightning_gossip.algorithm.apsgd import APSGDOptions, ParameterServer
@@ -41,8 +42,8 @@ class APSGD(APSGDOptions, EpochOptions, Strategy):
     name = "apsgd"
     shares_work = True
 
+    @override
     def start(self, run: Run) -> None:
-        """See :meth:`Strategy.start`."""
         if self.trigger is not None and not run.models.numel:
             raise ConfigurationError("event_trigger needs an objective: without one no update has a norm.")
         Server(self, run).start()

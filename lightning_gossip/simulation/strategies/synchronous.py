@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_choice
 from lightning_gossip.algorithm.compression.qsgd import Norm, Quantizer
@@ -49,14 +50,15 @@ class Rounds(ABC):
         """All workers have ended the epoch."""
 
 
-class Lockstep(Strategy):
+class Synchronous(Strategy):
     """Base of the strategies whose workers make the same steps, one round after the other."""
 
+    @override
     def check(self, workers: int) -> None:
-        """See :meth:`Strategy.check`."""
+        """Any number will do."""
 
+    @override
     def start(self, run: Run) -> None:
-        """See :meth:`Strategy.start`."""
         run.environment.process(_all_rounds(run, self.rounds(run)))
 
     @abstractmethod
@@ -100,13 +102,13 @@ def stall_if_failed(run: Run, ends_s: Sequence[float]) -> bool:
     return True
 
 
-class GradientAveraging(Lockstep):
+class GradientAveraging(Synchronous):
     """Every step all workers apply the mean of their gradients."""
 
     overlap: bool = False
 
+    @override
     def rounds(self, run: Run) -> Rounds:
-        """See :meth:`Lockstep.rounds`."""
         return GradientRounds(self, run)
 
     @abstractmethod
@@ -126,8 +128,8 @@ class GradientRounds(Rounds):
         self._run = run
         self._mean = strategy.averager(run)
 
+    @override
     def round(self, epoch: int, tasks: Sequence[Task]) -> Process:
-        """See :meth:`Rounds.round`."""
         strategy, run = self._strategy, self._run
         start_s = run.environment.now
         for rank, task in enumerate(tasks):
@@ -151,8 +153,8 @@ class GradientRounds(Rounds):
             run.count_step(rank, task.size)
         run.evaluate_if_due(run.workers)
 
+    @override
     def end_session(self) -> Process:
-        """See :meth:`Rounds.end_session`."""
         self._run.end_session(None)
         yield from ()
 
@@ -172,13 +174,13 @@ class AllReduce(GradientAveraging):
     def __post_init__(self) -> None:
         check_choice("overlap", self.overlap, (True, False))
 
+    @override
     def cost(self, run: Run, at_s: float) -> tuple[float, int]:
-        """See :meth:`GradientAveraging.cost`."""
         seconds = ring_all_reduce_s(run.links, run.workers, run.nbytes, at_s=at_s, seed=run.seed)
         return seconds, all_reduce_bytes(run.workers, run.nbytes)
 
+    @override
     def averager(self, run: Run) -> Callable[[Tensor], Tensor]:
-        """See :meth:`GradientAveraging.averager`."""
         return lambda gradients: gradients.sum(0).div_(run.workers)
 
 
@@ -209,15 +211,15 @@ class QSGD(EpochEndOptions, GradientAveraging):
         """Of the gradients."""
         return Quantizer(bits=self.bits, levels=self.levels, bucket_size=self.bucket_size, norm=self.norm)
 
+    @override
     def cost(self, run: Run, at_s: float) -> tuple[float, int]:
-        """See :meth:`GradientAveraging.cost`."""
         numel = math.ceil(run.nbytes / run.models.x.element_size())
         payload = message_bytes(self.quantizer, numel)
         seconds = ring_all_gather_s(run.links, run.workers, payload, at_s=at_s, seed=run.seed)
         return seconds, (run.workers - 1) * payload
 
+    @override
     def averager(self, run: Run) -> Callable[[Tensor], Tensor]:
-        """See :meth:`GradientAveraging.averager`."""
         seed = run.seed if self.seed is None else self.seed
         workers = [QuantizedMean(self.quantizer, seed=seed, rank=rank) for rank in range(run.workers)]
 
