@@ -20,11 +20,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.cluster import network
-from benchmarks.harness import against, print_table, process_group, run, write_results
-from lightning_gossip.algorithm.adpsgd.replica import Replica
+from benchmarks.harness import against, pair_transport, print_table, process_group, run, write_results
 from lightning_gossip.algorithm.compression.pairwise import Wire, exchange_bytes, make_codec
+from lightning_gossip.runtime.adpsgd.cuda_replica import replica_of
 from lightning_gossip.runtime.adpsgd.exchange import Exchanger
-from lightning_gossip.transport.gloo_group import GlooTransport
 from lightning_gossip.transport.messages import Kind, Message
 
 NUMEL = 25_610_152
@@ -69,9 +68,9 @@ def transfers(exchanges: dict[str, dict[str, Any]], rounds: int) -> dict[str, An
         rounds: how many; the results are medians.
     """
     peer = 1 - dist.get_rank()
-    replica = Replica([models(1 + dist.get_rank())])
+    replica = replica_of([models(1 + dist.get_rank())])
     mine, theirs = torch.randn(NUMEL), torch.zeros(NUMEL)
-    transport = GlooTransport(TIMEOUT_S)
+    transport = pair_transport(TIMEOUT_S)
     sent: dict[str, int] = {"raw": mine.nbytes}
 
     def raw() -> None:

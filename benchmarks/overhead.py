@@ -33,17 +33,21 @@ from torchvision.models import resnet50
 
 from benchmarks.cluster import Host, network
 from benchmarks.codecs import NUMEL, transfers
-from benchmarks.harness import against, console, print_table, process_group, run, write_results
+from benchmarks.harness import against, console, pair_transport, print_table, process_group, run, write_results
 from lightning_gossip import ConfigurationError
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker
+from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
 from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.failure_detector import Verdict
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.algorithm.tensors.flat import chunk_slices
 from lightning_gossip.algorithm.topology.generators import complete
+from lightning_gossip.runtime.adpsgd.cuda_replica import replica_of
 from lightning_gossip.runtime.adpsgd.exchange import Exchanger
 from lightning_gossip.runtime.adpsgd.gossip import Gossip
+from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
-from lightning_gossip.transport.gloo_group import GlooTransport
 from recipes.commands import cleaning_up_on_sigterm
 
 AIM_WITHOUT_MERGES = 1.25
@@ -74,17 +78,34 @@ class Published:
     def of(cls, model: torch.nn.Module) -> Published:
         shared = SharedModel(model).open()
         tensors = list(shared.tensors)
-        return cls(tensors, Replica(tensors, retention=shared.retention), shared.layout)
+        return cls(tensors, replica_of(tensors, retention=shared.retention), shared.layout)
 
     @property
     def nbytes(self) -> int:
         return self.replica.numel * self.replica.dtype.itemsize
 
 
+class Healthy:
+    """A monitor of workers that stay."""
+
+    version = 0
+
+    def verdict(self, worker: WorkerId) -> Verdict:
+        return Verdict.ALIVE
+
+    def connection_lost(self, worker: WorkerId) -> None:
+        pass
+
+
 def new_gossip() -> Gossip:
     """A gossip that exchanges nothing until it is told to, with the other process as its only neighbour."""
-    picker = PartnerPicker(complete(2), dist.get_rank())
-    gossip = Gossip(GlooTransport(TIMEOUT_S), picker, exchanges_per_step=0.0, timeout_s=TIMEOUT_S)
+    topology, rank = complete(2), dist.get_rank()
+    members = [WorkerId(0, 1), WorkerId(1, 1)]
+    picker = PartnerPicker(topology, rank)
+    peers = ChangingPeers(
+        Healthy(), rank, members, topology, roles="auto", picker=picker, ceiling_s=TIMEOUT_S, now_s=now_s, raises=True
+    )
+    gossip = Gossip(pair_transport(TIMEOUT_S), peers, exchanges_per_step=0.0)
     gossip.start()
     return gossip
 
@@ -112,7 +133,7 @@ def boundary(threads: int, rounds: int) -> dict[str, Any]:
     dist.barrier()
     gossip.drain(published.tensors)
     dist.barrier()
-    gossip.close(together=True)
+    gossip.close()
     return results
 
 
@@ -179,7 +200,7 @@ def memory(exchanges: int) -> dict[str, Any]:
     _meet(published)
     at_rendezvous = _peak()
     dist.barrier()
-    gossip.close(together=True)
+    gossip.close()
     copies = {"peak during exchanges": peak, "after them": steady, "peak at a rendezvous": at_rendezvous}
     return {name: (value - before) / published.nbytes for name, value in copies.items()}
 

@@ -48,7 +48,7 @@ class Host:
 
 
 class Network:
-    """See :func:`network`.
+    """Machines with links of limited rate, until :func:`network` removes them.
 
     Attributes:
         hosts: the machines.

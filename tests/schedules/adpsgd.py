@@ -37,7 +37,8 @@ from lightning_gossip.algorithm.adpsgd.protocol import (
     Verdict,
     Wait,
 )
-from lightning_gossip.algorithm.adpsgd.replica import Replica, half_difference
+from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.compression.pairwise import half_difference
 from lightning_gossip.algorithm.failure_detector import Verdict as Health
 from lightning_gossip.algorithm.topology.generators import complete, exponential, ring, star
 from lightning_gossip.algorithm.topology.topology import Topology

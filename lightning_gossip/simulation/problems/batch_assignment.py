@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
 from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.work_sharing import (
@@ -69,8 +70,8 @@ class FreeSession(Session):
         self._samples = samples
         self._generators = generators
 
+    @override
     def next(self, rank: int, step_s: float | None) -> Task | None:
-        """See :meth:`Session.next`."""
         if not self._left[rank]:
             return None
         self._left[rank] -= 1
@@ -88,8 +89,8 @@ class EqualShares(Session):
         self._share = math.ceil(len(tasks) / workers)
         self._taken = [0] * workers
 
+    @override
     def next(self, rank: int, step_s: float | None) -> Task | None:
-        """See :meth:`Session.next`."""
         if self._taken[rank] == self._share:
             return None
         position = rank + self._taken[rank] * self._workers
@@ -129,8 +130,8 @@ class SharedEpoch(Session):
         self._begun: set[int] = set()
         self._done: set[int] = set()
 
+    @override
     def next(self, rank: int, step_s: float | None) -> Task | None:
-        """See :meth:`Session.next`."""
         ledger = self._ledgers[rank]
         if rank not in self._begun:
             self._begun.add(rank)
@@ -141,12 +142,12 @@ class SharedEpoch(Session):
         self._claim(rank, step_s)
         return self._tasks[ledger.current]
 
+    @override
     def stepped(self, rank: int) -> None:
-        """See :meth:`Session.stepped`."""
         self._ledgers[rank].step()
 
+    @override
     def lost(self, rank: int) -> None:
-        """See :meth:`Session.lost`."""
         if rank in self._claims and rank not in self._done:
             self._done.add(rank)
             self._left += self._own_rates[rank].term or 1
