@@ -30,7 +30,7 @@ def until(condition: Callable[[], Any]) -> Any:
 
 def requesting(member: Membership) -> list[WorkerId]:
     """The workers whose join requests a member has read."""
-    return list(member.monitor.join_requests(range(10)))
+    return list(member.monitor.join_requests())
 
 
 def outsiders(made: Party, *workers: WorkerId) -> list[Membership]:
