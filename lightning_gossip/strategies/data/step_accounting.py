@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from lightning_gossip.runtime.clock import StepTimer, Timeline, now_s
+from lightning_gossip.algorithm.step_timer import StepTimer
+from lightning_gossip.runtime.clock import Timeline, now_s
 from lightning_gossip.runtime.membership import membership
 from lightning_gossip.runtime.sync_point import gather
 from lightning_gossip.strategies.data.epoch_progress import FitWork
@@ -68,11 +69,11 @@ class Account:
     def open_session(self) -> None:
         """Training begins after a synchronisation point."""
         self.forward_passes, self._step_s = 0, 0.0
-        self._timer.tick(now_s())
+        self._timer.begin(now_s())
 
     def close_session(self) -> None:
         """All have met; what comes next is no batch."""
-        self._timer.pause()
+        self._timer.begin()
 
     def end_batch(self, algorithm: Algorithm | None) -> None:
         """A batch has been trained on."""
