@@ -409,7 +409,8 @@ class Membership:
         if len(self.members) < self._min_workers:
             raise PeerError(
                 f"Rank {ranks} is gone, {len(self.members)} workers are left, and min_workers={self._min_workers}: the job"
-                " ends. Resume it from its last checkpoint, or pass a smaller min_workers.",
+                " ends. Resume it from its last checkpoint, or pass a smaller min_workers"
+                " (with on_peer_failure='raise' it is all workers).",
                 rank=absent[0].initial_rank,
                 phase="membership",
             )
