@@ -1,9 +1,12 @@
-"""How long a worker's steps take, as it measures them itself."""
+"""What a worker's time goes to, and how long its steps take, as it measures them itself."""
 
 from __future__ import annotations
 
 import statistics
 from collections import deque
+from typing import Literal
+
+Activity = Literal["compute", "exchange", "wait"]
 
 _SHORTEST_S = 1e-12  # so that a rate is finite; late in a long run a shorter step is lost in the rounding of the time
 

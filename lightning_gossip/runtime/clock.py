@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-Activity = Literal["compute", "exchange", "wait"]
+from lightning_gossip.algorithm.step_timer import Activity
 
 _MAX_INTERVALS = 200_000  # about 10 MB; older ones are dropped
 
