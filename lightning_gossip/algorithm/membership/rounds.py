@@ -168,7 +168,9 @@ class Rounds:
             if self._health.has_failed(self.me):
                 return None
             in_view = [worker for worker in members if not self._health.has_failed(worker)]
-            if len(in_view) < len(members) and (slot == 0 or in_view[0] == self.me):
+            lost = len(members) - len(in_view)
+            # at its arrival a worker may be the last that was missing; later the first one looks
+            if lost and (arrived + lost >= len(members) if slot == 0 else in_view[0] == self.me):
                 result = yield from self._conclude(number, slot, members)
                 if result is not None:
                     return result
@@ -227,8 +229,13 @@ class Rounds:
         count, by = about.decode().split(" ")
         if not int(count):
             return value
-        parts = yield ReadAll(tuple(f"{key}/{by}{index}" for index in range(int(count))))
-        return None if parts is None else value + b"".join(parts)
+        parts = [value]
+        for index in range(int(count)):  # one at a time: others ask the store too
+            part = yield Read(f"{key}/{by}{index}")
+            if part is None:
+                return None
+            parts.append(part)
+        return b"".join(parts)
 
     def _key(self, number: int) -> str:
         return f"{self._prefix}/round/{number}"
