@@ -257,7 +257,7 @@ def plot(results: dict[str, dict[str, Any]], path: Path) -> None:
         axes.hlines(bound, group - 0.45, group + 0.45, color="#444444", linestyle=":", linewidth=1.2, label=label)
     axes.set(xlabel=f"slowdown of one of {WORKERS} workers", ylabel="share of Σ 1 / period", ylim=(0, 1.22))
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1.0])
-    axes.grid(visible=False, axis="x")
+    axes.grid(axis="y", alpha=0.3)
     axes.legend(ncols=5, fontsize=8, loc="upper center", frameon=False, columnspacing=1.0, handlelength=1.4)
     figure.savefig(path, dpi=150)
 
