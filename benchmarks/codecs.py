@@ -12,18 +12,18 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.common import against, print_table, write_results
-from benchmarks.pair import limited_link, run_pair
-from lightning_gossip.algorithm.adpsgd.replica import Replica
+from benchmarks.cluster import network
+from benchmarks.harness import against, pair_transport, print_table, process_group, run, write_results
 from lightning_gossip.algorithm.compression.pairwise import Wire, exchange_bytes, make_codec
+from lightning_gossip.runtime.adpsgd.cuda_replica import replica_of
 from lightning_gossip.runtime.adpsgd.exchange import Exchanger
-from lightning_gossip.transport.gloo_group import GlooTransport
 from lightning_gossip.transport.messages import Kind, Message
 
 NUMEL = 25_610_152
@@ -59,41 +59,50 @@ def cpu_times(rounds: int) -> dict[str, dict[str, float]]:
     return results
 
 
-def transfers(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of a raw transfer and of an exchange in each codec, in turn."""
-    torch.set_num_threads(1)
+@process_group()
+def transfers(exchanges: dict[str, dict[str, Any]], rounds: int) -> dict[str, Any]:
+    """Seconds of a raw transfer of the model in both directions, and of exchanges, in turn.
+
+    Args:
+        exchanges: by name, the wire (float32 if not said) and options of the exchanger.
+        rounds: how many; the results are medians.
+    """
     peer = 1 - dist.get_rank()
-    replica = Replica([models(1 + dist.get_rank())])
+    replica = replica_of([models(1 + dist.get_rank())])
     mine, theirs = torch.randn(NUMEL), torch.zeros(NUMEL)
-    transport = GlooTransport(TIMEOUT_S)
-    exchanger = Exchanger(transport, timeout_s=TIMEOUT_S)
-    codecs = {wire: make_codec(wire, replica.published) for wire in get_args(Wire)}
+    transport = pair_transport(TIMEOUT_S)
     sent: dict[str, int] = {"raw": mine.nbytes}
 
-    def transfer(name: str) -> None:
-        if name == "raw":
-            works = [dist.irecv(theirs, src=peer), dist.isend(mine, dst=peer)]
-            for work in works:
-                assert work is not None
-                work.wait()
-            return
-        if peer == 1:  # rank 0 calls and rank 1 answers, as in training
-            transport.request(peer, Message(Kind.EXCHANGE), TIMEOUT_S)
-        else:
-            transport.next_message()
-            transport.reply(peer, Message(Kind.ACCEPT))
-        sent[name] = exchanger.run(peer, replica, codecs[name]).bytes_sent
+    def raw() -> None:
+        works = [dist.irecv(theirs, src=peer), dist.isend(mine, dst=peer)]
+        for work in works:
+            assert work is not None
+            work.wait()
 
-    times: dict[str, list[float]] = {"raw": [], **{wire: [] for wire in codecs}}
-    for number in range(1 + parameters["rounds"]):
-        for name, values in times.items():
+    def exchange(name: str, wire: Wire = "float32", **options: int) -> Callable[[], None]:
+        exchanger, codec = Exchanger(transport, timeout_s=TIMEOUT_S, **options), make_codec(wire, replica.published)
+
+        def run() -> None:
+            if peer == 1:  # rank 0 calls and rank 1 answers, as in training
+                transport.request(peer, Message(Kind.EXCHANGE), TIMEOUT_S)
+            else:
+                transport.next_message()
+                transport.reply(peer, Message(Kind.ACCEPT))
+            sent[name] = exchanger.run(peer, replica, codec).bytes_sent
+
+        return run
+
+    ways = {"raw": raw, **{name: exchange(name, **options) for name, options in exchanges.items()}}
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(1 + rounds):
+        for name, transfer in ways.items():
             dist.barrier()
             began_s = time.perf_counter()
-            transfer(name)
+            transfer()
             taken = torch.tensor([time.perf_counter() - began_s], dtype=torch.float64)
             dist.all_reduce(taken, op=dist.ReduceOp.MAX)
             if number:  # the first round connects
-                values.append(float(taken))
+                times[name].append(float(taken))
     transport.close()
     return {"seconds": {name: statistics.median(values) for name, values in times.items()}, "bytes": sent}
 
@@ -106,8 +115,9 @@ def main() -> None:
     arguments = parser.parse_args()
     rounds = 2 if arguments.quick else 7
     cpu = cpu_times(10 if arguments.quick else 40)
-    with limited_link(arguments.rate_mbit) as places:
-        moved = run_pair(transfers, {"rounds": rounds}, places, timeout_s=600)
+    exchanges = {wire: {"wire": wire} for wire in get_args(Wire)}
+    with network(2, rate_mbit=arguments.rate_mbit) as net:
+        moved, _ = run(transfers, {"exchanges": exchanges, "rounds": rounds}, hosts=net.hosts, timeout_s=600)
     rows = []
     for wire in get_args(Wire):
         assert moved["bytes"][wire] == exchange_bytes(wire, NUMEL)

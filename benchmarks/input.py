@@ -15,12 +15,9 @@ JPEG files as large as ImageNet's usual ones (500 × 375 pixels), generated, in 
 from __future__ import annotations
 
 import argparse
-import json
-import logging
 import statistics
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -28,14 +25,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.strategies import DDPStrategy
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
-from benchmarks.common import against, bounded, console, print_table, write_results
+from benchmarks.harness import against, console, print_table, run, trainer, write_results
 from lightning_gossip import ADPSGDStrategy
 from recipes.commands import cleaning_up_on_sigterm
 from recipes.vision.data import ImageNetData
@@ -49,11 +46,7 @@ AIM_WAIT = 0.02
 MEMORY = "memory"
 LOADERS = {"1 process": 1, "none": 0, MEMORY: 0}
 
-Strategies = dict[str, Callable[[], DDPStrategy]]
-STRATEGIES: Strategies = {
-    "ddp": lambda: DDPStrategy(start_method="fork"),
-    "adpsgd": lambda: ADPSGDStrategy(start_method="fork"),
-}
+STRATEGIES: dict[str, Callable[[], DDPStrategy]] = {"ddp": DDPStrategy, "adpsgd": ADPSGDStrategy}
 
 
 def generate(root: Path, images: int) -> float:
@@ -142,10 +135,9 @@ class Memory(Dataset[Any]):
 
 
 class Waits(Callback):
-    """Seconds between the end of a step and the begin of the next one, of the last epoch; written at its end."""
+    """Seconds between the end of a step and the begin of the next one, of the last epoch."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
         self.between_s: list[float] = []
         self.began_s = self.ended_s = 0.0
 
@@ -162,35 +154,22 @@ class Waits(Callback):
     def on_train_batch_end(self, *_: Any) -> None:
         self.ended_s = time.perf_counter()
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        taken = {"wait_s": sum(self.between_s), "all_s": self.ended_s - self.began_s, "longest_s": max(self.between_s)}
-        (self.folder / str(trainer.global_rank)).write_text(json.dumps(taken))
 
-
-def train(root: Path, out: Path, strategy: str, step_s: float, way: str) -> None:
-    """One run of two epochs; the first one warms up."""
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")
-    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = Trainer(
-        strategy=STRATEGIES[strategy](), accelerator="cpu", devices=WORKERS, max_epochs=2, limit_val_batches=0,
-        callbacks=[Waits(out)], num_sanity_val_steps=0, **quiet,
-    )  # fmt: skip
-    data = Bytes(root=root, classes=2, batch_size=BATCH_SIZE, num_workers=LOADERS[way], prefetch=4)
+def train(root: str, strategy: str, step_s: float, way: str) -> float:
+    """One run of two epochs, of which the first one warms up; the share of the time between steps."""
+    waits = Waits()
+    data = Bytes(root=Path(root), classes=2, batch_size=BATCH_SIZE, num_workers=LOADERS[way], prefetch=4)
     if way == MEMORY:
-        data.train = Memory(sum(1 for _ in (root / "train").rglob("*.JPEG")))
-    trainer.fit(Step(step_s), datamodule=data)
+        data.train = Memory(sum(1 for _ in (Path(root) / "train").rglob("*.JPEG")))
+    options: dict[str, Any] = {"max_epochs": 2, "limit_val_batches": 0, "num_sanity_val_steps": 0, "callbacks": [waits]}
+    trainer(strategy=STRATEGIES[strategy](), **options).fit(Step(step_s), datamodule=data)
+    return sum(waits.between_s) / (waits.ended_s - waits.began_s)
 
 
 def waiting(root: Path, strategy: str, step_s: float, way: str) -> float:
     """The share of time between steps, mean of the workers."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder)
-        bounded(train, root, out, strategy, step_s, way, timeout_s=180.0)
-        taken = [json.loads((out / str(rank)).read_text()) for rank in range(WORKERS)]
-    return statistics.fmean(worker["wait_s"] / worker["all_s"] for worker in taken)
+    parameters = {"root": str(root), "strategy": strategy, "step_s": step_s, "way": way}
+    return statistics.fmean(run(train, parameters, hosts=(None,) * WORKERS, timeout_s=180.0))
 
 
 def main() -> None:

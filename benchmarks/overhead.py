@@ -20,7 +20,7 @@ import os
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,19 +31,23 @@ import torch.distributed as dist
 from torch import Tensor
 from torchvision.models import resnet50
 
-from benchmarks.common import against, console, print_table, write_results
-from benchmarks.pair import LOOPBACK, Place, limited_link, run_pair
+from benchmarks.cluster import Host, network
+from benchmarks.codecs import NUMEL, transfers
+from benchmarks.harness import against, console, pair_transport, print_table, process_group, run, write_results
 from lightning_gossip import ConfigurationError
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker
+from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
 from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.failure_detector import Verdict
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.algorithm.tensors.flat import chunk_slices
 from lightning_gossip.algorithm.topology.generators import complete
+from lightning_gossip.runtime.adpsgd.cuda_replica import replica_of
 from lightning_gossip.runtime.adpsgd.exchange import Exchanger
 from lightning_gossip.runtime.adpsgd.gossip import Gossip
+from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
-from lightning_gossip.transport import Kind, Message
-from lightning_gossip.transport.gloo_group import GlooTransport
 from recipes.commands import cleaning_up_on_sigterm
 
 AIM_WITHOUT_MERGES = 1.25
@@ -56,6 +60,8 @@ TIMEOUT_S = 60.0
 QUIET_GAP_S = 0.005  # before each measurement, in which the core rests as it does not in training
 STEP_S = 0.060  # pace of the training thread during exchanges: longer than a chunk takes at 1 Gb/s
 MiB = 1 << 20
+Pair = Sequence[Host | None]
+LOOPBACK: Pair = (None, None)
 DEFAULT_CHUNK = inspect.signature(Exchanger).parameters["chunk_bytes"].default
 DEFAULT_DEPTH = inspect.signature(Exchanger).parameters["depth"].default
 
@@ -72,17 +78,34 @@ class Published:
     def of(cls, model: torch.nn.Module) -> Published:
         shared = SharedModel(model).open()
         tensors = list(shared.tensors)
-        return cls(tensors, Replica(tensors, retention=shared.retention), shared.layout)
+        return cls(tensors, replica_of(tensors, retention=shared.retention), shared.layout)
 
     @property
     def nbytes(self) -> int:
         return self.replica.numel * self.replica.dtype.itemsize
 
 
+class Healthy:
+    """A monitor of workers that stay."""
+
+    version = 0
+
+    def verdict(self, worker: WorkerId) -> Verdict:
+        return Verdict.ALIVE
+
+    def connection_lost(self, worker: WorkerId) -> None:
+        pass
+
+
 def new_gossip() -> Gossip:
     """A gossip that exchanges nothing until it is told to, with the other process as its only neighbour."""
-    picker = PartnerPicker(complete(2), dist.get_rank())
-    gossip = Gossip(GlooTransport(TIMEOUT_S), picker, exchanges_per_step=0.0, timeout_s=TIMEOUT_S)
+    topology, rank = complete(2), dist.get_rank()
+    members = [WorkerId(0, 1), WorkerId(1, 1)]
+    picker = PartnerPicker(topology, rank)
+    peers = ChangingPeers(
+        Healthy(), rank, members, topology, roles="auto", picker=picker, ceiling_s=TIMEOUT_S, now_s=now_s, raises=True
+    )
+    gossip = Gossip(pair_transport(TIMEOUT_S), peers, exchanges_per_step=0.0)
     gossip.start()
     return gossip
 
@@ -96,20 +119,21 @@ def seconds(function: Callable[[], object]) -> float:
 # -- 1. the training thread ------------------------------------------------------------------------------------------
 
 
-def boundary(parameters: dict[str, Any]) -> dict[str, Any]:
+@process_group()
+def boundary(threads: int, rounds: int) -> dict[str, Any]:
     """Times of a copy and of a step boundary; rank 1 only answers exchanges."""
-    torch.set_num_threads(parameters["threads"])
+    torch.set_num_threads(threads)
     published = Published.of(resnet50())
     gossip = new_gossip()
     gossip.open(published.replica, session=1, layout=published.layout)
     dist.barrier()
     results: dict[str, Any] = {}
     if dist.get_rank() == 0:
-        results = _boundary_times(gossip, published, parameters["rounds"])
+        results = _boundary_times(gossip, published, rounds)
     dist.barrier()
     gossip.drain(published.tensors)
     dist.barrier()
-    gossip.close(together=True)
+    gossip.close()
     return results
 
 
@@ -157,60 +181,12 @@ def _boundary_times(gossip: Gossip, published: Published, rounds: int) -> dict[s
     }
 
 
-# -- 2. the network --------------------------------------------------------------------------------------------------
+# -- 2. memory -------------------------------------------------------------------------------------------------------
 
 
-def bandwidth(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of a raw transfer and of exchanges with different chunks, in turn."""
-    torch.set_num_threads(1)
-    peer = 1 - dist.get_rank()
-    replica = Published.of(resnet50()).replica
-    mine, theirs = torch.randn(replica.numel), torch.zeros(replica.numel)
-    transport = GlooTransport(TIMEOUT_S)
-    settings = [(chunk, depth) for chunk, depth in parameters["settings"]]
-    exchangers = [Exchanger(transport, chunk_bytes=chunk, depth=depth, timeout_s=TIMEOUT_S) for chunk, depth in settings]
-
-    def raw() -> None:
-        works = [dist.irecv(theirs, src=peer), dist.isend(mine, dst=peer)]
-        for work in works:
-            assert work is not None
-            work.wait()
-
-    def exchange(exchanger: Exchanger) -> None:
-        if peer == 1:  # rank 0 calls and rank 1 answers, as in training
-            transport.request(peer, Message(Kind.EXCHANGE), TIMEOUT_S)
-        else:
-            transport.next_message()
-            transport.reply(peer, Message(Kind.ACCEPT))
-        exchanger.run(peer, replica)
-
-    times: list[list[float]] = [[] for _ in range(1 + len(exchangers))]
-    for number in range(1 + parameters["rounds"]):
-        for place in range(len(times)):
-            dist.barrier()
-            taken_s = seconds(raw if place == 0 else lambda e=exchangers[place - 1]: exchange(e))
-            both = torch.tensor([taken_s], dtype=torch.float64)
-            dist.all_reduce(both, op=dist.ReduceOp.MAX)
-            if number:  # the first round connects
-                times[place].append(float(both))
-    transport.close()
-    medians = [statistics.median(values) for values in times]
-    return {
-        "nbytes": replica.numel * replica.dtype.itemsize,
-        "raw_s": medians[0],
-        "exchanges": [
-            {"chunk_bytes": chunk, "depth": depth, "seconds": taken_s, "over_raw": medians[0] / taken_s}
-            for (chunk, depth), taken_s in zip(settings, medians[1:], strict=True)
-        ],
-    }
-
-
-# -- 3. memory -------------------------------------------------------------------------------------------------------
-
-
-def memory(parameters: dict[str, Any]) -> dict[str, Any]:
+@process_group()
+def memory(exchanges: int) -> dict[str, Any]:
     """Resident memory of rank 0 before there is a replica, after some exchanges, at their peak and at a rendezvous's."""
-    torch.set_num_threads(1)
     model = resnet50()
     gossip = new_gossip()
     small = Published.of(torch.nn.Sequential(torch.nn.Linear(1000, 100), torch.nn.BatchNorm1d(100)))
@@ -218,13 +194,13 @@ def memory(parameters: dict[str, Any]) -> dict[str, Any]:
     _meet(small)
     before = _reset_peak()
     published = Published.of(model)
-    _train(gossip, published, session=2, exchanges=parameters["exchanges"])
+    _train(gossip, published, session=2, exchanges=exchanges)
     steady, peak = _resident(), _peak()
     _reset_peak()
     _meet(published)
     at_rendezvous = _peak()
     dist.barrier()
-    gossip.close(together=True)
+    gossip.close()
     copies = {"peak during exchanges": peak, "after them": steady, "peak at a rendezvous": at_rendezvous}
     return {name: (value - before) / published.nbytes for name, value in copies.items()}
 
@@ -274,12 +250,12 @@ def _status(key: str) -> int:
 # -- tables ----------------------------------------------------------------------------------------------------------
 
 
-def report_boundary(places: dict[str, tuple[Place, Place]], rounds: int) -> dict[str, Any]:
+def report_boundary(places: dict[str, Pair], rounds: int) -> dict[str, Any]:
     results: dict[str, Any] = {}
     rows = []
     for threads in (1, 2):
         for where, pair in places.items():
-            result = run_pair(boundary, {"threads": threads, "rounds": rounds}, pair, timeout_s=120)
+            result, _ = run(boundary, {"threads": threads, "rounds": rounds}, hosts=pair, timeout_s=120)
             results[f"{threads} threads, {where}"] = result
             median = result["median_s"]
             copy_s = median["copy"]
@@ -303,20 +279,26 @@ def report_boundary(places: dict[str, tuple[Place, Place]], rounds: int) -> dict
     return results
 
 
-def report_bandwidth(places: dict[str, tuple[Place, Place]], quick: bool, rounds: int) -> dict[str, Any]:
-    settings = [(DEFAULT_CHUNK, DEFAULT_DEPTH)]
+def report_bandwidth(places: dict[str, Pair], quick: bool, rounds: int) -> dict[str, Any]:
+    settings = {(DEFAULT_CHUNK, DEFAULT_DEPTH)}
     if not quick:
-        grid = [(chunk * MiB, depth) for chunk in (1, 4, 16) for depth in (1, 2, 3)]
-        settings += [pair for pair in grid if pair not in settings]
+        settings |= {(chunk * MiB, depth) for chunk in (1, 4, 16) for depth in (1, 2, 3)}
+    labels = {f"{chunk / MiB:g} MiB × {depth}": (chunk, depth) for chunk, depth in sorted(settings)}
+    exchanges = {label: {"chunk_bytes": chunk, "depth": depth} for label, (chunk, depth) in labels.items()}
     results: dict[str, Any] = {}
     for where, pair in places.items():
-        results[where] = run_pair(bandwidth, {"settings": sorted(settings), "rounds": rounds}, pair, timeout_s=240)
+        found = run(transfers, {"exchanges": exchanges, "rounds": rounds}, hosts=pair, timeout_s=240)[0]["seconds"]
+        results[where] = {"nbytes": 4 * NUMEL, "raw_s": found["raw"]}
+        results[where]["exchanges"] = [
+            {**options, "seconds": found[label], "over_raw": found["raw"] / found[label]}
+            for label, options in exchanges.items()
+        ]
     rows = []
-    for chunk, depth in sorted(settings):
-        row = [f"{chunk / MiB:g} MiB × {depth}"]
+    for number, (label, setting) in enumerate(labels.items()):
+        row = [label]
         for where, result in results.items():
-            ratio = next(e["over_raw"] for e in result["exchanges"] if (e["chunk_bytes"], e["depth"]) == (chunk, depth))
-            is_aimed_at = where != "loopback" and (chunk, depth) == (DEFAULT_CHUNK, DEFAULT_DEPTH)
+            ratio = result["exchanges"][number]["over_raw"]
+            is_aimed_at = where != "loopback" and setting == (DEFAULT_CHUNK, DEFAULT_DEPTH)
             row.append(against(ratio, AIM_BANDWIDTH) if is_aimed_at else f"{ratio:.2f}")
         rows.append(row)
     rates = ", ".join(f"{where} {r['nbytes'] * 8e-9 / r['raw_s']:.2f} Gb/s each way" for where, r in results.items())
@@ -330,7 +312,7 @@ def report_memory() -> dict[str, Any]:
     if not os.access("/proc/self/clear_refs", os.W_OK):
         console.print("Memory: skipped, it needs Linux's /proc/self/clear_refs.")
         return {}
-    copies = run_pair(memory, {"exchanges": 5}, LOOPBACK, timeout_s=120)
+    copies = run(memory, {"exchanges": 5}, hosts=LOOPBACK, timeout_s=120)[0]
     rows = [[name, against(value, AIM_MEMORY, at_most=True, digits=3)] for name, value in copies.items()]
     caption = f"Resident memory beyond plain training, in copies of the model. Aim: ≤ {AIM_MEMORY:g}."
     print_table("Memory of a worker after 5 exchanges", ("when", "copies"), rows, caption=caption)
@@ -344,9 +326,9 @@ def main() -> None:
     link = f"{LINK_MBIT / 1000:g} Gb/s link"
     results: dict[str, Any] = {"quick": arguments.quick, "link_skipped": None}
     with cleaning_up_on_sigterm(), ExitStack() as stack:
-        places = {}
+        places: dict[str, Pair] = {}
         try:
-            places[link] = stack.enter_context(limited_link(LINK_MBIT))
+            places[link] = stack.enter_context(network(2, rate_mbit=LINK_MBIT)).hosts
         except ConfigurationError as reason:
             console.print(f"The {link} is left out: {reason}")
             results["link_skipped"] = str(reason)

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import ROOT, against, print_table, write_results
+from benchmarks.harness import ROOT, against, print_table, write_results
 from recipes.record import RunRecord
 
 FACTORS = (1, 4, 10)

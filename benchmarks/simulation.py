@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import RESULTS, against, console, print_table, write_results
+from benchmarks.harness import RESULTS, against, axes_of, console, print_table, write_results
 from lightning_gossip.simulation import (
     ADPSGD,
     SGD,
@@ -138,12 +138,7 @@ def main() -> None:
 
 def plot(by_kind: dict[str, list[dict[str, Any]]]) -> None:
     """Seconds against events."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6, 3.8), layout="constrained")
+    figure, ((axes,),) = axes_of(width=6)
     for kind, colour in {"steps": "#1b7f5c", "epoch": "#c8553d"}.items():
         runs = by_kind[kind]
         axes.loglog([of["events"] for of in runs], [of["cpu_s"] for of in runs], "o-", color=colour, label=KINDS[kind])
@@ -155,11 +150,8 @@ def plot(by_kind: dict[str, list[dict[str, Any]]]) -> None:
             f"{of['workers']:,}", (of["events"], of["cpu_s"]), xytext=(0, -14), textcoords="offset points", fontsize=8
         )
     axes.set(xlabel="events", ylabel="seconds of one core")
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     figure.savefig(RESULTS / "simulation.png", dpi=150)
-    plt.close(figure)
 
 
 if __name__ == "__main__":

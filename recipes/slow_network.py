@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from lightning_gossip import ConfigurationError
 from recipes.commands import one_sentence
 
-_BURST, _QUEUE = "256kb", "50ms"  # above the largest segment of loopback (64 kB); what waits longer is dropped and sent again
+_BURST = "256kb"  # above the largest segment of loopback (64 kB)
 _RATE = re.compile(r"[1-9]\d*(kbit|mbit|gbit)")
 
 
@@ -42,8 +42,13 @@ def limited(rate: str, command: Sequence[str]) -> list[str]:
     probe = subprocess.run([*namespace, "true"], capture_output=True, text=True, check=False)
     if probe.returncode != 0:
         raise ConfigurationError(f"This machine lets nobody but root make a network namespace ({probe.stderr.strip()}).")
-    limit = f"ip link set lo up && tc qdisc add dev lo root tbf rate {rate} burst {_BURST} latency {_QUEUE}"
+    limit = f"ip link set lo up && tc qdisc add dev lo {token_bucket(rate, _BURST)}"
     return [*namespace, "sh", "-c", f'{limit} && exec "$@"', "sh", *command]
+
+
+def token_bucket(rate: str, burst: str) -> str:
+    """What tc is told to limit an interface; what waits longer than 50 ms is dropped, and sent again."""
+    return f"root tbf rate {rate} burst {burst} latency 50ms"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

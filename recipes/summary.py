@@ -15,7 +15,7 @@ from lightning_gossip.strategies import DecentralizedStrategy
 from recipes.record import RunRecord
 
 SUMMARY = "summary.json"
-_OF_WORKER = (
+OF_WORKER = (
     *("rank", "steps", "samples", "exchanges", "bytes_sent"),
     *("staleness_mean", "staleness_p95", "staleness_max", "dropped", "busy_s", "wait_s"),
 )
@@ -43,7 +43,7 @@ def summarize(record: RunRecord, *, strategy: Strategy, test_acc: float) -> dict
     for worker in record.workers:
         own = {"rank": worker.rank, "steps": worker.steps, "samples": worker.samples, "busy_s": worker.busy_s}
         own.update(reported.get(worker.rank, {}))
-        workers.append({name: own.get(name) for name in _OF_WORKER})
+        workers.append({name: own.get(name) for name in OF_WORKER})
     topology = getattr(strategy, "topology", None)
     return {
         "strategy": name_of(strategy),
@@ -97,13 +97,13 @@ def _workers_table(workers: list[dict[str, Any]]) -> Table:
             str(worker["rank"]),
             str(worker["steps"]),
             str(worker["samples"]),
-            _text(worker["exchanges"], "d"),
-            _text(None if sent is None else sent / 1e6, ".1f", " MB"),
-            _text(worker["staleness_mean"], ".2f"),
-            _text(worker["staleness_p95"], ".0f"),
-            _text(worker["staleness_max"], "d"),
-            _text(worker["busy_s"], ".1f", " s"),
-            _text(worker["wait_s"], ".1f", " s"),
+            text(worker["exchanges"], "d"),
+            text(None if sent is None else sent / 1e6, ".1f", " MB"),
+            text(worker["staleness_mean"], ".2f"),
+            text(worker["staleness_p95"], ".0f"),
+            text(worker["staleness_max"], "d"),
+            text(worker["busy_s"], ".1f", " s"),
+            text(worker["wait_s"], ".1f", " s"),
         )
     return table
 
@@ -115,18 +115,19 @@ def _run_table(summary: dict[str, Any]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=box.SIMPLE)
     table.add_column()
     table.add_column(justify="right")
-    table.add_row("test accuracy of the mean model", _text(summary["test_acc"], ".4f"))
-    table.add_row("training time", _text(summary["train_s"], ".1f", " s"))
-    table.add_row("samples a second", _text(summary["samples_per_s"], ".0f"))
-    table.add_row("consensus distance before the last average", _text(summary["consensus_distance"], ".3g"))
+    table.add_row("test accuracy of the mean model", text(summary["test_acc"], ".4f"))
+    table.add_row("training time", text(summary["train_s"], ".1f", " s"))
+    table.add_row("samples a second", text(summary["samples_per_s"], ".0f"))
+    table.add_row("consensus distance before the last average", text(summary["consensus_distance"], ".3g"))
     if summary["averagings"] is not None:
-        table.add_row("averagings", f"{summary['averagings']}, one in {_text(summary['period_mean'], '.1f')} steps")
+        table.add_row("averagings", f"{summary['averagings']}, one in {text(summary['period_mean'], '.1f')} steps")
     dropped = sum(worker["dropped"] or 0 for worker in summary["workers"])
     if dropped:
         table.add_row("updates dropped as too stale", str(dropped))
-    table.add_row("collectives inside epochs", _text(summary["collectives_in_training"], "d"))
+    table.add_row("collectives inside epochs", text(summary["collectives_in_training"], "d"))
     return table
 
 
-def _text(value: Any, form: str, unit: str = "") -> str:
+def text(value: Any, form: str, unit: str = "") -> str:
+    """A cell of a table; a dash for None."""
     return "–" if value is None else f"{value:{form}}{unit}"

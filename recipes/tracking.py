@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from torchvision.io import decode_image  # type: ignore[import-untyped]
 from typing_extensions import override
 
-from lightning_gossip.strategies.options import check_choice
+from lightning_gossip.algorithm.checks import check_choice
 from recipes.record import METRICS, RECORD
 from recipes.summary import SUMMARY
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.cluster.namespaces import Namespaces, unavailable
 from lightning_gossip import ConfigurationError
+from recipes.slow_network import token_bucket
 
 INTERFACE = "eth0"
 _BURST_S = 0.002  # 256 kB at 1 Gb/s, what the kernel's timer needs there
@@ -20,7 +21,6 @@ _WHOLE_BURST_BYTES = 80_000
 """The kernel hands a link up to 64 kB at once. A bucket that is smaller splits them into packets of 1,500 bytes, which cost 30
 times as much of the processor; on a slow link one that is larger would let a short transfer pass at once."""
 _WHOLE_FROM = 10e6  # bit/s
-_QUEUE = "50ms"  # what would wait longer is dropped
 _MOST = 200  # of one /24
 
 
@@ -48,7 +48,7 @@ class Host:
 
 
 class Network:
-    """See :func:`network`.
+    """Machines with links of limited rate, until :func:`network` removes them.
 
     Attributes:
         hosts: the machines.
@@ -110,7 +110,7 @@ class Network:
             raise ConfigurationError(f"rate_mbit={rate_mbit}: write a rate above 0, or cut the link.")
         rate = rate_mbit * 1e6
         burst = max(_WHOLE_BURST_BYTES if rate >= _WHOLE_FROM else _BURST_BYTES, round(rate / 8 * _BURST_S))
-        bucket = f"root tbf rate {round(rate)}bit burst {burst}b latency {_QUEUE}"
+        bucket = token_bucket(f"{round(rate)}bit", f"{burst}b")
         host.namespaces.configure("tc", f"qdisc {verb} dev {INTERFACE} {bucket}")
         self._switch.configure("tc", f"qdisc {verb} dev {_port(host)} {bucket}")
 

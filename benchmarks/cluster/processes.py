@@ -1,4 +1,4 @@
-"""A process in a host: ``python -m module arguments`` there, with its log, and signals from here.
+"""A process in a host, or on this machine: ``python -m module arguments``, with its log, and signals from here.
 
 It is forked from a server that has imported torch and Lightning once, so that it begins in a fraction of a second. Two forks
 make it: the first child enters the host, and only a child of that has a process number in there.
@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 from benchmarks.cluster.namespaces import enter
@@ -41,7 +42,7 @@ class Process:
     the lines and the end.
 
     Args:
-        host: where it runs.
+        host: where it runs; None for this machine.
         module: what runs, as ``__main__``.
         arguments: ``sys.argv[1:]``.
         environment: beside that of this process.
@@ -49,7 +50,7 @@ class Process:
     """
 
     def __init__(
-        self, host: Host, module: str, arguments: tuple[str, ...] = (), *, environment: Mapping[str, str], log: Path
+        self, host: Host | None, module: str, arguments: tuple[str, ...] = (), *, environment: Mapping[str, str], log: Path
     ) -> None:
         self.host = host
         self.module = module
@@ -61,13 +62,17 @@ class Process:
         self._told, telling = _context.Pipe(duplex=False)
         self._output, writing = _context.Pipe(duplex=False)
         self._ends = (telling, writing)
-        what = (host.namespaces.first, module, arguments, dict(environment))
+        what = (host and host.namespaces.first, module, arguments, dict(environment))
         self._process = _context.Process(target=_first_child, args=(telling, writing, *what), daemon=True)
-        self._reader = threading.Thread(target=self._read, name=f"cluster-log-{host.number}", daemon=True)
+        self._reader = threading.Thread(target=self._read, name="cluster-log", daemon=True)
 
     def start(self) -> None:
         """Start it; returns when it has a number."""
-        self._process.start()
+        main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")  # which the child need not import
+        try:
+            self._process.start()
+        finally:
+            sys.modules["__main__"] = main
         for end in self._ends:
             end.close()
         if not self._told.poll(_START_S):
@@ -121,26 +126,17 @@ class Process:
         Raises:
             TimeoutError: if it does not, or has ended; with its last lines.
         """
-        expression = re.compile(pattern)
 
         def found() -> re.Match[str] | None:
-            nonlocal after
-            fresh, after = self._lines[after:], len(self._lines)
-            return next(filter(None, map(expression.search, fresh)), None)
-
-        match: list[re.Match[str]] = []
-
-        def done() -> bool:
-            hit = found()
-            match.extend([hit] if hit else [])
-            return bool(match) or self._ended
+            return next(filter(None, (re.search(pattern, line) for line in self._lines[after:])), None)
 
         with self._news:
-            self._news.wait_for(done, timeout_s)
-            if not match:
+            self._news.wait_for(lambda: found() or self._ended, timeout_s)
+            match = found()
+            if match is None:
                 when = "before it ended" if self._ended else f"within {timeout_s:.0f} s"
                 raise TimeoutError(f"{self} did not say {pattern!r} {when}:\n{''.join(self._lines[-30:])}")
-        return match[0]
+        return match
 
     def wait(self, timeout_s: float) -> int:
         """Its exit status, negative for a signal.
@@ -165,7 +161,7 @@ class Process:
         self._told.close()
 
     def __str__(self) -> str:
-        return f"{self.module} on host {self.host.number}"
+        return self.module if self.host is None else f"{self.module} on host {self.host.number}"
 
     def signal(self, number: int) -> None:
         """Send it any signal, if it runs."""
@@ -188,12 +184,18 @@ class Process:
 
 
 def _first_child(
-    telling: Connection, writing: Connection, first: int, module: str, arguments: tuple[str, ...], environment: dict[str, str]
+    telling: Connection,
+    writing: Connection,
+    first: int | None,
+    module: str,
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
 ) -> None:
     for standard in (1, 2):
         os.dup2(writing.fileno(), standard)
     writing.close()
-    enter(first)
+    if first is not None:
+        enter(first)
     pid = os.fork()
     if pid == 0:
         telling.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,12 @@ from typing import Any
 import torch
 
 from benchmarks.cluster import unavailable
-from benchmarks.common import RESULTS, ROOT, console
+from benchmarks.harness import RESULTS, ROOT, console
 from benchmarks.network import scenarios
 from benchmarks.network.contenders import CONTENDERS
 from benchmarks.network.report import plot, show
 from benchmarks.network.results import Results
-from benchmarks.network.runner import Run, execute, prepare
+from benchmarks.network.runner import Run, execute
 from benchmarks.network.scenarios import SCENARIOS
 from benchmarks.network.workload import BATCH_SIZE, COMPUTE_S, WORKS
 from recipes.commands import cleaning_up_on_sigterm
@@ -74,34 +73,6 @@ def planned(arguments: argparse.Namespace, scenario: str) -> list[tuple[Run, str
     return runs
 
 
-class Forecast:
-    """How long runs take: what was measured of such runs, else a guess, corrected by how wrong the guesses were."""
-
-    def __init__(self, work: str) -> None:
-        self._nbytes, self._scale = WORKS[work].nbytes, WORKS[work].link_scale
-        self._known: dict[tuple[Any, ...], list[float]] = {}
-        self._errors: list[float] = []
-
-    def learn(self, run: Run, seconds: float) -> None:
-        self._known.setdefault(self._kind(run), []).append(seconds)
-        self._errors.append(seconds / self._guess(run))
-
-    def of(self, runs: list[Run]) -> float:
-        """Seconds."""
-        error = statistics.median(self._errors) if self._errors else 1.0
-        return sum(
-            statistics.median(self._known[kind]) if (kind := self._kind(run)) in self._known else error * self._guess(run)
-            for run in runs
-        )
-
-    def _guess(self, run: Run) -> float:
-        return run.guess_s(self._nbytes, self._scale)
-
-    @staticmethod
-    def _kind(run: Run) -> tuple[Any, ...]:
-        return (run.scenario, run.condition.label, run.contender)
-
-
 def measure(arguments: argparse.Namespace, results: Results) -> int:
     """All runs that are not there yet; one that fails does not end the others.
 
@@ -113,11 +84,12 @@ def measure(arguments: argparse.Namespace, results: Results) -> int:
     missing = [entry for entry in plan if not results.has(entry[0])]
     if len(missing) < len(plan):
         console.print(f"{len(plan) - len(missing)} of {len(plan)} runs are there already.")
-    forecast = Forecast(arguments.work)
+    first_s = time.monotonic()
     for number, (run, undisturbed) in enumerate(missing, start=1):
-        left_s = forecast.of([later for later, _ in missing[number - 1 :]])
+        mean_s = (time.monotonic() - first_s) / (number - 1) if number > 1 else 0.0
+        left = f"; {_minutes(mean_s * (len(missing) - number + 1))} still to go" if mean_s else ""
         what = f"{run.condition.label}, {CONTENDERS[run.contender].label}, seed {run.seed}"
-        console.print(f"{number}/{len(missing)} {what}; {_minutes(left_s)} still to go")
+        console.print(f"{number}/{len(missing)} {what}{left}")
         began_s = time.monotonic()
         try:
             measured = execute(run)
@@ -125,9 +97,7 @@ def measure(arguments: argparse.Namespace, results: Results) -> int:
             console.print(f"    failed: {error}", markup=False)
             failed += 1
             continue
-        seconds = time.monotonic() - began_s
-        forecast.learn(run, seconds)
-        entry = results.add(run, undisturbed, measured, seconds)
+        entry = results.add(run, undisturbed, measured, time.monotonic() - began_s)
         console.print(f"    {_outcome(entry)}")
     return failed
 
@@ -151,7 +121,6 @@ def main() -> None:
             console.print(missing)
             arguments.contenders.remove(name)
     torch.set_num_threads(os.cpu_count() or 1)  # for the evaluation, while no worker runs
-    prepare()
     settings = {
         "workers": arguments.workers,
         "batch_size": BATCH_SIZE,

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import nn
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
+from benchmarks.harness import torchft_manager
 from lightning_gossip import ADPSGDStrategy, DPSGDStrategy, PeriodicAveragingStrategy, QSGDStrategy
 from lightning_gossip.algorithm import AdaptivePeriod
 
@@ -67,9 +67,9 @@ def torch_periodic(training: Training) -> None:
     optimizer = training.optimizer(list(net.parameters()))
     schedule = training.schedule(optimizer)
     averager = PeriodicModelAverager(period=PERIOD)
-    for batch in training.batches():
+    for batch in training.loader:
         optimizer.zero_grad()
-        training.forward(net, batch).backward()  # type: ignore[no-untyped-call]
+        training.loss(net, batch).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         averager.average_parameters(net.parameters())
         schedule.step()
@@ -94,53 +94,38 @@ def decent_dp(training: Training) -> None:
         sync_buffer_in_global_avg=True,
         _local_world_size=1,
     )
-    for batch in training.batches():
-        training.forward(model, batch).backward()  # type: ignore[no-untyped-call]
+    for batch in training.loader:
+        training.loss(model, batch).backward()  # type: ignore[no-untyped-call]
         training.end_step()
     model.global_avg(will_revert=False)  # type: ignore[operator]
 
 
 def torchft_local_sgd(training: Training) -> None:
     """torchft's LocalSGD: each worker is a replica group of one, and every averaging begins with a quorum."""
-    from torchft import Manager, ProcessGroupGloo  # type: ignore[import-not-found]
     from torchft.coordination import LighthouseServer  # type: ignore[import-not-found]
     from torchft.local_sgd import LocalSGD  # type: ignore[import-not-found]
 
     rank, workers = dist.get_rank(), dist.get_world_size()
-    address, here = os.environ["MASTER_ADDR"], training.address
-    lighthouse = LighthouseServer(f"{address}:{_LIGHTHOUSE_PORT}", workers, join_timeout_ms=100) if rank == 0 else None
-    store = TCPStore(here, _LIGHTHOUSE_PORT + 1, is_master=True, wait_for_workers=False)
+    address = f"{os.environ['MASTER_ADDR']}:{_LIGHTHOUSE_PORT}"
+    lighthouse = LighthouseServer(address, workers, join_timeout_ms=100) if rank == 0 else None
     dist.barrier()
     net = training.net
     optimizer = training.optimizer(list(net.parameters()))
     schedule = training.schedule(optimizer)
-    manager: Any = Manager(
-        pg=ProcessGroupGloo(timeout=_DEADLINE),
-        load_state_dict=net.load_state_dict,
-        state_dict=net.state_dict,
-        min_replica_size=workers,
-        use_async_quorum=False,
-        timeout=_DEADLINE,
-        quorum_timeout=_DEADLINE,
-        rank=0,
-        world_size=1,
-        store_addr=here,
-        store_port=store.port,
-        lighthouse_addr=f"http://{address}:{_LIGHTHOUSE_PORT}",
-        replica_id=f"worker-{rank}",
-        hostname=here,
-        init_sync=False,  # the models are equal
-    )
-    with LocalSGD(manager, net, optimizer, sync_every=PERIOD) as averager:
-        for batch in training.batches():
+    options = {"use_async_quorum": False, "quorum_timeout": _DEADLINE, "lighthouse_addr": f"http://{address}"}
+    options["init_sync"] = False  # the models are equal
+    with (
+        torchft_manager(net.load_state_dict, net.state_dict, min_replica_size=workers, timeout=_DEADLINE, **options) as manager,
+        LocalSGD(manager, net, optimizer, sync_every=PERIOD) as averager,
+    ):
+        for batch in training.loader:
             optimizer.zero_grad()
-            training.forward(net, batch).backward()  # type: ignore[no-untyped-call]
+            training.loss(net, batch).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
             training.end_step()
         averager.sync()
-    dist.barrier()
-    manager.shutdown(wait=False)
+        dist.barrier()
     if lighthouse is not None:
         lighthouse.shutdown()
 
@@ -152,7 +137,6 @@ class Contender:
     Args:
         label: in tables and figures.
         colour: in figures.
-        volume: models that a host sends a step and waits for; only to guess how long a run takes.
         strategy: makes its Lightning strategy.
         loop: or its plain loop.
         needs: module that must be installed.
@@ -161,7 +145,6 @@ class Contender:
 
     label: str
     colour: str
-    volume: float
     strategy: Callable[[], Strategy] | None = None
     loop: Callable[[Training], None] | None = None
     needs: str | None = None
@@ -179,41 +162,36 @@ REFERENCE = "ddp"
 YARDSTICK = "no_exchanges"
 
 CONTENDERS = {
-    "adpsgd": Contender("AD-PSGD", "#1b7f5c", 0.0, strategy=ADPSGDStrategy),
-    "adpsgd_int8": Contender("AD-PSGD, int8", "#6ab99a", 0.0, strategy=lambda: ADPSGDStrategy(wire="int8")),
+    "adpsgd": Contender("AD-PSGD", "#1b7f5c", strategy=ADPSGDStrategy),
+    "adpsgd_int8": Contender("AD-PSGD, int8", "#6ab99a", strategy=lambda: ADPSGDStrategy(wire="int8")),
     "adpsgd_fast_links": Contender(
-        "AD-PSGD, fast links", "#0f4d38", 0.0, strategy=lambda: ADPSGDStrategy(partner_choice="fast_links")
+        "AD-PSGD, fast links", "#0f4d38", strategy=lambda: ADPSGDStrategy(partner_choice="fast_links")
     ),
-    "no_exchanges": Contender("no exchanges", "#999999", 0.0, strategy=lambda: ADPSGDStrategy(exchanges_per_step=0)),
+    "no_exchanges": Contender("no exchanges", "#999999", strategy=lambda: ADPSGDStrategy(exchanges_per_step=0)),
     "adaptive_averaging": Contender(
         "adaptive averaging",
         "#3b6ea8",
-        0.4,
         strategy=lambda: PeriodicAveragingStrategy(period=AdaptivePeriod(warmup_epochs=0)),  # the run is one epoch
     ),
     "periodic_averaging": Contender(
-        f"averaging every {PERIOD}", "#8fb4dc", 0.2, strategy=lambda: PeriodicAveragingStrategy(period=PERIOD)
+        f"averaging every {PERIOD}", "#8fb4dc", strategy=lambda: PeriodicAveragingStrategy(period=PERIOD)
     ),
-    "dpsgd": Contender("D-PSGD", "#8a6fb0", 2.0, strategy=DPSGDStrategy),
-    "qsgd": Contender("QSGD, 4 bits", "#c9a227", 0.4, strategy=QSGDStrategy),
-    "ddp": Contender("Lightning DDP", "#c8553d", 1.5, strategy=DDPStrategy),
+    "dpsgd": Contender("D-PSGD", "#8a6fb0", strategy=DPSGDStrategy),
+    "qsgd": Contender("QSGD, 4 bits", "#c9a227", strategy=QSGDStrategy),
+    "ddp": Contender("Lightning DDP", "#c8553d", strategy=DDPStrategy),
     "ddp_overlap": Contender(
         "DDP, overlapped",
         "#e5a08f",
-        1.4,
         strategy=lambda: DDPStrategy(bucket_cap_mb=_BUCKET_MB),
         in_backward=0.5,
     ),
-    "ddp_bf16": Contender(
-        "DDP, bf16 hook", "#7a1f2b", 0.75, strategy=lambda: HookedDDPStrategy(default_hooks.bf16_compress_hook)
-    ),
+    "ddp_bf16": Contender("DDP, bf16 hook", "#7a1f2b", strategy=lambda: HookedDDPStrategy(default_hooks.bf16_compress_hook)),
     "ddp_powersgd": Contender(
         "DDP, PowerSGD hook",
         "#d98cb3",
-        0.1,
         strategy=lambda: HookedDDPStrategy(powerSGD_hook.powerSGD_hook, _power_sgd_state, bucket_cap_mb=_ONE_BUCKET_MB),
     ),
-    "torch_periodic": Contender(f"torch's averager, {PERIOD}", "#5f7f7f", 0.2, loop=torch_periodic),
-    "torchft_local_sgd": Contender(f"torchft LocalSGD, {PERIOD}", "#9aa84f", 0.2, loop=torchft_local_sgd, needs="torchft"),
-    "decent_dp": Contender("Decent-DP", "#b07f4f", 1.0, loop=decent_dp, needs="decent_dp"),
+    "torch_periodic": Contender(f"torch's averager, {PERIOD}", "#5f7f7f", loop=torch_periodic),
+    "torchft_local_sgd": Contender(f"torchft LocalSGD, {PERIOD}", "#9aa84f", loop=torchft_local_sgd, needs="torchft"),
+    "decent_dp": Contender("Decent-DP", "#b07f4f", loop=decent_dp, needs="decent_dp"),
 }

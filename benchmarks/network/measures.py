@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from benchmarks.network.workload import BATCH_SIZE, COMPUTE_S, shared_values, test_data
+from benchmarks.harness import recorded
+from benchmarks.harness.workers import results
+from benchmarks.network.workload import BATCH_SIZE, COMPUTE_S, loss_of, shared_values
+from recipes.digits import DigitsData
 
 WARM_UP = 3  # steps in which connections are made
 
 
-class Step(NamedTuple):
-    """A line of ``steps-<rank>``."""
-
-    at_s: float
-    samples: int
-    sent: int
-    cpu_s: float = 0.0
-
-
-class Model(NamedTuple):
-    """A line of ``models-<rank>``."""
-
-    at_s: float
-    steps: int
-    file: str
-
-
-def measures(folder: Path, net: nn.Module, *, workers: int, slow_worker: float, compute_s: float = COMPUTE_S) -> dict[str, Any]:
+def measures(
+    folder: Path, net: nn.Module, workers: int, slow_worker: float = 1.0, compute_s: float = COMPUTE_S
+) -> dict[str, Any]:
     """All of them.
 
     Args:
@@ -43,14 +31,15 @@ def measures(folder: Path, net: nn.Module, *, workers: int, slow_worker: float, 
         slow_worker: how many times longer the last one computes.
         compute_s: of a step of the others.
     """
-    steps = [[Step(*line) for line in _lines(folder / f"steps-{rank}")] for rank in range(workers)]
-    models = [[Model(*line) for line in _lines(folder / f"models-{rank}")] for rank in range(workers)]
-    results = [json.loads(path.read_text()) for path in sorted(folder.glob("result-*"))]
-    began_s = min(own[0].at_s for own in models)
+    steps, models, said = recorded(folder), recorded(folder, "models"), results(folder)
+    began_s = models.at_s.min()
+    exchanges = [result["exchanges"] for result in said if result.get("exchanges") is not None]
     return {
         **pace(steps, ideal_rates(workers, slow_worker, compute_s)),
-        **_counts(results, steps),
-        "training_s": max(own[-1].at_s for own in steps) - began_s,
+        # what the strategies say about themselves; None where they say nothing, or did not come to an end
+        "exchanges_per_step": sum(exchanges) / len(steps) if len(exchanges) == workers else None,
+        "period_mean": said[0].get("period_mean") if said else None,
+        "training_s": steps.at_s.max() - began_s,
         "curve": curve(folder, models, net, began_s),
     }
 
@@ -61,81 +50,61 @@ def ideal_rates(workers: int, slow_worker: float, compute_s: float = COMPUTE_S) 
     return [BATCH_SIZE / (compute_s * slowdown) for slowdown in slowdowns]
 
 
-def pace(steps: Sequence[Sequence[Step]], ideal: Sequence[float]) -> dict[str, Any]:
+def pace(steps: pd.DataFrame, ideal: Sequence[float]) -> dict[str, Any]:
     """Samples a second, bytes and processor time a step. Between the last worker's warm-up and the first one's last step but
     one: after the last one some contenders meet.
+
+    Args:
+        steps: one row a step, by rank and time.
+        ideal: samples a second of each worker.
 
     Returns:
         ``samples_per_s`` of each worker, ``share`` of the ideal, ``bytes_per_step`` that a host sends, ``cpu_s_per_step`` of
         all threads of a worker.
     """
-    steps = [own[:-1] for own in steps]
     nothing = {"samples_per_s": None, "share": None, "bytes_per_step": None, "cpu_s_per_step": None}
-    warm_up = min(WARM_UP, min(len(own) for own in steps) // 2)
+    number, count = steps.groupby("rank").cumcount() + 1, steps.groupby("rank")["rank"].transform("size") - 1
+    steps, number = steps[number <= count], number[number <= count]
+    made = steps.groupby("rank").size()
+    warm_up = min(WARM_UP, made.min() // 2) if len(made) == len(ideal) else 0
     if warm_up < 1:
         return nothing
-    since_s = max(own[warm_up - 1].at_s for own in steps)
-    until_s = min(own[-1].at_s for own in steps)
+    since_s, until_s = steps.at_s[number == warm_up].max(), steps.groupby("rank").at_s.max().min()
     if until_s <= since_s:
         return nothing
-    rates, sent, cpu_s, made = [], 0, 0.0, 0
-    for own in steps:
-        inside = [step for step in own if since_s < step.at_s <= until_s]
-        rates.append(sum(step.samples for step in inside) / (until_s - since_s))
-        sent += own[-1].sent - own[warm_up - 1].sent
-        cpu_s += own[-1].cpu_s - own[warm_up - 1].cpu_s
-        made += len(own) - warm_up
+    rates = steps[(steps.at_s > since_s) & (steps.at_s <= until_s)].groupby("rank").samples.sum() / (until_s - since_s)
+    counters = steps[number >= warm_up].groupby("rank")[["sent", "cpu_s"]]
+    spent = (counters.last() - counters.first()).sum() / (made - warm_up).sum()
     return {
-        "samples_per_s": rates,
-        "share": sum(rates) / sum(ideal),
-        "bytes_per_step": sent / made,
-        "cpu_s_per_step": cpu_s / made,
+        "samples_per_s": rates.reindex(range(len(ideal)), fill_value=0.0).tolist(),
+        "share": float(rates.sum() / sum(ideal)),
+        "bytes_per_step": float(spent.sent),
+        "cpu_s_per_step": float(spent.cpu_s),
     }
 
 
-def curve(folder: Path, models: Sequence[Sequence[Model]], net: nn.Module, began_s: float) -> dict[str, list[float]]:
+def curve(folder: Path, models: pd.DataFrame, net: nn.Module, began_s: float) -> dict[str, list[float]]:
     """Loss and accuracy of the mean of the workers' models on the test images, at the times at which the worker that writes
     most has written one. The other workers' are the last that they had written by then."""
-    leader = max(models, key=len)
-    images, labels = test_data()
-    columns: dict[str, list[float]] = {name: [] for name in ("s", "steps", "loss", "accuracy")}
-    for moment in leader:
-        if moment is leader[-1]:  # the end is the last one's
-            latest = [own[-1] for own in models]
-        else:
-            latest = [next((model for model in reversed(own) if model.at_s <= moment.at_s), own[0]) for own in models]
-        values = [np.fromfile(folder / model.file, dtype=np.float32) for model in latest]
+    leader = models[models["rank"] == models["rank"].value_counts().sort_index().idxmax()]
+    images, labels = DigitsData().test.tensors
+    rows = []
+    for at_s in leader.at_s:
+        # before its first one a worker has that one; the end is the last one's
+        known = models if at_s == leader.at_s.max() else models[models.at_s <= at_s]
+        latest = known.groupby("rank").last().combine_first(models.groupby("rank").first())
+        values = [np.fromfile(folder / file, dtype=np.float32) for file in latest.file]
         loss, accuracy = _evaluate(net, torch.from_numpy(np.mean(values, axis=0)), images, labels)
-        at_s = max(moment.at_s, *(model.at_s for model in latest)) - began_s
-        row = (at_s, sum(model.steps for model in latest) / len(latest), loss, accuracy)
-        for name, value in zip(columns, row, strict=True):
-            columns[name].append(round(value, 4))
-    return columns
+        rows.append((max(at_s, latest.at_s.max()) - began_s, latest.steps.mean(), loss, accuracy))
+    return pd.DataFrame(rows, columns=["s", "steps", "loss", "accuracy"]).round(4).to_dict("list")
 
 
 def _evaluate(net: nn.Module, flat: Tensor, images: Tensor, labels: Tensor) -> tuple[float, float]:
-    place = 0
-    for value in shared_values(net):
-        value.copy_(flat[place : place + value.numel()].view_as(value))
-        place += value.numel()
+    values = shared_values(net)
+    for value, part in zip(values, flat.split([value.numel() for value in values]), strict=True):
+        value.copy_(part.view_as(value))
     net.eval()
     with torch.no_grad():
-        logits = net(images)
-        loss = nn.functional.cross_entropy(logits, labels)
-    return float(loss), float((logits.argmax(1) == labels).float().mean())
-
-
-def _counts(results: Sequence[dict[str, Any]], steps: Sequence[Sequence[Step]]) -> dict[str, Any]:
-    """What the strategies say about themselves; None where they say nothing, or did not come to an end."""
-    exchanges = [result["exchanges"] for result in results if result.get("exchanges") is not None]
-    periods = [result.get("period_mean") for result in results]
-    return {
-        "exchanges_per_step": sum(exchanges) / sum(len(own) for own in steps) if len(exchanges) == len(steps) else None,
-        "period_mean": periods[0] if periods else None,
-    }
-
-
-def _lines(path: Path) -> list[list[Any]]:
-    """Whole ones: the last may be half written."""
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
+        loss = loss_of(net, [images, labels])
+        hits = net(images).argmax(1) == labels
+    return float(loss), float(hits.float().mean())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import against, print_table
+import pandas as pd
+
+from benchmarks.harness import against, axes_of, print_table
 from benchmarks.network.contenders import CONTENDERS, REFERENCE
 from benchmarks.network.scenarios import SCENARIOS
 from benchmarks.network.summary import TARGETS_AT, summarize
@@ -96,32 +97,24 @@ def _against(value: float | None, aim: float | None, digits: int) -> str:
 
 def plot(runs: list[dict[str, Any]], scenario: str, path: Path) -> None:
     """Loss and accuracy of the mean model against wall time, a column for each condition; medians over the seeds."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     fast_first = sorted(runs, key=lambda run: -run["rate_mbit"])  # runs of one rate as they were made
     conditions = list(dict.fromkeys(run["condition"] for run in fast_first))
-    width = 1 + 4.2 * len(conditions)
-    figure, grid = plt.subplots(2, len(conditions), figsize=(width, 7.5), squeeze=False, sharey="row", layout="constrained")
+    figure, grid = axes_of(2, len(conditions), width=4.5, sharey="row")
     for column, condition in enumerate(conditions):
         for name, contender in CONTENDERS.items():
-            curves = [r["curve"] for r in runs if r["condition"] == condition and r["contender"] == name]
-            points = min((len(curve["s"]) for curve in curves), default=0)
+            curves = [pd.DataFrame(r["curve"]) for r in runs if r["condition"] == condition and r["contender"] == name]
+            points = min(map(len, curves), default=0)
             if points == 0:
                 continue
             # the last points are the ends of training, however many models were written before
-            at_s, loss, accuracy = (_medians([_aligned(c[key], points) for c in curves]) for key in ("s", "loss", "accuracy"))
+            aligned = [pd.concat([each[: points - 1], each[-1:]], ignore_index=True) for each in curves]
+            medians = pd.concat(aligned).groupby(level=0).median()[1:]
             style: dict[str, Any] = {"color": contender.colour, "linewidth": 2.2 if name in _AIMING else 1.2}
             style["linestyle"] = "-" if contender.strategy is not None else "--"
-            grid[0][column].plot(at_s[1:], loss[1:], label=contender.label, **style)
-            grid[1][column].plot(at_s[1:], accuracy[1:], **style)
+            grid[0][column].plot(medians.s, medians.loss, label=contender.label, **style)
+            grid[1][column].plot(medians.s, medians.accuracy, **style)
         grid[0][column].set(title=condition, xscale="log", yscale="log")
         grid[1][column].set(xscale="log", xlabel="seconds of training", ylim=(0.5, 1.0))
-        for axes in (grid[0][column], grid[1][column]):
-            axes.grid(alpha=0.3, which="both")
-            axes.spines[["top", "right"]].set_visible(False)
     grid[0][0].set_ylabel("test loss")
     grid[1][0].set_ylabel("test accuracy")
     handles, labels = grid[0][0].get_legend_handles_labels()
@@ -129,12 +122,3 @@ def plot(runs: list[dict[str, Any]], scenario: str, path: Path) -> None:
     figure.suptitle(SCENARIOS[scenario].question)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
-    plt.close(figure)
-
-
-def _aligned(values: list[float], points: int) -> list[float]:
-    return [*values[: points - 1], values[-1]]
-
-
-def _medians(columns: list[list[float]]) -> list[float]:
-    return [statistics.median(values) for values in zip(*columns, strict=True)]

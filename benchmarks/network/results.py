@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import machine
+from benchmarks.harness import machine
 from benchmarks.network.runner import Run
 from benchmarks.network.summary import summarize
 

@@ -1,13 +1,13 @@
-"""Under what conditions the contenders run. A new scenario is one function and one row of SCENARIOS."""
+"""Under what conditions the contenders run. A new scenario is one row of SCENARIOS."""
 
 from __future__ import annotations
 
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.cluster import Host, Network, Process
@@ -42,7 +42,7 @@ class Condition:
     """
 
     label: str
-    rate_mbit: float
+    rate_mbit: float = 0.0
     slow_link_mbit: float | None = None
     slow_share: float = 0.0
     slow_worker: float = 1.0
@@ -54,69 +54,55 @@ class Condition:
         """Machines beside the workers'."""
         return 1 if self.flows else 0
 
-    def slowest_mbit(self) -> float:
-        """Of a link, to guess how long a run takes."""
-        if self.slow_link_mbit is not None:
-            return min(self.rate_mbit, self.slow_link_mbit)
-        return self.rate_mbit / (1 + self.flows)
-
 
 def rate_label(rate_mbit: float) -> str:
     return f"{rate_mbit / 1000:g} Gb/s" if rate_mbit >= 1000 else f"{rate_mbit:g} Mb/s"
 
 
-def _rates(rates: Sequence[float]) -> list[Condition]:
-    return [Condition(rate_label(rate), rate) for rate in rates]
-
-
-def _random(rates: Sequence[float]) -> list[Condition]:
-    return _beside_undisturbed(rates, lambda rate: Condition("links slow at random", rate, slow_share=SLOW_SHARE))
-
-
-def _slow_link(rates: Sequence[float]) -> list[Condition]:
-    label = f"one link {rate_label(SLOW_LINK_MBIT)}"
-    return _beside_undisturbed(
-        rates, lambda rate: Condition(label, rate, slow_link_mbit=SLOW_LINK_MBIT, cap_s=SHORT_CAP_S), cap_s=SHORT_CAP_S
-    )
-
-
-def _slow_worker(rates: Sequence[float]) -> list[Condition]:
-    return _beside_undisturbed(rates, lambda rate: Condition("one worker slow", rate, slow_worker=SLOW_WORKER))
-
-
-def _cross_traffic(rates: Sequence[float]) -> list[Condition]:
-    return _beside_undisturbed(rates, lambda rate: Condition("cross traffic", rate, flows=FLOWS))
-
-
-def _beside_undisturbed(
-    rates: Sequence[float], disturbed: Callable[[float], Condition], *, cap_s: float = CAP_S
-) -> list[Condition]:
-    conditions = []
-    for rate in rates:
-        pair = [Condition(UNDISTURBED, rate, cap_s=cap_s), disturbed(rate)]
-        conditions += pair if len(rates) == 1 else [_at_rate(condition) for condition in pair]
-    return conditions
-
-
-def _at_rate(condition: Condition) -> Condition:
-    return Condition(**{**condition.__dict__, "label": f"{rate_label(condition.rate_mbit)}, {condition.label}"})
-
-
 @dataclass(frozen=True)
 class Scenario:
-    """A table of its own."""
+    """A table of its own.
+
+    Args:
+        question: above it.
+        disturbance: what happens beside an undisturbed run, at each rate; None for undisturbed runs alone.
+        rates: if the command line says none.
+    """
 
     question: str
-    conditions: Callable[[Sequence[float]], list[Condition]]
+    disturbance: Condition | None = None
     rates: Sequence[float] = (1_000,)
 
+    def conditions(self, rates: Sequence[float]) -> list[Condition]:
+        """Of its runs."""
+        if self.disturbance is None:
+            return [Condition(rate_label(rate), rate) for rate in rates]
+        both = Condition(UNDISTURBED, cap_s=self.disturbance.cap_s), self.disturbance
+        return [
+            replace(each, rate_mbit=rate, label=each.label if len(rates) == 1 else f"{rate_label(rate)}, {each.label}")
+            for rate in rates
+            for each in both
+        ]
+
+
+_SLOW_LINK = f"one link {rate_label(SLOW_LINK_MBIT)}"
 
 SCENARIOS = {
-    "rates": Scenario("How long do contenders take on links of different rates?", _rates, RATES_MBIT),
-    "random": Scenario(f"… with links that have a tenth of their rate {SLOW_SHARE:.0%} of the time, at random?", _random),
-    "slow_link": Scenario(f"… with one host's link at {SLOW_LINK_MBIT:g} Mb/s?", _slow_link),
-    "slow_worker": Scenario(f"… with one worker {SLOW_WORKER:g} times slower?", _slow_worker),
-    "cross_traffic": Scenario(f"… with {FLOWS} other connections each way through one host's link?", _cross_traffic),
+    "rates": Scenario("How long do contenders take on links of different rates?", rates=RATES_MBIT),
+    "random": Scenario(
+        f"… with links that have a tenth of their rate {SLOW_SHARE:.0%} of the time, at random?",
+        Condition("links slow at random", slow_share=SLOW_SHARE),
+    ),
+    "slow_link": Scenario(
+        f"… with one host's link at {SLOW_LINK_MBIT:g} Mb/s?",
+        Condition(_SLOW_LINK, slow_link_mbit=SLOW_LINK_MBIT, cap_s=SHORT_CAP_S),
+    ),
+    "slow_worker": Scenario(
+        f"… with one worker {SLOW_WORKER:g} times slower?", Condition("one worker slow", slow_worker=SLOW_WORKER)
+    ),
+    "cross_traffic": Scenario(
+        f"… with {FLOWS} other connections each way through one host's link?", Condition("cross traffic", flows=FLOWS)
+    ),
 }
 
 
@@ -168,22 +154,11 @@ def _slow_at_random(net: Network, hosts: Sequence[Host], condition: Condition, s
 
 @contextmanager
 def _cross_traffic_through(worker: Host, other: Host, flows: int, folder: Path) -> Iterator[None]:
-    processes = []
-    try:
-        for host, arguments in ((worker, ()), (other, (worker.address,))):
-            process = Process(
-                host,
-                "benchmarks.network.traffic",
-                (str(PORT), str(flows), *arguments),
-                environment={},
-                log=folder / f"traffic-{host.number}.log",
-            )
-            processes.append(process)
+    with ExitStack() as stack:
+        for host, arguments, said in ((worker, (), "listening"), (other, (worker.address,), "flowing")):
+            log, options = folder / f"traffic-{host.number}.log", (str(PORT), str(flows), *arguments)
+            process = Process(host, "benchmarks.network.traffic", options, environment={}, log=log)
+            stack.callback(process.close)
             process.start()
-            if not arguments:
-                process.await_line("listening", 30.0)
-        processes[-1].await_line("flowing", 30.0)
+            process.await_line(said, 30.0)
         yield
-    finally:
-        for process in processes:
-            process.close()

@@ -1,153 +1,124 @@
-"""One worker of one run: ``python -m benchmarks.network.worker FOLDER OPTIONS`` (JSON), in a host of its own."""
+"""One worker of one run, in a host of its own. What it writes, it writes while the emulated device computes, so that it costs
+no time of training."""
 
 from __future__ import annotations
 
-import json
-import logging
 import os
-import sys
-import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
-from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch import LightningModule, seed_everything
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader, DistributedSampler
 
+from benchmarks.harness import Recorder, process_group, rank, repeated, trainer
 from benchmarks.network.contenders import CONTENDERS, Contender
-from benchmarks.network.recorder import Recorder
-from benchmarks.network.workload import (
-    BATCH_SIZE,
-    WORKS,
-    Device,
-    Work,
-    loss_of,
-    optimizer_for,
-    schedule_for,
-    training_data,
-)
-
-RANK, WORKERS = int(os.environ.get("NODE_RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+from benchmarks.network.workload import BATCH_SIZE, MOMENTUM, WORKS, Device, Work, loss_of, shared_values
+from recipes.digits import DigitsData
 
 
-@dataclass
-class Training:
-    """What a plain loop of a contender needs; the loop calls ``batches``, ``forward`` and ``end_step``."""
+class Training(LightningModule):
+    """What is trained, and what of it is written down. A plain loop of a contender calls ``loader``, ``loss``, ``optimizer``,
+    ``schedule`` and ``end_step``.
 
-    work: Work
-    net: nn.Module
-    device: Device
-    recorder: Recorder
-    loader: DataLoader[Any]
-    steps: int
-    address: str  # of this host
+    A line a step goes to steps-<rank>: when it ended, samples, bytes that the host has sent so far, processor seconds so far;
+    a line a model to models-<rank>, its values to the file that the line names.
 
-    def batches(self) -> Iterator[list[Tensor]]:
-        yield from self.loader
+    Args:
+        work: which.
+        steps: of this worker.
+        loader: of its batches.
+        emulated: the device.
+        folder: of the run.
+        every: steps between two models.
+    """
 
-    def forward(self, net: nn.Module, batch: list[Tensor]) -> Tensor:
-        """The loss; the emulated device has done all but its backward pass and the optimizer's step."""
-        self.device.begin()
-        self.recorder.begin_step()
+    def __init__(
+        self, work: Work, net: nn.Module, steps: int, loader: DataLoader[Any], emulated: Device, folder: Path, every: int
+    ) -> None:
+        super().__init__()
+        self.net, self.loader = net, loader
+        self._work, self._steps, self._emulated, self._folder, self._every = work, steps, emulated, folder, every
+        self._step = self._model = 0
+
+    def loss(self, net: nn.Module, batch: list[Tensor]) -> Tensor:
+        """The emulated device has done all but its backward pass and the optimizer's step."""
+        self._emulated.begin()
+        if self._step % self._every == 0:
+            self.write_model()
         loss = loss_of(net, batch)
-        self.device.wait()
+        self._emulated.wait()
         return loss
 
     def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.SGD:
-        return optimizer_for(parameters, self.work.lr)
+        return torch.optim.SGD(parameters, lr=self._work.lr, momentum=MOMENTUM)
 
-    def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
-        return schedule_for(optimizer, self.work.lr, self.steps)
+    def schedule(self, optimizer: torch.optim.Optimizer, steps: int | None = None) -> OneCycleLR:
+        return OneCycleLR(optimizer, max_lr=self._work.lr, total_steps=steps or self._steps, cycle_momentum=False)
 
     def end_step(self) -> None:
-        self.recorder.end_step(BATCH_SIZE)
+        self._step += 1
+        counters = psutil.net_io_counters(pernic=True, nowrap=False)[os.environ["GLOO_SOCKET_IFNAME"]]
+        Recorder(self._folder).note(samples=BATCH_SIZE, sent=counters.bytes_sent, cpu_s=time.process_time())
 
-
-class Classifier(LightningModule):
-    """The same as a LightningModule."""
-
-    def __init__(self, training: Training) -> None:
-        super().__init__()
-        self.net = training.net
-        self._training = training
+    def write_model(self) -> None:
+        """The model as it is now."""
+        name = f"model-{rank()}-{self._model}"
+        Recorder(self._folder, "models").note(steps=self._step, file=name)
+        torch.cat([value.flatten() for value in shared_values(self.net)]).numpy().tofile(self._folder / name)
+        self._model += 1
 
     def training_step(self, batch: list[Tensor], _: int) -> Tensor:
-        return self._training.forward(self.net, batch)
+        return self.loss(self.net, batch)
 
     def configure_optimizers(self) -> Any:
-        optimizer = self._training.optimizer(list(self.net.parameters()))
-        scheduler = schedule_for(optimizer, self._training.work.lr, int(self.trainer.estimated_stepping_batches))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-
-class Record(Callback):
-    def __init__(self, training: Training) -> None:
-        self._training = training
+        optimizer = self.optimizer(list(self.net.parameters()))
+        schedule = self.schedule(optimizer, int(self.trainer.estimated_stepping_batches))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_train_batch_end(self, *_: Any) -> None:
-        self._training.end_step()
+        self.end_step()
 
-    def on_train_end(self, *_: Any) -> None:
-        self._training.recorder.write_model()  # all have met, and have one model, or DDP's
+    def on_train_end(self) -> None:
+        self.write_model()  # all have met, and have one model, or DDP's
 
 
 def train_with_lightning(contender: Contender, training: Training) -> dict[str, Any]:
     assert contender.strategy is not None
     strategy = contender.strategy()
-    trainer = Trainer(
-        strategy=strategy,
-        devices=1,
-        num_nodes=WORKERS,
-        accelerator="cpu",
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[Record(training)],
-    )
-    trainer.fit(Classifier(training), training.loader)
+    trainer(strategy=strategy, max_epochs=1).fit(training, training.loader)
     workers = getattr(getattr(strategy, "report", None), "workers", [])
-    own = next((worker for worker in workers if worker.rank == RANK), None)
-    return {} if own is None else {"exchanges": own.exchanges, "period_mean": own.period_mean, "payload": own.bytes_sent}
+    own = next((worker for worker in workers if worker.rank == rank()), None)
+    return {} if own is None else {"exchanges": own.exchanges, "period_mean": own.period_mean}
 
 
+@process_group()
 def train_in_a_loop(contender: Contender, training: Training) -> dict[str, Any]:
     assert contender.loop is not None
-    dist.init_process_group("gloo", rank=RANK, world_size=WORKERS)
     for value in training.net.state_dict().values():
         dist.broadcast(value, 0)
     data = training.loader.dataset
     training.loader = DataLoader(data, batch_size=BATCH_SIZE, sampler=DistributedSampler(data, drop_last=True))
     contender.loop(training)
-    training.recorder.write_model()
-    dist.barrier()
-    dist.destroy_process_group()
+    training.write_model()
     return {}
 
 
-def main(folder: Path, options: dict[str, Any]) -> None:
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore")
-    seed_everything(options["seed"], workers=True, verbose=False)
-    torch.set_num_threads(1)
-    contender, work, steps = CONTENDERS[options["contender"]], WORKS[options["work"]], options["steps"]
-    net = work.build()
-    slowdown = options["slowdown"] if RANK == WORKERS - 1 else 1.0
-    every = max(1, round(options["every"] / slowdown))
-    recorder = Recorder(folder, RANK, net, every=every, interface=os.environ["GLOO_SOCKET_IFNAME"])
-    device = Device(net, options["compute_s"] * slowdown, in_backward=contender.in_backward)
-    loader = DataLoader(training_data(folder / "digits.pt", WORKERS * steps), batch_size=BATCH_SIZE, shuffle=True)
-    training = Training(work, net, device, recorder, loader, steps, os.environ["HOST_ADDR"])
-    train = train_with_lightning if contender.strategy is not None else train_in_a_loop
-    result = train(contender, training)
-    (folder / f"result-{RANK}").write_text(json.dumps(result))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+def train(
+    contender: str, work: str, seed: int, steps: int, every: int, compute_s: float, slowdown: float, folder: Path
+) -> dict[str, Any]:
+    """The task; the last worker is the slow one."""
+    seed_everything(seed, workers=True, verbose=False)
+    workers, chosen = int(os.environ["WORLD_SIZE"]), CONTENDERS[contender]
+    slower = slowdown if rank() == workers - 1 else 1.0
+    net = WORKS[work].build()
+    emulated = Device(net, compute_s * slower, in_backward=chosen.in_backward)
+    data = repeated(DigitsData().train, workers * steps * BATCH_SIZE)  # one epoch: nobody meets in between
+    loader = DataLoader(data, batch_size=BATCH_SIZE, shuffle=True)
+    training = Training(WORKS[work], net, steps, loader, emulated, folder, max(1, round(every / slower)))
+    return (train_with_lightning if chosen.strategy is not None else train_in_a_loop)(chosen, training)

@@ -7,17 +7,15 @@ import time
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import OneCycleLR
-from torch.utils.data import TensorDataset
 
-from recipes.digits import CLASSES, DigitsData
+from recipes.digits import CLASSES, DigitsClassifier
 
-BATCH_SIZE = 32
+BATCH_SIZE, MOMENTUM = 32, 0.9
 COMPUTE_S = 0.100
 """Of an emulated step: forward, backward and optimizer."""
 
@@ -65,57 +63,14 @@ def mlp(width: int = 1032, hidden: int = 5) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def conv_net(channels: int = 32) -> nn.Sequential:
-    """1.14 M parameters, with BatchNorm."""
-
-    def convolution(inputs: int, outputs: int) -> list[nn.Module]:
-        return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
-
-    c = channels
-    return nn.Sequential(
-        *convolution(1, c),
-        *convolution(c, 2 * c),
-        nn.MaxPool2d(2),
-        *convolution(2 * c, 4 * c),
-        *convolution(4 * c, 4 * c),
-        nn.MaxPool2d(2),
-        *convolution(4 * c, 8 * c),
-        *convolution(8 * c, 8 * c),
-        nn.Flatten(),
-        nn.Linear(8 * c * 4, CLASSES),
-    )
-
-
-WORKS = {"mlp": Work(mlp, lr=0.05), "conv": Work(conv_net, lr=0.02, like_resnet50=True)}
-
-
-def save_data(path: Path) -> None:
-    """The digits, for the workers: images and labels to train on."""
-    torch.save(DigitsData().train.tensors, path)
-
-
-def training_data(path: Path, batches: int) -> TensorDataset:
-    """The training images, repeated until one epoch has this number of batches of all workers: nobody meets in between."""
-    images, labels = torch.load(path)
-    index = torch.arange(batches * BATCH_SIZE) % len(images)
-    return TensorDataset(images[index], labels[index])
-
-
-def test_data() -> tuple[Tensor, Tensor]:
-    images, labels = DigitsData().test.tensors
-    return images, labels
+WORKS = {
+    "mlp": Work(mlp, lr=0.05),
+    "conv": Work(lambda: DigitsClassifier(channels=64).net, lr=0.02, like_resnet50=True),
+}
 
 
 def loss_of(net: nn.Module, batch: list[Tensor]) -> Tensor:
     return nn.functional.cross_entropy(net(batch[0]), batch[1])
-
-
-def optimizer_for(parameters: list[nn.Parameter], lr: float) -> torch.optim.SGD:
-    return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
-
-
-def schedule_for(optimizer: torch.optim.Optimizer, lr: float, steps: int) -> OneCycleLR:
-    return OneCycleLR(optimizer, max_lr=lr, total_steps=steps, cycle_momentum=False)
 
 
 def shared_values(net: nn.Module) -> list[Tensor]:
@@ -141,9 +96,8 @@ class Device:
         self._began_s = 0.0
         layers = [module for module in net.modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
         self._in_backward_s = in_backward * (compute_s - self._tail_s)
-        if in_backward:
-            for layer in layers:
-                layer.register_forward_hook(self._sleep_before_backward_of(self._in_backward_s / len(layers)))
+        for layer in layers if in_backward else ():
+            layer.register_full_backward_pre_hook(partial(_sleep, self._in_backward_s / len(layers)))
 
     def begin(self) -> None:
         """The forward pass begins."""
@@ -153,16 +107,9 @@ class Device:
         """Sleep. Call it between forward and backward."""
         sleep_until(self._began_s + self._compute_s - self._tail_s - self._in_backward_s)
 
-    @staticmethod
-    def _sleep_before_backward_of(seconds: float) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        def sleep(_: Tensor) -> None:
-            sleep_until(time.monotonic() + seconds)
 
-        def hook(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> None:
-            if output.requires_grad:
-                output.register_hook(sleep)  # type: ignore[no-untyped-call]
-
-        return hook
+def _sleep(seconds: float, *_: object) -> None:
+    sleep_until(time.monotonic() + seconds)
 
 
 def sleep_until(due_s: float) -> None:
@@ -173,7 +120,7 @@ def sleep_until(due_s: float) -> None:
 def _backward_and_optimizer_s(net: nn.Module) -> float:
     """Processor seconds of this thread, the median of a few: other processes on the machine do not count."""
     copy = deepcopy(net)
-    optimizer = optimizer_for(list(copy.parameters()), lr=0.0)
+    optimizer = torch.optim.SGD(copy.parameters(), lr=0.0, momentum=MOMENTUM)
     batch = [torch.rand(BATCH_SIZE, 1, 8, 8), torch.arange(BATCH_SIZE) % CLASSES]
     times = []
     for _ in range(_CALIBRATION_STEPS):

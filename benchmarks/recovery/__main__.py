@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from benchmarks.common import RESULTS, console, write_results
+from benchmarks.harness import RESULTS, console, write_results
 from benchmarks.recovery import frozen, killed
 from benchmarks.recovery.runs import STRATEGIES
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.common import console, print_table
+import pandas as pd
+
+from benchmarks.harness import console, print_table
 from benchmarks.recovery.runs import run
-from benchmarks.recovery.work import STEP_S, WORKERS, Plan, Step, steps_of
+from benchmarks.recovery.work import STEP_S, WORKERS, Plan
 
 RANK = 3
 PLAN = Plan(epochs=1, repeats=45, freeze=(RANK, 100), freeze_s=20.0)
@@ -17,28 +18,27 @@ _BEFORE_S, _SETTLED_S, _AFTER_S = 2.5, 0.5, 2.5
 def measure(strategy: str) -> dict[str, Any]:
     """One frozen."""
     console.print(f"{strategy}, one frozen …")
-    with run(strategy, PLAN) as folder:
-        return account(steps_of(folder), float((folder / "frozen").read_text()))
+    _, steps, happened = run(strategy, PLAN)
+    return account(steps, happened["frozen"])
 
 
-def account(steps: dict[int, list[Step]], frozen_s: float) -> dict[str, Any]:
+def account(steps: pd.DataFrame, frozen_s: float) -> dict[str, Any]:
     """Steps a second of the others before, while and after; of the one that was frozen, after; samples not trained on."""
-    others = [step.at_s for rank, own in steps.items() if rank != RANK for step in own]
-    own = [step.at_s for step in steps[RANK]]
     thawed_s = frozen_s + PLAN.freeze_s
-    after_s = (thawed_s + _SETTLED_S, thawed_s + _SETTLED_S + _AFTER_S)
+    settled_s = thawed_s + _SETTLED_S
+    own = steps["rank"] == RANK
+
+    def rate(of: pd.DataFrame, begin_s: float, end_s: float) -> float:
+        return round(((of.at_s > begin_s) & (of.at_s <= end_s)).sum() / (end_s - begin_s), 1)
+
     return {
-        "others_before": _rate(others, frozen_s - _BEFORE_S, frozen_s),
-        "others_while": _rate(others, frozen_s, thawed_s),
-        "others_after": _rate(others, *after_s),
-        "own_before": _rate(own, frozen_s - _BEFORE_S, frozen_s),
-        "own_after": _rate(own, *after_s),
-        "samples_missing": PLAN.samples - len({i for own in steps.values() for step in own for i in step.samples}),
+        "others_before": rate(steps[~own], frozen_s - _BEFORE_S, frozen_s),
+        "others_while": rate(steps[~own], frozen_s, thawed_s),
+        "others_after": rate(steps[~own], settled_s, settled_s + _AFTER_S),
+        "own_before": rate(steps[own], frozen_s - _BEFORE_S, frozen_s),
+        "own_after": rate(steps[own], settled_s, settled_s + _AFTER_S),
+        "samples_missing": PLAN.samples - steps.samples.explode().nunique(),
     }
-
-
-def _rate(at_s: Sequence[float], begin_s: float, end_s: float) -> float:
-    return round(sum(begin_s < each <= end_s for each in at_s) / (end_s - begin_s), 1)
 
 
 def show(results: dict[str, Any]) -> None:

@@ -2,64 +2,52 @@
 
 from __future__ import annotations
 
-import json
-import statistics
-from collections import Counter
 from typing import Any
 
-from benchmarks.common import console, print_table
+import pandas as pd
+
+from benchmarks.harness import console, print_table
 from benchmarks.recovery.runs import run
-from benchmarks.recovery.work import STEP_S, WORKERS, Plan, Step, steps_of
+from benchmarks.recovery.work import STEP_S, WORKERS, Plan
 
 CALM, KILLS = Plan(), Plan(kills={3: 4, 6: 7})
 
 
 def measure(strategy: str) -> dict[str, Any]:
     """Undisturbed, and with two killed."""
-    results = {}
+    found = {}
     for name, plan in (("undisturbed", CALM), ("two killed", KILLS)):
         console.print(f"{strategy}, {name} …")
-        with run(strategy, plan) as folder:
-            killed_s = {rank: float((folder / f"killed-{rank}").read_text()) for rank in plan.kills}
-            found = account(strategy, steps_of(folder), plan, killed_s)
-            results[name] = {**json.loads((folder / "result").read_text()), **found}
-    return results
+        accuracy, steps, happened = run(strategy, plan)
+        found[name] = {"test_acc": accuracy, **account(strategy, steps, plan, happened)}
+    return found
 
 
-def account(strategy: str, steps: dict[int, list[Step]], plan: Plan, killed_s: dict[int, float]) -> dict[str, Any]:
+def account(strategy: str, steps: pd.DataFrame, plan: Plan, happened: dict[str, float]) -> dict[str, Any]:
     """What became of the samples, and what each kill cost."""
-    taken = [
-        Counter(i for own in steps.values() for step in own if step.epoch == epoch for i in step.samples)
-        for epoch in range(plan.epochs)
-    ]
+    taken = steps.explode("samples").groupby("epoch").samples
     padding = 0 if strategy == "adpsgd" else -plan.samples % WORKERS  # torch's sampler repeats a few
-    lengths = []
-    for epoch in range(plan.epochs):
-        at_s = [step.at_s for own in steps.values() for step in own if step.epoch == epoch]
-        lengths.append(max(at_s) - min(at_s))
+    lengths = steps.groupby("epoch").at_s.agg(lambda at_s: at_s.max() - at_s.min())
     costs = []
     for rank, epoch in plan.kills.items():
-        nexts = [_next_s(own, killed_s[rank], anew=strategy == "ddp") for own in steps.values()]
+        killed_s = happened[f"killed-{rank}"]
+        later = steps[steps.at_s > killed_s]
+        if strategy == "ddp":  # all start anew
+            later = later[~later.process.isin(steps.process[steps.at_s <= killed_s])]
         costs.append(
             {
                 "rank": rank,
-                "next_step_s": round(max(next_s - killed_s[rank] for next_s in nexts if next_s is not None), 3),
-                "epoch_longer_s": round(lengths[epoch] - statistics.median(lengths[1:epoch]), 3),
+                "next_step_s": round(later.groupby("rank").at_s.min().max() - killed_s, 3),
+                "epoch_longer_s": round(lengths[epoch] - lengths.loc[1 : epoch - 1].median(), 3),
             }
         )
     return {
-        "samples_missing": sum(plan.samples - len(counts) for counts in taken),
-        "samples_again": sum(max(0, counts.total() - len(counts) - padding) for counts in taken),
-        "workers_at_the_end": sum(any(step.epoch == plan.epochs - 1 for step in own) for own in steps.values()),
-        "epoch_s": round(statistics.median(lengths), 3),
+        "samples_missing": int((plan.samples - taken.nunique()).sum()),
+        "samples_again": int((taken.size() - taken.nunique() - padding).clip(lower=0).sum()),
+        "workers_at_the_end": int(steps["rank"][steps.epoch == plan.epochs - 1].nunique()),
+        "epoch_s": round(lengths.median(), 3),
         "kills": costs,
     }
-
-
-def _next_s(own: list[Step], killed_s: float, *, anew: bool) -> float | None:
-    """A worker's first step after a kill; None for the killed one, which makes no more."""
-    before = [step.process for step in own if step.at_s <= killed_s]
-    return next((step.at_s for step in own if step.at_s > killed_s and not (anew and step.process == before[-1])), None)
 
 
 def show(results: dict[str, Any]) -> None:

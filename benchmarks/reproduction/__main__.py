@@ -11,7 +11,7 @@ from importlib import import_module
 
 import torch
 
-from benchmarks.common import console
+from benchmarks.harness import console
 from benchmarks.reproduction.report import FOLDER, Report
 
 HEADLINES = {

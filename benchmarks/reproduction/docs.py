@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.common import ROOT, console
+from benchmarks.harness import ROOT, console
 from benchmarks.reproduction.report import FOLDER
 
 PAGE = ROOT / "docs" / "reproduction.md"

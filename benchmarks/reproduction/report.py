@@ -8,7 +8,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, console, print_table, write_results
+from matplotlib.ticker import NullLocator
+
+from benchmarks import harness
+from benchmarks.harness import RESULTS, console, print_table, write_results
 
 FOLDER = RESULTS / "reproduction"
 
@@ -66,25 +69,16 @@ class Report:
         return write_results(f"reproduction/{self.name}", {"seconds": seconds, "settings": settings, "tables": tables})
 
 
-def axes_of(columns: int = 1, *, height: float = 3.8, width: float = 5.2) -> tuple[Any, list[Any]]:
-    """A figure with panels side by side, in the style of the other benchmarks."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, columns, figsize=(width * columns, height), layout="constrained", squeeze=False)
-    for panel in axes[0]:
-        panel.grid(alpha=0.3)
-        panel.set_axisbelow(True)
-        panel.spines[["top", "right"]].set_visible(False)
-    return figure, list(axes[0])
+def axes_of(columns: int = 1, **size: float) -> tuple[Any, list[Any]]:
+    """A figure with panels side by side."""
+    figure, panels = harness.axes_of(1, columns, **size)
+    return figure, list(panels[0])
 
 
 def plain_ticks(axis: Any, values: Sequence[float], *, suffix: str = "") -> None:
     """Exactly these ticks on an axis, as plain numbers."""
     axis.set_ticks(list(values), [f"{value:g}{suffix}" for value in values])
-    axis.set_minor_locator(_no_ticks())
+    axis.set_minor_locator(NullLocator())
 
 
 def mean_and_deviation(values: Sequence[float], digits: int = 3) -> str:
@@ -96,9 +90,3 @@ def mean_and_deviation(values: Sequence[float], digits: int = 3) -> str:
 def progress(what: str) -> Any:
     """A line that shows what is going on while it goes on."""
     return console.status(what)
-
-
-def _no_ticks() -> Any:
-    from matplotlib.ticker import NullLocator
-
-    return NullLocator()

@@ -29,14 +29,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from lightning_gossip.algorithm.checks import check_integer, is_finite
+from lightning_gossip.algorithm.checks import check_choice, check_integer, is_finite
+from lightning_gossip.algorithm.options import Options
 from lightning_gossip.algorithm.tensors.flat import Fading
 from lightning_gossip.errors import ConfigurationError, ProtocolError
 
@@ -44,7 +45,7 @@ OnStale = Literal["drop", "wait"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerOptions:
+class ServerOptions(Options):
     """What a parameter server accepts, and when.
 
     Args:
@@ -60,8 +61,8 @@ class ServerOptions:
     scale: float | None = None
 
     def __post_init__(self) -> None:
-        if self.on_stale not in get_args(OnStale):
-            raise ConfigurationError(f"on_stale={self.on_stale!r} is not one of 'drop', 'wait'.")
+        super().__post_init__()
+        check_choice("on_stale", self.on_stale, get_args(OnStale))
         no_limit = ", or None for no limit"
         if self.max_staleness is not None:
             check_integer("max_staleness", self.max_staleness, at_least=0, example=16, otherwise=no_limit)
@@ -128,6 +129,45 @@ class EventTrigger:
         if not (math.isfinite(update_norm) and math.isfinite(model_norm)):
             return True
         return update_norm >= self.threshold * (model_norm if self.relative else 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class APSGDOptions(ServerOptions):
+    """What asynchronous SGD is told, in a real run and in a simulated one.
+
+    Args:
+        server_rank: on which rank the server is.
+        event_trigger: a threshold of ‖u‖, an :class:`EventTrigger`, its arguments as a mapping, or None to send after every
+            step.
+    """
+
+    server_rank: int = 0
+    event_trigger: float | EventTrigger | Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer("server_rank", self.server_rank, at_least=0, example=0)
+        self.trigger  # noqa: B018 - refuses what cannot work
+
+    @property
+    def trigger(self) -> EventTrigger | None:
+        """When to send."""
+        return EventTrigger.of(self.event_trigger)
+
+    @property
+    def of_server(self) -> dict[str, Any]:
+        """The server's options among them."""
+        return {each.name: getattr(self, each.name) for each in fields(ServerOptions)}
+
+    def check(self, workers: int) -> None:
+        """Refuse what does not fit the number of workers.
+
+        Raises:
+            ConfigurationError: naming the option.
+        """
+        super().check(workers)
+        if self.server_rank >= workers:
+            raise ConfigurationError(f"server_rank={self.server_rank} of {workers} workers: ranks are 0 to {workers - 1}.")
 
 
 class ParameterServer:

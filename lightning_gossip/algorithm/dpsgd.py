@@ -21,13 +21,34 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_gossip.algorithm.checks import check_choice
 from lightning_gossip.algorithm.topology.mixing import MixingWeights, mixing_matrix
+from lightning_gossip.algorithm.topology.options import TopologyOptions
 from lightning_gossip.algorithm.topology.topology import Topology
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighbourOptions(TopologyOptions):
+    """What D-PSGD is told, in a real run and in a simulated one.
+
+    Args:
+        weights: of the mixing matrix, ``"metropolis"`` or ``"uniform"``.
+        overlap: average the models of before the step while the gradient is computed.
+    """
+
+    weights: MixingWeights = "metropolis"
+    overlap: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("weights", self.weights, get_args(MixingWeights))
+        check_choice("overlap", self.overlap, (True, False))
 
 
 @dataclass(frozen=True)

@@ -4,23 +4,25 @@ An epoch is one seeded permutation of the data cut into batches. Every worker cl
 so a fast worker takes more of them and each sample is taken exactly once. Lian et al. (2018) §5 measure epochs this way.
 
 The counter alone has a bad end: a worker that is ten times slower and claims one of the last batches makes the others
-wait for ten of their steps. So a worker claims only if it would be done with the batch no later than the others could be:
+wait for ten of their steps. So a worker claims only if the others, by the time at which it would be done with the batch, could
+not be done with all that is unclaimed:
 
-    (held + 1) · own step time  ≤  T*                                                     (claim rule)
+    (1 + held) · own step time = T,     T · R − A · (h + ½) < remaining                   (claim rule)
 
-with T* the time after which the workers that still claim, this one included, could have finished everything that is
-unclaimed, if each first finishes the batches that it holds:
+A is the number of the other workers that still claim and R = Σ 1/p_j the sum of their rates, p_j the step time of worker j.
+These two numbers are all that a worker knows of the others: a claim costs the same however many they are
+(``docs/decisions/018-claims-by-the-joint-rate.md``). With one worker left both are 0, so the last one never leaves.
 
-    T* = min { T : Σ_j max(0, ⌊T / p_j − held_j⌋) ≥ remaining }
+``held`` counts the batches claimed and not yet stepped on, the ones included that a DataLoader prefetches. Each of the others
+holds batches too, h on average, and first finishes those. Nobody publishes how many. Between two claims a worker has the
+batches that its loader keeps ahead of it (``lookahead``) and a part of the one in training, half of it on average; early in an
+epoch it may not have claimed that many yet. So h = min(lookahead + ½, their share of what has been claimed). Without the
+minimum, slow workers with a deep prefetch fill it at the start of a short epoch and end it late
+(``tests/runtime/work_sharing/test_claim_counter.py``). The other ½: at any moment a worker has done a part of a batch, which
+is no batch yet.
 
-p_j is the step time of worker j. ``held`` counts the batches claimed and not yet stepped on, the ones that a DataLoader
-prefetches included. Nobody publishes it. Between two claims a worker has the batches that its loader keeps ahead of it
-(``lookahead``) and a part of the one in training, half of it on average; early in an epoch it may not have claimed that many
-yet. So the others are taken to hold min(lookahead + ½, their share of what has been claimed). Without the ½, workers of
-nearly the same speed leave up to four steps too early; without the minimum, slow workers with a deep prefetch fill it at the
-start of a short epoch and end it late (``tests/runtime/work_sharing/test_claim_counter.py``).
-
-With one worker left T* is its own time for all that remains, so the last one never leaves.
+A worker that is slower than this one counts for less than nothing where T / p_j < h + ½. So slower workers have to leave first,
+and do: the slower a worker, the larger the remainder at which it leaves.
 
 Before its first step a worker knows no time. It then claims up to its fair share of the epoch, ⌈batches / n⌉, as far as its
 loader prefetches.
@@ -34,18 +36,24 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from lightning_gossip.algorithm.laws import FloatArray
 from lightning_gossip.errors import ConfigurationError
 
 Batch = list[int]
 
-_TIE = 1e-9  # relative: ends that are no further apart are the same
-_CLEAR = 1e-10  # relative: far beyond the rounding of T*, and far within a tie
+_TELL_CHANGE = 0.1  # a step time that has changed by a tenth is told again
+_TELL_CHANGE_NEAR = (
+    0.02  # and before a look by a fiftieth: many workers that hold ten batches each are a batch apart by a tenth
+)
+_REFRESH_CLAIMS = 16  # rates change slowly; near the end they are read before each claim
+_ROOM = 1.25  # for rates that have grown since they were read
+_UNSEEN_STEPS = 3.0  # own steps in which the others may have claimed since the last look
+_RATE_UNIT = 2.0**-20  # batches a second: about a millionth
+_COUNTER_BITS = 63  # of a store's counter, without the sign
 
 
 @dataclass(frozen=True)
@@ -111,59 +119,30 @@ def at_least_one_each(pending: Sequence[Batch], workers: int) -> list[Batch]:
     return [part.tolist() for part in np.array_split(np.asarray(left), workers)]
 
 
-def joint_finish_time(remaining: int, step_times: Sequence[float] | FloatArray, held: Sequence[float] | FloatArray) -> float:
-    """T*: when the given workers could have finished ``remaining`` more batches, in the unit of ``step_times``.
+class Others(NamedTuple):
+    """The other workers that still claim.
 
     Args:
-        remaining: batches that nobody has claimed.
-        step_times: p_j > 0 of the workers that still claim; infinite for one that has left.
-        held: held_j ≥ 0, batches each of them finishes first; parts of a batch count.
-
-    Returns:
-        min {T : Σ_j max(0, ⌊T/p_j − held_j⌋) ≥ remaining}; infinity if nobody is left to take them.
+        claiming: how many they are.
+        rate: batches that all of them together do in the unit of time of the own step.
     """
-    times, holding = np.asarray(step_times, float), np.asarray(held, float)
-    if remaining <= 0:
-        return 0.0
-    # The k-th further batch of worker j is done at (held_j + k) p_j. T* is the remaining-th smallest of these times over all
-    # j, and it is at most what any one worker would need alone: bisect on T between 0 and that.
-    low, high = 0.0, float(((holding + remaining) * times).min(initial=math.inf))
-    if not math.isfinite(high):
-        return math.inf
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if _done_by(middle, times, holding) >= remaining else (middle, high)
-    return high
 
-
-def _done_by(time: float, times: FloatArray, holding: FloatArray) -> float:
-    """Σ_j max(0, ⌊T/p_j − held_j⌋); never falls as T grows, in floating point either."""
-    return float(np.maximum(np.floor(time / times * (1 + 1e-12) - holding), 0.0).sum())
+    claiming: int
+    rate: float
 
 
 def may_claim(
-    *,
-    held: int,
-    own_step: float | None,
-    remaining: int,
-    claimed: int,
-    step_times: Sequence[float] | FloatArray,
-    rank: int,
-    lookahead: int,
+    *, held: int, own_step: float | None, remaining: float, claimed: int, workers: int, others: Others, lookahead: int
 ) -> bool:
     """The claim rule: whether this worker should take one more batch of the epoch.
-
-    A few passes over the workers: T* is at least remaining / Σ 1/p_j, which alone allows most claims of an epoch; after that,
-    whether T* is above or below a time is seen from how many batches could be done by then. T* itself is reckoned only where
-    rounding would decide.
 
     Args:
         held: batches this worker has claimed and not yet stepped on.
         own_step: its step time, or None before its first step.
         remaining: batches that nobody has claimed yet.
         claimed: batches that somebody has, the ones included that each worker is sure of.
-        step_times: of all workers by rank, infinite for those that have left, NaN where nothing is known yet.
-        rank: this worker's place in ``step_times``.
+        workers: that have taken part in the epoch, this one included.
+        others: of them, those that still claim.
         lookahead: batches that the data loader keeps ahead of a step.
 
     Returns:
@@ -171,45 +150,116 @@ def may_claim(
     """
     if remaining <= 0:
         return False
-    workers = len(step_times)
     if own_step is None:
         # Nothing measured yet: the fair share of the epoch. Not of what is left, which shrinks while all loaders prefetch: all
         # would leave after half of it, and the last one would have the other half for itself.
         return held * workers < remaining + claimed
-    times = np.array(step_times, float)
-    unknown = np.isnan(times)
-    if unknown.any():
-        times[unknown] = _typical(times[~unknown], own_step)
-    times[rank] = own_step
-    own_end = (held + 1) * own_step
-    if own_end * float((1.0 / times).sum()) <= remaining:
-        return True
-    holding = np.full(workers, min(lookahead + 0.5, (claimed - held) / max(1, workers - 1)))
-    holding[rank] = held
-    latest = own_end / (1 + _TIE)  # equal workers end at the same time but for rounding, and one of them has to claim
-    if _done_by(latest * (1 - _CLEAR), times, holding) >= remaining:
-        return False
-    if _done_by(latest * (1 + _CLEAR), times, holding) < remaining:
-        return True
-    return own_end <= joint_finish_time(remaining, times, holding) * (1 + _TIE)
+    holding = min(lookahead + 0.5, (claimed - held) / max(1, workers - 1))
+    return (held + 1) * own_step * others.rate - others.claiming * (holding + 0.5) < remaining
 
 
-def _typical(known: FloatArray, otherwise: float) -> float:
-    """The lower median of the step times that are known; another one's if it is that of workers that have left."""
-    if not known.size:
-        return otherwise
-    typical = float(np.sort(known)[(known.size - 1) // 2])
-    return typical if math.isfinite(typical) else otherwise
+class RateSum:
+    """How many workers have added their step times, and the sum of their rates: both in one integer.
+
+    A counter in a store holds it, to which all add. So a worker reads one value however many they are, and never the one half
+    without the other. The low bits count the workers; the rest is Σ 1/p_j, in units of a millionth of a batch a second.
+
+    Args:
+        workers: that add, at most.
+
+    >>> rates = RateSum(workers=3)
+    >>> known, rate = rates.read(rates.term(0.5) + rates.term(0.1))
+    >>> known, round(rate, 3)
+    (2, 12.0)
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._bits = workers.bit_length()
+        self._most = (2 ** (_COUNTER_BITS - self._bits) - 1) // workers  # one worker's, so that the sum of all fits
+
+    def term(self, step_s: float | None) -> int:
+        """What a worker with this step time in seconds adds; with an unknown one it is only counted."""
+        if step_s is None:
+            return 1
+        rate = self._most if step_s * self._most * _RATE_UNIT <= 1.0 else max(1, round(1.0 / (step_s * _RATE_UNIT)))
+        return (rate << self._bits) + 1
+
+    def read(self, total: int) -> tuple[int, float]:
+        """How many workers have added, and how many batches a second they do together."""
+        return total & ((1 << self._bits) - 1), (total >> self._bits) * _RATE_UNIT
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Let the others know of this worker's step time.
+
+    Args:
+        change: to add to the sum of all.
+        term: this worker's part of the sum from now on.
+    """
+
+    change: int
+    term: int
+
+
+class OwnRate:
+    """What the others know of a worker's step time. It stays from epoch to epoch, while the members are the same.
+
+    Args:
+        workers: that add to the sum of rates, at most.
+
+    Attributes:
+        rates: how that sum is written.
+        term: this worker's part of it; 0 if its step time is not known.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.rates = RateSum(workers)
+        self.term = 0
+        self._told_s = 0.0
+
+    def tell(self, step_s: float, change: float = _TELL_CHANGE) -> Tell | None:
+        """What to tell of a step time in seconds; None if the others know one that differs by this share of it at most."""
+        if abs(step_s - self._told_s) <= change * self._told_s:
+            return None
+        before, self._told_s, self.term = self.term, step_s, self.rates.term(step_s)
+        return Tell(self.term - before, self.term)
+
+
+class Seen(NamedTuple):
+    """What a look at the epoch's counters shows.
+
+    Args:
+        remaining: batches that nobody has claimed.
+        left: the :class:`RateSum` of the workers that claim no more, the dead included.
+        rates: that of all whose step times are known.
+    """
+
+    remaining: int
+    left: int
+    rates: int
 
 
 @dataclass(frozen=True)
 class Consult:
-    """Look at the epoch; resume with the batches that nobody has claimed, and everybody's step time, as :func:`may_claim`."""
+    """Look at the epoch; resume with :class:`Seen`.
+
+    Args:
+        dead: look also who has died: it claims no more.
+    """
+
+    dead: bool = False
 
 
 @dataclass(frozen=True)
 class Leave:
-    """Claim no more; resume with whether all others have left before: then this worker stays."""
+    """Claim no more; resume with whether all others have left before: then this worker stays.
+
+    Args:
+        term: to add to the sum of those that have left.
+    """
+
+    term: int
 
 
 @dataclass(frozen=True)
@@ -223,34 +273,46 @@ class Claims:
     | state | the claim rule | effects | result |
     |---|---|---|---|
     | nothing claimed | | | this worker's own position |
+    | claiming, the end is far | | Advance | the next position |
     | claiming | allows it | Consult, Advance | the next position, None beyond the end |
-    | claiming | does not; others still claim | Consult, Leave | None |
-    | claiming | does not; all others have left | Consult, Leave, Advance | as there, and from now on without asking |
+    | claiming | does not; others still claim | Consult, Consult (dead), Leave | None |
+    | claiming | does not; all others have left | Consult, Consult (dead), Leave, Advance | the next, and so on unasked |
+    | claiming, nothing is left | | Consult | None |
     | None was returned | | | None |
 
-    The counter of those that leave decides between workers that leave at the same moment; the last one stays.
+    A Tell comes before, if the own step time is known for the first time or has changed by a tenth, or by a fiftieth where the
+    claim looks. The end is far if the rule would allow the claim even if the others have been as busy as they can since the
+    last look; each sixteenth claim looks anyway. The counter of those that leave decides between workers that leave at the same
+    moment; the last one stays.
 
     Args:
         place: of this worker, from 0: the position of the epoch that it is sure of.
         workers: that take part; the counter begins after their own positions.
         batches: of the epoch.
         lookahead: batches that the data loader keeps ahead of a step.
+        own_rate: what the others know of this worker from the epoch before; None if nothing.
 
     Attributes:
         stays: it is the only one that claims.
         left_early: it has left batches to others.
+        remaining: batches that nobody has claimed, as far as it knows.
     """
 
-    def __init__(self, *, place: int, workers: int, batches: int, lookahead: int) -> None:
+    def __init__(self, *, place: int, workers: int, batches: int, lookahead: int, own_rate: OwnRate | None = None) -> None:
         self.stays = workers == 1
         self.left_early = False
         self.done = False
+        self.remaining = batches - workers
         self._place = place
+        self._workers = workers
         self._batches = batches
         self._lookahead = lookahead
+        self._own = OwnRate(workers) if own_rate is None else own_rate
         self._begun = False
+        self._others: Others | None = None  # at the last look
+        self._unseen = 0  # claims since then
 
-    def next(self, step_s: float | None, held: int) -> Generator[Consult | Leave | Advance, Any, int | None]:
+    def next(self, step_s: float | None, held: int) -> Generator[Tell | Consult | Leave | Advance, Any, int | None]:
         """Claim a batch.
 
         Args:
@@ -262,27 +324,57 @@ class Claims:
         """
         if self.done:
             return None
+        looks = False
+        if step_s is not None and not self.stays:
+            looks = self._begun and self._is_to_look(step_s, held)
+            if (tell := self._own.tell(step_s, _TELL_CHANGE_NEAR if looks else _TELL_CHANGE)) is not None:
+                yield tell
         if not self._begun:
             self._begun = True
             return self._place
         if not self.stays:
-            remaining, step_times = yield Consult()
-            if not may_claim(
-                held=held,
-                own_step=step_s,
-                remaining=remaining,
-                claimed=self._batches - remaining,
-                step_times=step_times,
-                rank=self._place,
-                lookahead=self._lookahead,
-            ):
-                self.stays = yield Leave()
-                if not self.stays:
-                    self.done, self.left_early = True, remaining > 0
-                    return None
+            if looks:
+                self._see((yield Consult()), step_s)
+            if self.remaining > 0 and not self._may(step_s, held):
+                self._see((yield Consult(dead=True)), step_s)
+                if self.remaining > 0 and not self._may(step_s, held):
+                    self.stays = yield Leave(self._own.term or self._own.rates.term(None))
+                    self.done = self.left_early = not self.stays
+            self.done |= self.remaining <= 0
+            if self.done:
+                return None
         position: int = yield Advance()
+        self._unseen += 1
+        self.remaining = max(0, self._batches - position - 1)
         self.done = position >= self._batches
         return None if self.done else position
+
+    def _may(self, step_s: float | None, held: int, unseen: float = 0.0) -> bool:
+        """The claim rule, if the others have claimed so many batches since this worker last knew."""
+        return may_claim(
+            held=held,
+            own_step=step_s,
+            remaining=self.remaining - unseen,
+            claimed=self._batches - self.remaining,
+            workers=self._workers,
+            others=self._others or Others(0, 0.0),
+            lookahead=self._lookahead,
+        )
+
+    def _is_to_look(self, step_s: float, held: int) -> bool:
+        if self._others is None or self._unseen >= _REFRESH_CLAIMS:
+            return True
+        return not self._may(_ROOM * step_s, held, unseen=_UNSEEN_STEPS * step_s * self._others.rate)
+
+    def _see(self, seen: Seen, step_s: float | None) -> None:
+        """The others, of which one whose step time is not known counts as the mean of the rest."""
+        self.remaining, self._unseen = seen.remaining, 0
+        left, left_rate = self._own.rates.read(seen.left)
+        known, rate = self._own.rates.read(seen.rates - self._own.term)
+        claiming = max(0, self._workers - 1 - left)
+        known, rate = min(max(0, known - left), claiming), max(0.0, rate - left_rate)
+        own = 1.0 / step_s if step_s else 0.0
+        self._others = Others(claiming, rate + (claiming - known) * (rate / known if known else own))
 
 
 class Ledger:

@@ -18,8 +18,8 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
+from lightning_gossip.algorithm.checks import check_choice, check_not_negative, check_positive, is_finite
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.strategies.options import check_choice, check_number
 
 Jitter = Literal["exponential", "uniform"]
 
@@ -63,12 +63,13 @@ class ClusterEmulator(Callback):
         for rank, factor in slowdown.items():
             if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
                 raise ConfigurationError(f"slowdown: {rank!r} is not a rank. Write for example slowdown={{3: 10.0}}.")
-            check_number(f"slowdown of rank {rank}", factor, at_least=1.0)
+            if not is_finite(factor) or factor < 1.0:
+                raise ConfigurationError(f"slowdown of rank {rank}={factor!r} is not a number of at least 1.")
         if period_s is not None:
-            check_number("period_s", period_s, above=0.0)
-        check_number("seed", seed)
+            check_positive("period_s", period_s)
+        check_not_negative("seed", seed)
         check_choice("jitter", jitter, (None, *get_args(Jitter)))
-        check_number("spread", spread, above=0.0)
+        check_positive("spread", spread)
         if spread > 1:
             raise ConfigurationError(f"spread={spread!r} is not in (0, 1]: batches would take negative time.")
         self.slowdown = slowdown

@@ -15,10 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gossip.errors import PeerError, ProtocolError
+from lightning_gossip.errors import ProtocolError
 from lightning_gossip.runtime.clock import Timeline, now_s
 from lightning_gossip.runtime.sync_point import gather
 from lightning_gossip.transport.gloo_group import new_group
+from lightning_gossip.transport.peer_errors import peer_errors
 
 
 class Collectives:
@@ -48,7 +49,7 @@ class Collectives:
         """Begin to replace a vector by its sum over all workers; the vector is the group's until the end is awaited."""
         self.bytes_sent += math.ceil(2 * (self.world_size - 1) / self.world_size * vector.numel() * vector.element_size())
         self.made += 1
-        with _trouble("all-reduce"):
+        with peer_errors("all-reduce"):
             work = dist.all_reduce(vector, group=self._open(), async_op=True)
         assert work is not None
         return PendingSum(self, work)
@@ -72,7 +73,7 @@ class Collectives:
         """
         self.bytes_sent += (self.world_size - 1) * payloads.shape[1]
         self.made += 1
-        with _trouble("all-to-all"):
+        with peer_errors("all-to-all"):
             work = dist.all_to_all_single(into, payloads, group=self._open(), async_op=True)
         assert work is not None
         return work
@@ -106,7 +107,7 @@ class Collectives:
     def waiting(self, phase: str) -> Iterator[None]:
         """What happens inside is waiting for other workers, and fails if one of them has ended."""
         began_s = now_s()
-        with _trouble(phase):
+        with peer_errors(phase):
             yield
         ended_s = now_s()
         self.waited_s += ended_s - began_s
@@ -133,18 +134,3 @@ class PendingSum:
         """
         with self._collectives.waiting("all-reduce"):
             self._work.wait()
-
-
-@contextmanager
-def _trouble(phase: str) -> Iterator[None]:
-    began_s = now_s()
-    try:
-        yield
-    except RuntimeError as error:
-        if isinstance(error, (PeerError, ProtocolError)):
-            raise
-        raise PeerError(
-            f"An {phase} failed after {now_s() - began_s:.1f} s: another worker has probably ended; its own log says why.",
-            phase=phase,
-            seconds=now_s() - began_s,
-        ) from error

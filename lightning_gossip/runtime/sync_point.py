@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_gossip.algorithm.membership.kinds import of_one_kind
 from lightning_gossip.algorithm.tensors.flat import chunk_slices
-from lightning_gossip.errors import ConfigurationError, NonFiniteError, PeerError
+from lightning_gossip.errors import ConfigurationError, NonFiniteError
 from lightning_gossip.runtime.membership import membership
-from lightning_gossip.runtime.membership.round_kinds import of_one_kind
 from lightning_gossip.runtime.peer_errors import answering
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ def gather(mine: Any, group: dist.ProcessGroup | None = None, *, kind: str = "va
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [mine]
     everyones: list[Any] = [None] * dist.get_world_size()
-    with answering("gathering"):
+    with answering(kind):
         dist.all_gather_object(everyones, (kind, mine), group=group)
     return of_one_kind(everyones)
 
@@ -155,23 +155,7 @@ class SyncPoint:
             PeerError: if a worker has ended.
             ConfigurationError: on all ranks, if they came for different things that cannot be done together.
         """
-        return agree(self._arrivals(mine))
-
-    def _arrivals(self, mine: Arrival) -> list[Arrival]:
-        kind = "a synchronisation point"
-        members = membership.current()
-        if members is not None:
-            return members.gather(mine, kind)
-        everyones: list[Any] = [None] * dist.get_world_size()
-        try:
-            dist.all_gather_object(everyones, (kind, mine))
-        except RuntimeError as error:
-            raise PeerError(
-                f"Another worker ended before it came to the synchronisation point ({mine.purpose.name}); its own log says"
-                " why.",
-                phase="rendezvous",
-            ) from error
-        return of_one_kind(everyones)
+        return agree(gather(mine, kind="a synchronisation point"))
 
     def average(self, flat: Tensor) -> float:
         """Replace a vector by its mean over all workers, the same bits on all of them.

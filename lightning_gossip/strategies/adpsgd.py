@@ -6,20 +6,22 @@ import math
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, get_args
+from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerChoice, PartnerPicker, Roles, resolve_roles
+from lightning_gossip.algorithm.adpsgd.options import GossipOptions
+from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerChoice, PartnerPicker, Roles
 from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
 from lightning_gossip.algorithm.adpsgd.repair import topology_for
 from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.checks import check_not_negative
 from lightning_gossip.algorithm.compression.pairwise import Wire
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.algorithm.tensors.finite import all_finite
 from lightning_gossip.algorithm.topology.edge_order import edge_order
-from lightning_gossip.algorithm.topology.generators import make_topology
+from lightning_gossip.algorithm.topology.options import TopologySpec
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import ConfigurationError, NonFiniteError
 from lightning_gossip.runtime.adpsgd.cuda_replica import replica_of
@@ -27,27 +29,16 @@ from lightning_gossip.runtime.adpsgd.gossip import Gossip
 from lightning_gossip.runtime.adpsgd.nonfinite_guard import GossipCounters, OnNonFinite
 from lightning_gossip.runtime.clock import Timeline, now_s
 from lightning_gossip.runtime.membership.membership import Membership
-from lightning_gossip.runtime.membership.round_store import WorkerId
 from lightning_gossip.runtime.store_client import another
 from lightning_gossip.runtime.sync_point import SyncPoint, together
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.lightning.fault_tolerance import JoinerOptimizer, OnPeerFailure, Survival
-from lightning_gossip.strategies.options import (
-    TopologySpec,
-    check_choice,
-    check_nonfinite,
-    check_number,
-    seconds_of,
-    topology_of,
-)
+from lightning_gossip.strategies.options import check_nonfinite, seconds_of
 from lightning_gossip.strategies.report import WorkerReport
 from lightning_gossip.strategies.state.nonfinite import error_of, mean_of_healthy
 from lightning_gossip.strategies.state.optimizer_state import OptimizerStates
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
-from lightning_gossip.transport.base import Transport
-from lightning_gossip.transport.gloo_group import GlooTransport
-from lightning_gossip.transport.memory import MemoryNetwork
 from lightning_gossip.transport.pairwise_groups import CONNECT_S, REPLY_S, EdgeTransport
 
 _SEED_STRIDE = 1_000_003
@@ -115,17 +106,13 @@ class ADPSGDStrategy(DecentralizedStrategy):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.survival = Survival(on_peer_failure, min_workers, max_workers, peer_timeout_s, joiner_optimizer, store)
-        check_choice("roles", roles, get_args(Roles))
-        check_number("exchanges_per_step", exchanges_per_step)
-        check_number("seed", seed)
+        self.survival: Survival = Survival(on_peer_failure, min_workers, max_workers, peer_timeout_s, joiner_optimizer, store)
+        self.gossip_options = GossipOptions(
+            topology=topology, roles=roles, exchanges_per_step=exchanges_per_step, wire=wire, partner_choice=partner_choice
+        )
+        check_not_negative("seed", seed)
         self.refuse_nonfinite, self.on_nonfinite = check_nonfinite(refuse_nonfinite, on_nonfinite)
-        check_choice("wire", wire, get_args(Wire))
-        self.wire = wire
-        check_choice("partner_choice", partner_choice, get_args(PartnerChoice))
-        self.partner_choice: PartnerChoice = partner_choice
-        self.topology = topology_of(topology)
-        self.roles = roles
+        self.topology = self.gossip_options.topology
         self.exchanges_per_step = exchanges_per_step
         self._exchange_timeout_s = seconds_of("exchange_timeout_s", exchange_timeout_s)
         self._seed = seed
@@ -137,7 +124,7 @@ class ADPSGDStrategy(DecentralizedStrategy):
 
     @override
     def check(self, workers: int) -> None:
-        resolve_roles(make_topology(self.topology, workers), self.roles)
+        self.gossip_options.check(workers)
         if self.survival.min_workers > workers:
             raise ConfigurationError(f"min_workers={self.survival.min_workers} is more than the {workers} workers of the job.")
 
@@ -148,62 +135,31 @@ class ADPSGDStrategy(DecentralizedStrategy):
     def picker(self) -> tuple[Topology, PartnerPicker]:
         """The graph of the present workers, and this one's partners in it."""
         members = self.members
-        if members is None:
-            topology = make_topology(self.topology, self.workers)
-            return topology, self._picker_of(topology, self.global_rank, self._seed)
+        assert members is not None
         initial_ranks = [worker.initial_rank for worker in members.members]
-        topology = topology_for(self.topology, initial_ranks, self.workers, self.roles)
+        options = self.gossip_options
+        topology = topology_for(self.topology, initial_ranks, self.workers, options.roles)
         seed = self._seed + _SEED_STRIDE * members.generation  # ranks change, and two of them must not repeat one stream
-        return topology, self._picker_of(topology, members.rank, seed)
-
-    def _picker_of(self, topology: Topology, rank: int, seed: int) -> PartnerPicker:
-        return PartnerPicker(topology, rank, roles=self.roles, seed=seed, choice=self.partner_choice)
+        return topology, PartnerPicker(topology, members.rank, roles=options.roles, seed=seed, choice=options.partner_choice)
 
 
 _FOREVER_S = 10 * 365 * 86400.0  # the listener ends by a message, never by a time-out
-
-
-class GossipOptions(Protocol):
-    """The options and state of the strategy that its gossip needs."""
-
-    exchanges_per_step: float
-    refuse_nonfinite: bool
-    on_nonfinite: OnNonFinite
-    wire: Wire
-    roles: Roles
-    optimizers: list[Optimizer]
-
-    @property
-    def members(self) -> Membership | None:
-        """Who is in the job, where failures are survived."""
-
-    @property
-    def keys(self) -> str:
-        """Prefix of the job's keys in the store."""
-
-    @property
-    def global_rank(self) -> int:
-        """Rank of this worker."""
-
-    def picker(self) -> tuple[Topology, PartnerPicker]:
-        """The graph of the present workers, and this one's partners in it."""
 
 
 class GossipAlgorithm(Algorithm):
     """AD-PSGD on one worker during one fit: its gossip.
 
     Args:
-        strategy: asked for ``exchanges_per_step`` at the beginning of each session.
+        strategy: whose options; asked for ``exchanges_per_step`` at the beginning of each session.
         timeline: where exchanges are recorded.
         timeout_s: the longest deadline of an answer and of each chunk.
     """
 
-    def __init__(self, strategy: GossipOptions, timeline: Timeline, timeout_s: float) -> None:
+    def __init__(self, strategy: ADPSGDStrategy, timeline: Timeline, timeout_s: float) -> None:
         self._strategy = strategy
         self._timeline = timeline
         self._timeout_s = timeout_s
         self._gossip: Gossip | None = None
-        self._picker: PartnerPicker | None = None
         self._peers: ChangingPeers[WorkerId] | None = None
         self._counters = GossipCounters()
         self._failed = 0
@@ -215,59 +171,46 @@ class GossipAlgorithm(Algorithm):
 
     @override
     def start(self) -> None:
-        members = self._strategy.members
-        if members is None:
-            _, self._picker = self._picked()
-            transport: Transport = GlooTransport(self._timeout_s)
-            peers: PartnerPicker | ChangingPeers[WorkerId] = self._picker
-        else:
-            transport = members.attempt(self._connect)
-            assert self._peers is not None
-            peers = self._peers
+        transport = self._members.attempt(self._connect)
+        assert self._peers is not None
         self._gossip = Gossip(
             transport,
-            peers,
-            timeout_s=self._timeout_s,
+            self._peers,
             timeline=self._timeline,
             counters=self._counters,
             refuse_nonfinite=self._strategy.refuse_nonfinite,
             on_nonfinite=self._strategy.on_nonfinite,
-            wire=self._strategy.wire,
+            wire=self._strategy.gossip_options.wire,
         )
         self._gossip.start()
 
-    def _picked(self) -> tuple[Topology, PartnerPicker]:
+    def _connect(self) -> EdgeTransport:
+        """Connect with the present members, and draw partners among them. Collective; new keys each time."""
+        members = self._members
         topology, picker = self._strategy.picker()
         if self._restored_picker is not None:
             picker.load_state_dict(self._restored_picker)
-        return topology, picker
-
-    def _connect(self) -> Transport:
-        """Connect with the present members, and draw partners among them. Collective; new keys each time."""
-        members = self._strategy.members
-        assert members is not None
-        topology, self._picker = self._picked()
         self._session = max(self._session, members.generation << 20)  # the same on all, joiners included
         self._peers = ChangingPeers(
             members.monitor,
-            members.members.index(members.monitor.me),
+            members.rank,
             members.members,
             topology,
-            roles=self._strategy.roles,
-            picker=self._picker,
+            roles=self._strategy.gossip_options.roles,
+            picker=picker,
             ceiling_s=self._timeout_s,
             now_s=now_s,
             connect_s=CONNECT_S,
             reply_s=REPLY_S,
+            raises=not self._strategy.survival.survives,
         )
-        if len(members.members) == 1:
-            return MemoryNetwork(1).transport(0)
         transport = EdgeTransport(
             members.store,
             another(members.store, timeout_s=_FOREVER_S),
             another(members.store),
             another(members.store),
-            f"{self._strategy.keys}/gossip/{members.generation}/{members.round}",
+            # a worker outside is its own first member
+            f"{self._strategy.keys}/gossip/{members.members[0]}/{members.generation}/{members.round}",
             rank=members.rank,
             world_size=len(members.members),
             timeout_s=self._timeout_s,
@@ -278,7 +221,7 @@ class GossipAlgorithm(Algorithm):
     @override
     def follow_members(self) -> None:
         if self._gossip is not None:
-            self._gossip.close(together=True)
+            self._gossip.close()
         if self._peers is not None:
             self._failed += self._peers.failed_exchanges
         self._restored_picker = None  # of the ranks before
@@ -294,7 +237,8 @@ class GossipAlgorithm(Algorithm):
             self._replica.push_pull(self._model.tensors)
         self._session += 1
         self._running.exchanges_per_step = self._strategy.exchanges_per_step
-        self._running.open(self._replica, session=self._session, layout=_with_wire(self._layout, self._strategy.wire))
+        layout = _with_wire(self._layout, self._strategy.gossip_options.wire)
+        self._running.open(self._replica, session=self._session, layout=layout)
 
     @override
     def step(self, step: Step) -> None:
@@ -346,7 +290,7 @@ class GossipAlgorithm(Algorithm):
     @override
     def close(self, *, together: bool) -> None:
         if self._gossip is not None:
-            self._gossip.close(together=together)
+            self._gossip.close()
 
     @override
     def request_sync(self) -> None:
@@ -369,14 +313,18 @@ class GossipAlgorithm(Algorithm):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        assert self._picker is not None
-        picker = self._picker if self._peers is None else self._peers.picker
-        return {"picker": picker.state_dict(), "staleness": self._counters.staleness.state_dict()}
+        assert self._peers is not None
+        return {"picker": self._peers.picker.state_dict(), "staleness": self._counters.staleness.state_dict()}
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._restored_picker = state["picker"]
         self._counters.staleness.load_state_dict(state["staleness"])
+
+    @property
+    def _members(self) -> Membership:
+        assert self._strategy.members is not None
+        return self._strategy.members
 
     @property
     def _running(self) -> Gossip:

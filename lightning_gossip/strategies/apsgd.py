@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gossip.algorithm import apsgd_worker
-from lightning_gossip.algorithm.apsgd import EventTrigger, OnStale, ParameterServer, ServerOptions, put_in
+from lightning_gossip.algorithm.apsgd import APSGDOptions, EventTrigger, OnStale, ParameterServer, put_in
 from lightning_gossip.algorithm.apsgd_worker import Served, WorkerProtocol
 from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.tensors.flat import Fading, FlatModel, fading
-from lightning_gossip.errors import ConfigurationError, PeerError
+from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime.adpsgd.nonfinite_guard import OnNonFinite
 from lightning_gossip.runtime.apsgd.client import RemoteServer, ServerLink, Update
 from lightning_gossip.runtime.apsgd.server import Server
@@ -32,6 +31,8 @@ from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 from lightning_gossip.transport.gloo_group import GlooTransport
 from lightning_gossip.transport.messages import Kind, Message
+
+log = logging.getLogger(__name__)
 
 
 class APSGDStrategy(DecentralizedStrategy):
@@ -78,50 +79,24 @@ class APSGDStrategy(DecentralizedStrategy):
         super().__init__(**options)
         self.refuse_nonfinite, self.on_nonfinite = check_nonfinite(refuse_nonfinite, on_nonfinite)
         self.fit_options = replace(self.fit_options, at_rendezvous="adopt")  # a worker's own model is the server's, of late
-        if not isinstance(server_rank, int) or isinstance(server_rank, bool) or server_rank < 0:
-            raise ConfigurationError(f"server_rank={server_rank!r} is not a rank (0, 1, …).")
-        self.server_options = ServerOptions(
-            max_staleness=max_staleness, on_stale=on_stale, active_workers=active_workers, scale=scale
+        self.server_options = APSGDOptions(
+            server_rank=server_rank,
+            max_staleness=max_staleness,
+            on_stale=on_stale,
+            active_workers=active_workers,
+            event_trigger=event_trigger,
+            scale=scale,
         )
-        self.server_rank = server_rank
-        self.event_trigger = EventTrigger.of(event_trigger)
+        self.event_trigger = self.server_options.trigger
         self._exchange_timeout_s = seconds_of("exchange_timeout_s", exchange_timeout_s)
 
     @override
     def check(self, workers: int) -> None:
         self.server_options.check(workers)
-        if self.server_rank >= workers:
-            raise ConfigurationError(f"server_rank={self.server_rank} of {workers} workers: ranks are 0 to {workers - 1}.")
 
     @override
     def algorithm(self, timeline: Timeline) -> Algorithm:
         return ServerWorker(self, timeline, self._exchange_timeout_s)
-
-
-log = logging.getLogger(__name__)
-
-
-class ServedOptions(Protocol):
-    """What it asks of its strategy."""
-
-    server_options: ServerOptions
-    server_rank: int
-    event_trigger: EventTrigger | None
-    refuse_nonfinite: bool
-    on_nonfinite: OnNonFinite
-    optimizers: list[Optimizer]
-
-    @property
-    def workers(self) -> int:
-        """How many there are."""
-
-    @property
-    def timeout_s(self) -> float:
-        """How long a worker's turn at the server may be waited for, in seconds."""
-
-    @property
-    def global_rank(self) -> int:
-        """Of this worker."""
 
 
 class ServerWorker(Algorithm):
@@ -133,12 +108,12 @@ class ServerWorker(Algorithm):
         timeout_s: deadline of a vector.
     """
 
-    def __init__(self, strategy: ServedOptions, timeline: Timeline, timeout_s: float) -> None:
+    def __init__(self, strategy: APSGDStrategy, timeline: Timeline, timeout_s: float) -> None:
         self._options = strategy.server_options
         self._refuses, self._on_nonfinite = strategy.refuse_nonfinite, strategy.on_nonfinite
         self._strategy = strategy
-        self._protocol = WorkerProtocol(strategy.event_trigger)
-        self._rank = strategy.server_rank
+        self._protocol = WorkerProtocol(self._options.trigger)
+        self._rank = self._options.server_rank
         self._workers = strategy.workers
         self._timeout_s = timeout_s
         self._turn_s = strategy.timeout_s
@@ -184,7 +159,7 @@ class ServerWorker(Algorithm):
         self._sync_requested = False
         if self._server is not None:
             start = self._pulled.read(self._model.tensors).clone()
-            server = ParameterServer(start, workers=self._workers, fading=self._fading, **asdict(self._options))
+            server = ParameterServer(start, workers=self._workers, fading=self._fading, **self._options.of_server)
             self._server.open(self._session, self._model.layout, server)
 
     @override

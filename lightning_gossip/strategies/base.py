@@ -25,6 +25,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_gossip.algorithm.options import AtRendezvous, WorkSharing
 from lightning_gossip.errors import ConfigurationError, reason_of
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.membership import uses
@@ -39,10 +40,8 @@ from lightning_gossip.strategies.lightning import asking
 from lightning_gossip.strategies.lightning.patches import Patches
 from lightning_gossip.strategies.lightning.worker_processes import WorkerProcesses
 from lightning_gossip.strategies.options import (
-    AtRendezvous,
     CheckpointKind,
     FitOptions,
-    WorkSharing,
 )
 from lightning_gossip.strategies.report import FitReport
 from lightning_gossip.strategies.state import checkpoint_contents
@@ -82,7 +81,9 @@ class DecentralizedStrategy(WorkerProcesses):
         **processes: Any,
     ) -> None:
         super().__init__(**processes)
-        options = FitOptions(work_sharing, at_rendezvous, checkpoint, averaged_buffers)
+        options = FitOptions(
+            work_sharing=work_sharing, at_rendezvous=at_rendezvous, checkpoint=checkpoint, averaged_buffers=averaged_buffers
+        )
         if not self.shares_work and work_sharing is True:
             raise ConfigurationError(
                 f"work_sharing=True is not possible with {type(self).__name__}: its workers make the same number of steps."

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from lightning_gossip.algorithm.dpsgd import Begin, Complete, RoundsProtocol, neighbour_weights
+from lightning_gossip.algorithm.dpsgd import Begin, Complete, NeighbourOptions, RoundsProtocol, neighbour_weights
 from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.topology.generators import make_topology
 from lightning_gossip.algorithm.topology.mixing import MixingWeights
+from lightning_gossip.algorithm.topology.options import TopologySpec
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.dpsgd import NeighbourRounds
 from lightning_gossip.strategies.base import DecentralizedStrategy
-from lightning_gossip.strategies.options import TopologySpec, check_choice, topology_of
 from lightning_gossip.strategies.report import WorkerReport
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
-from lightning_gossip.strategies.synchronous import LockstepAlgorithm
+from lightning_gossip.strategies.synchronous import SynchronousAlgorithm
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 from lightning_gossip.transport.gloo_group import GlooTransport
 
@@ -49,22 +49,19 @@ class DPSGDStrategy(DecentralizedStrategy):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        check_choice("weights", weights, get_args(MixingWeights))
-        check_choice("overlap", overlap, (True, False))
-        self.topology = topology_of(topology)
-        self.weights = weights
-        self.overlap = overlap
+        self.neighbour_options = NeighbourOptions(topology=topology, weights=weights, overlap=overlap)
+        self.topology = self.neighbour_options.topology
 
     @override
     def check(self, workers: int) -> None:
-        make_topology(self.topology, workers)
+        self.neighbour_options.check(workers)
 
     @override
     def algorithm(self, timeline: Timeline) -> Algorithm:
         return NeighbourAveraging(self, timeline)
 
 
-class NeighbourAveraging(LockstepAlgorithm):
+class NeighbourAveraging(SynchronousAlgorithm):
     """One worker's steps of D-PSGD during one fit.
 
     Args:
@@ -74,9 +71,10 @@ class NeighbourAveraging(LockstepAlgorithm):
 
     def __init__(self, strategy: DPSGDStrategy, timeline: Timeline) -> None:
         super().__init__(strategy.root_device, strategy.timeout_s, timeline)
-        topology = make_topology(strategy.topology, strategy.workers)
-        self._weights = neighbour_weights(topology, strategy.weights, strategy.global_rank)
-        self._protocol = RoundsProtocol(overlap=strategy.overlap)
+        options = strategy.neighbour_options
+        topology = make_topology(options.topology, strategy.workers)
+        self._weights = neighbour_weights(topology, options.weights, strategy.global_rank)
+        self._protocol = RoundsProtocol(overlap=options.overlap)
         self._transport: GlooTransport | None = None
         self._rounds: NeighbourRounds | None = None
 

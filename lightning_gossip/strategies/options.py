@@ -4,35 +4,30 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, get_args
 
+from lightning_gossip.algorithm.checks import check_choice as check_choice
 from lightning_gossip.algorithm.checks import is_finite
-from lightning_gossip.algorithm.topology.generators import TOPOLOGIES, make_topology
-from lightning_gossip.algorithm.topology.topology import Topology
+from lightning_gossip.algorithm.options import EpochOptions
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.adpsgd.nonfinite_guard import OnNonFinite
 
-WorkSharing = Literal["auto"] | bool
-AtRendezvous = Literal["adopt", "evaluate"]
 CheckpointKind = Literal["mean", "replicas"]
 StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
 
 
-@dataclass(frozen=True)
-class FitOptions:
-    """How a fit treats data, the mean model and checkpoints; see ``DecentralizedStrategy``."""
+@dataclass(frozen=True, kw_only=True)
+class FitOptions(EpochOptions):
+    """How a fit treats data, the mean model and checkpoints; ``DecentralizedStrategy`` says what each means."""
 
-    work_sharing: WorkSharing = "auto"
-    at_rendezvous: AtRendezvous = "adopt"
     checkpoint: CheckpointKind = "mean"
     averaged_buffers: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        check_choice("work_sharing", self.work_sharing, (True, False, "auto"))
-        check_choice("at_rendezvous", self.at_rendezvous, get_args(AtRendezvous))
+        super().__post_init__()
         check_choice("checkpoint", self.checkpoint, get_args(CheckpointKind))
         object.__setattr__(self, "averaged_buffers", _patterns(self.averaged_buffers))
 
@@ -42,49 +37,6 @@ def _patterns(value: object) -> tuple[str, ...]:
     if not isinstance(patterns, Sequence) or not all(isinstance(pattern, str) for pattern in patterns):
         raise ConfigurationError(f"averaged_buffers={value!r} is not a list of patterns of names, as ['*.running_covariance'].")
     return tuple(patterns)
-
-
-TopologySpec = str | Topology | Iterable[tuple[int, int]]
-
-
-def topology_of(spec: TopologySpec) -> str | Topology | tuple[tuple[int, int], ...]:
-    """A topology as an option, whose size is not known yet: a name that exists, a Topology, or the edges.
-
-    Raises:
-        ConfigurationError: for an unknown name, and for what is no topology.
-    """
-    if isinstance(spec, str):
-        make_topology(spec, 1)
-    elif not isinstance(spec, Topology):
-        try:
-            return tuple((int(a), int(b)) for a, b in spec)
-        except (TypeError, ValueError):
-            raise ConfigurationError(
-                f"topology={spec!r} is neither a name ({', '.join(TOPOLOGIES)}) nor pairs of ranks such as [(0, 1), (1, 2)]."
-            ) from None
-    return spec
-
-
-def check_choice(name: str, value: object, accepted: Iterable[object]) -> None:
-    """Refuse a value that is not one of a few.
-
-    Raises:
-        ConfigurationError: naming the value and what is accepted.
-    """
-    accepted = tuple(accepted)
-    if not any(value is choice or (isinstance(value, str) and value == choice) for choice in accepted):
-        raise ConfigurationError(f"{name}={value!r} is not one of {', '.join(map(repr, accepted))}.")
-
-
-def check_number(name: str, value: object, *, at_least: float = 0.0, above: float | None = None) -> None:
-    """Refuse what is not a number in range.
-
-    Raises:
-        ConfigurationError: naming the value and the range.
-    """
-    bound = f"above {above:g}" if above is not None else f"of at least {at_least:g}"
-    if not is_finite(value) or not (value > above if above is not None else value >= at_least):  # type: ignore[operator]
-        raise ConfigurationError(f"{name}={value!r} is not a number {bound}.")
 
 
 def seconds_of(name: str, value: object) -> float:

@@ -30,7 +30,7 @@ from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.report import WorkerReport
 from lightning_gossip.strategies.state.optimizer_state import OptimizerStates, Slot
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
-from lightning_gossip.strategies.synchronous import LockstepAlgorithm
+from lightning_gossip.strategies.synchronous import SynchronousAlgorithm
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 
 
@@ -87,7 +87,7 @@ class PeriodicAveragingStrategy(DecentralizedStrategy):
         return PeriodicAveraging(self, lambda: self.optimizers, timeline)
 
 
-class PeriodicAveraging(LockstepAlgorithm):
+class PeriodicAveraging(SynchronousAlgorithm):
     """One worker's local steps and averagings during one fit.
 
     Args:

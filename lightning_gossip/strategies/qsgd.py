@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_gossip.algorithm.compression.qsgd import Quantizer
+from lightning_gossip.algorithm.checks import check_not_negative
+from lightning_gossip.algorithm.compression.qsgd import Norm, Quantizer
 from lightning_gossip.algorithm.compression.quantized_mean import QuantizedMean, Said, Status
 from lightning_gossip.algorithm.tensors.flat import FlatModel
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.fit.in_step import Gatherer, GatherWithGradients, Turn, announce, next_turn
-from lightning_gossip.strategies.options import check_number
 from lightning_gossip.strategies.state.shared_tensors import Place, SharedModel
-from lightning_gossip.strategies.synchronous import LockstepAlgorithm
+from lightning_gossip.strategies.synchronous import SynchronousAlgorithm
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 
 
@@ -46,12 +46,12 @@ class QSGDStrategy(DecentralizedStrategy):
         bits: int = 4,
         levels: int | None = None,
         bucket_size: int = 512,
-        norm: Literal["max", "l2"] = "max",
+        norm: Norm = "max",
         seed: int = 0,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        check_number("seed", seed)
+        check_not_negative("seed", seed)
         self.quantizer = Quantizer(bits=bits, levels=levels, bucket_size=bucket_size, norm=norm)
         self.seed = seed
 
@@ -107,7 +107,7 @@ class _Gradients:
         return torch.zeros(len(self.places), dtype=torch.uint8, device=self._device)
 
 
-class QuantizedAllReduce(LockstepAlgorithm, Gatherer):
+class QuantizedAllReduce(SynchronousAlgorithm, Gatherer):
     """One worker's gradients, quantized and averaged with everybody's, during one fit.
 
     Args:

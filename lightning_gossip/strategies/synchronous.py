@@ -20,7 +20,7 @@ from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.strategies.worker_algorithm import Algorithm
 
 
-class LockstepAlgorithm(Algorithm):
+class SynchronousAlgorithm(Algorithm):
     """Base of the algorithms whose workers make the same collectives.
 
     Args:

@@ -2,14 +2,11 @@
 
 from lightning_gossip.transport.base import Pending, Transport
 from lightning_gossip.transport.gloo_group import GlooTransport
-from lightning_gossip.transport.memory import MemoryNetwork, MemoryTransport
 from lightning_gossip.transport.messages import Kind, Message
 
 __all__ = [
     "GlooTransport",
     "Kind",
-    "MemoryNetwork",
-    "MemoryTransport",
     "Message",
     "Pending",
     "Transport",

@@ -40,7 +40,6 @@ class Transport(ABC):
     world_size: int
     run = 0  # what every message of this job carries
     refused = 0  # messages so far
-    wakes_itself = False  # whether a message from a worker to itself ends its own listener
 
     @abstractmethod
     def post(self, peer: int, message: Message) -> None:

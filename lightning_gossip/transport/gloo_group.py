@@ -11,20 +11,23 @@ the object: until the reply for a request, until close for STOP and sync request
 from __future__ import annotations
 
 import logging
-import re
 import secrets
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_gossip.errors import PeerError, ProtocolError
+from lightning_gossip.errors import ProtocolError
 from lightning_gossip.transport.base import Pending, Transport
 from lightning_gossip.transport.messages import REPLY, WORDS, Kind, Message
+from lightning_gossip.transport.peer_errors import peer_errors
 
 log = logging.getLogger(__name__)
 
@@ -50,16 +53,15 @@ class GlooTransport(Transport):
         self._control: dist.ProcessGroup | None = new_group(timeout_s)
         self._data: dist.ProcessGroup | None = new_group(timeout_s)
         run = torch.tensor([secrets.randbits(RUN_BITS)])
-        with PeerTrouble(0, "setup"):
+        with peer_errors("setup", 0):
             dist.broadcast(run, src=0, group=self._data)
         self.run = int(run)
         self._requests: dict[int, list[tuple[dist.Work, Tensor]]] = {}  # by peer: read in order, so a reply frees all before it
-        self._told: dict[int, tuple[dist.Work, Tensor]] = {}  # by peer: kept until the next one
         self._others: list[tuple[Kind, dist.Work, Tensor]] = []  # a few in a run: sync requests, stop
 
     def post(self, peer: int, message: Message) -> None:
         words = torch.tensor(message.words(self.run), dtype=torch.int64)
-        with PeerTrouble(peer, "message"):
+        with peer_errors("message", peer):
             work = _started(dist.isend(words, dst=peer, group=_open(self._control), tag=_REQUEST))
         if message.kind in (Kind.SYNC, Kind.STOP, Kind.FAILED):
             self._others.append((message.kind, work, words))
@@ -78,20 +80,15 @@ class GlooTransport(Transport):
 
     def reply(self, peer: int, message: Message) -> None:
         words = torch.tensor(message.words(self.run), dtype=torch.int64)
-        with PeerTrouble(peer, "reply"):
+        with peer_errors("reply", peer):
             sending = _started(dist.isend(words, dst=peer, group=_open(self._data), tag=_REPLY))
             sending.wait(timedelta(seconds=self._timeout_s))
-
-    def tell(self, peer: int, message: Message) -> None:
-        words = torch.tensor(message.words(self.run), dtype=torch.int64)
-        with PeerTrouble(peer, "reply"):
-            self._told[peer] = _started(dist.isend(words, dst=peer, group=_open(self._data), tag=_REPLY)), words
 
     def await_reply(self, peer: int, timeout_s: float) -> Message:
         message, end_s = None, time.monotonic() + timeout_s
         while message is None:
             words = torch.zeros(WORDS, dtype=torch.int64)
-            with PeerTrouble(peer, "reply"):
+            with peer_errors("reply", peer):
                 receiving = _started(dist.irecv(words, src=peer, group=_open(self._data), tag=_REPLY))
                 receiving.wait(timedelta(seconds=max(SHORTEST_S, end_s - time.monotonic())))
             message = self.admit(peer, words.tolist(), REPLY)
@@ -99,12 +96,14 @@ class GlooTransport(Transport):
         return message
 
     def send(self, peer: int, vector: Tensor) -> Pending:
-        with PeerTrouble(peer, "exchange"):
-            return Transfer(peer, _started(dist.isend(vector, dst=peer, group=_open(self._data), tag=_VECTOR)))
+        errors = partial(peer_errors, "exchange", peer)
+        with errors():
+            return Transfer(_started(dist.isend(vector, dst=peer, group=_open(self._data), tag=_VECTOR)), errors)
 
     def receive(self, peer: int, vector: Tensor) -> Pending:
-        with PeerTrouble(peer, "exchange"):
-            return Transfer(peer, _started(dist.irecv(vector, src=peer, group=_open(self._data), tag=_VECTOR)))
+        errors = partial(peer_errors, "exchange", peer)
+        with errors():
+            return Transfer(_started(dist.irecv(vector, src=peer, group=_open(self._data), tag=_VECTOR)), errors)
 
     def close(self) -> None:
         """Destroy both groups, once the peers have read this worker's STOP and FAILED messages.
@@ -113,7 +112,6 @@ class GlooTransport(Transport):
         """
         flush(self._others, self.rank)
         self._requests.clear()
-        self._told.clear()
         self._others.clear()
         for group in (self._control, self._data):
             if group is not None and dist.is_initialized():
@@ -135,51 +133,20 @@ def flush(posted: list[tuple[Kind, dist.Work, Tensor]], rank: int) -> None:
 
 @dataclass
 class Transfer(Pending):
-    """A vector under way."""
+    """A vector under way.
 
-    peer: int
+    Args:
+        work: torch's.
+        errors: makes PeerErrors of those of a wait.
+    """
+
     work: dist.Work
+    errors: Callable[[], AbstractContextManager[None]]
 
     @override
     def wait(self, timeout_s: float) -> None:
-        with PeerTrouble(self.peer, "exchange"):
+        with self.errors():
             self.work.wait(timedelta(seconds=timeout_s))
-
-
-class PeerTrouble:
-    """Turns Gloo's errors, which are bare RuntimeErrors, into a PeerError that names the peer, the phase and the wait.
-
-    A connection that Gloo has closed because another operation of this process was over its time says nothing about the peer;
-    nor does an error of the store.
-    """
-
-    def __init__(self, peer: int, phase: str) -> None:
-        self._peer = peer
-        self._phase = phase
-        self._start = time.monotonic()
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, RuntimeError) and not isinstance(error, (PeerError, ProtocolError)):
-            waited = time.monotonic() - self._start
-            reason = re.sub(r"^\[[^\]]*\]\s*", "", str(error).strip()).split(". ")[0]  # without Gloo's file, line and advice
-            text = str(error).lower()
-            timed_out = "timed out" in text or isinstance(error, dist.DistStoreError)  # Gloo says so in its text only
-            given_up = "application timeout" in text
-            closed = not (timed_out or given_up or isinstance(error, dist.DistError))
-            state = "is frozen or slow, or cannot be reached" if timed_out else "has probably ended; its own log says why"
-            if given_up:
-                state = "did not answer another operation of this process in time"
-            raise PeerError(
-                f"The {self._phase} with rank {self._peer} failed after {waited:.1f} s: {reason}. Rank {self._peer} {state}.",
-                rank=self._peer,
-                phase=self._phase,
-                seconds=waited,
-                timed_out=timed_out,
-                closed=closed,
-            ) from error
 
 
 def new_group(timeout_s: float, *, backend: str | None = "gloo") -> dist.ProcessGroup:
@@ -189,16 +156,8 @@ def new_group(timeout_s: float, *, backend: str | None = "gloo") -> dist.Process
         timeout_s: deadline of its operations, in seconds, where they have none of their own.
         backend: of torch.distributed; that of the default group if None.
     """
-    began_s = time.monotonic()
-    try:
+    with peer_errors("connecting"):
         group = dist.new_group(backend=backend, timeout=timedelta(seconds=min(GROUP_S, timeout_s)))
-    except RuntimeError as error:
-        waited_s = time.monotonic() - began_s
-        raise PeerError(
-            f"The workers could not be connected, after {waited_s:.1f} s: another one has probably ended; its log says why.",
-            phase="setup",
-            seconds=waited_s,
-        ) from error
     if not isinstance(group, dist.ProcessGroup):
         raise ProtocolError("This process is not a member of the group that it has just created.")
     set_timeout(timeout_s, group)

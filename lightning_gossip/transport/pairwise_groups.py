@@ -22,9 +22,11 @@ import secrets
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,9 +38,10 @@ from typing_extensions import override
 from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.transport.base import Pending, Transport
 from lightning_gossip.transport.connector import Connector
-from lightning_gossip.transport.gloo_group import RUN_BITS, SHORTEST_S, PeerTrouble, Transfer
+from lightning_gossip.transport.gloo_group import RUN_BITS, SHORTEST_S, Transfer
 from lightning_gossip.transport.mailbox import Inbox
 from lightning_gossip.transport.messages import REPLY, WORDS, Kind, Message
+from lightning_gossip.transport.peer_errors import peer_errors
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +67,6 @@ class EdgeTransport(Transport):
         rank, world_size: of this process.
         timeout_s: deadline of a reply that is sent and of making an edge, in seconds.
     """
-
-    wakes_itself = True
 
     def __init__(
         self,
@@ -130,7 +131,7 @@ class EdgeTransport(Transport):
     def post(self, peer: int, message: Message) -> None:
         # called by the training thread (to end, to request a synchronisation) and by the initiator
         store = self._initiating if message.kind is Kind.EXCHANGE else self._store
-        with PeerTrouble(peer, "message"):
+        with peer_errors("message", peer):
             self._inbox.push(store, peer, _LETTER.pack(self.rank, *message.words(self.run)))
 
     @override
@@ -202,7 +203,7 @@ class EdgeTransport(Transport):
     def reply(self, peer: int, message: Message) -> None:
         edge = self._asked(peer, message)
         words = torch.tensor(message.words(self.run), dtype=torch.int64)
-        with self._trouble(peer, edge, "reply"):
+        with self._errors("reply", peer, edge):
             edge.send([words], self._end(peer), _REPLY).wait(timedelta(seconds=min(REPLY_S, self.timeout_s)))
         self._agree(peer, edge, message)
 
@@ -210,7 +211,7 @@ class EdgeTransport(Transport):
     def tell(self, peer: int, message: Message) -> None:
         edge = self._asked(peer, message)
         words = torch.tensor(message.words(self.run), dtype=torch.int64)
-        with self._trouble(peer, edge, "reply"):
+        with self._errors("reply", peer, edge):
             self._told[peer] = edge.send([words], self._end(peer), _REPLY), words
 
     def _asked(self, peer: int, answer: Message) -> Group:
@@ -229,7 +230,7 @@ class EdgeTransport(Transport):
         end_s = time.monotonic() + timeout_s
         while True:
             words = torch.zeros(WORDS, dtype=torch.int64)
-            with self._trouble(peer, edge, "reply"):
+            with self._errors("reply", peer, edge):
                 left_s = max(SHORTEST_S, end_s - time.monotonic())
                 edge.recv([words], self._end(peer), _REPLY).wait(timedelta(seconds=left_s))
             message = self.admit(peer, words.tolist(), REPLY)
@@ -247,21 +248,23 @@ class EdgeTransport(Transport):
     @override
     def send(self, peer: int, vector: Tensor) -> Pending:
         edge = self._of_exchange(peer)
-        with self._trouble(peer, edge, "exchange"):
-            return _EdgeTransfer(peer, edge.send([vector], self._end(peer), _VECTOR), edge, self)
+        errors = partial(self._errors, "exchange", peer, edge)
+        with errors():
+            return Transfer(edge.send([vector], self._end(peer), _VECTOR), errors)
 
     @override
     def receive(self, peer: int, vector: Tensor) -> Pending:
         edge = self._of_exchange(peer)
-        with self._trouble(peer, edge, "exchange"):
-            return _EdgeTransfer(peer, edge.recv([vector], self._end(peer), _VECTOR), edge, self)
+        errors = partial(self._errors, "exchange", peer, edge)
+        with errors():
+            return Transfer(edge.recv([vector], self._end(peer), _VECTOR), errors)
 
     @override
     def probe(self, peer: int) -> None:
         with self._lock:
             edge = self._edges.get(peer)
         if edge is not None:
-            with self._trouble(peer, edge, "probe"):
+            with self._errors("probe", peer, edge):
                 # fails at once where the peer's process has ended; nobody receives it, so elsewhere it stays an offer
                 edge.send([torch.zeros(1)], self._end(peer), _PROBE)
 
@@ -329,7 +332,7 @@ class EdgeTransport(Transport):
 
     def _make(self, peer: int, number: int, store: Any, timeout_s: float) -> Group:
         own = self._of_edge(peer, number, store)
-        with PeerTrouble(peer, "connection"):
+        with peer_errors("connection", peer):
             try:
                 self._await_end(peer, number, own, timeout_s)
                 edge = dist.ProcessGroupGloo(own, int(self.rank > peer), 2, timedelta(seconds=min(CONNECT_S, self.timeout_s)))
@@ -380,39 +383,18 @@ class EdgeTransport(Transport):
         low, high = sorted((self.rank, peer))
         return PrefixStore(f"{low}-{high}/{number}", store)
 
-    def _trouble(self, peer: int, edge: Group, phase: str) -> _EdgeTrouble:
-        return _EdgeTrouble(peer, edge, phase, self)
+    @contextmanager
+    def _errors(self, phase: str, peer: int, edge: Group) -> Iterator[None]:
+        """Drops the edge after an error. One that this side has dropped before says nothing about the peer."""
+        try:
+            with peer_errors(phase, peer):
+                yield
+        except BaseException as error:
+            stood = self.drop(peer, edge)
+            if isinstance(error, PeerError):
+                error.closed &= stood
+            raise
 
     def _end(self, peer: int) -> int:
         """The peer's rank on the edge."""
         return int(peer > self.rank)
-
-
-class _EdgeTrouble(PeerTrouble):
-    """Also drops the edge. An edge that this side has dropped before says nothing about the peer."""
-
-    def __init__(self, peer: int, edge: Group, phase: str, transport: EdgeTransport) -> None:
-        super().__init__(peer, phase)
-        self._edge = edge
-        self._transport = transport
-
-    @override
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        stood = error is None or self._transport.drop(self._peer, self._edge)
-        try:
-            super().__exit__(kind, error, traceback)
-        except PeerError as trouble:
-            trouble.closed &= stood
-            raise
-
-
-class _EdgeTransfer(Transfer):
-    def __init__(self, peer: int, work: dist.Work, edge: Group, transport: EdgeTransport) -> None:
-        super().__init__(peer, work)
-        self._edge = edge
-        self._transport = transport
-
-    @override
-    def wait(self, timeout_s: float) -> None:
-        with self._transport._trouble(self.peer, self._edge, "exchange"):
-            self.work.wait(timedelta(seconds=timeout_s))

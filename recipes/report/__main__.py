@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import pandas as pd
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from recipes.commands import one_sentence
-from recipes.report import groups, page, ranking, runs
-from recipes.report.ranking import Ranking
-from recipes.report.units import Unit, digits, percent, unit_of_bytes
+from recipes.report import groups, page, runs
+from recipes.report.units import UNKNOWN, Unit, digits, filesize, percent, unit_of_time
 
 _PAGE = "report.html"
 
@@ -30,43 +30,42 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--baseline", help="strategy that the others are compared with; if not given ddp, or the first")
     parser.add_argument("--target", type=float, help="validation accuracy to which times are taken, for example 0.9")
     chosen = parser.parse_args(arguments)
-    path = _path(chosen.out, chosen.folders[0])
     with one_sentence():
-        jobs, unfinished = runs.load(chosen.folders)
-        together = groups.group(jobs)
-        rankings = ranking.rank(together, baseline=chosen.baseline, target=chosen.target)
-    files = page.write(together, rankings, unfinished, path)
+        found = groups.group(runs.load(chosen.folders))
+        ranked = groups.rank(found, baseline=chosen.baseline, target=chosen.target)
+    unit = unit_of_time(found.table.train_s.max())
+    files = page.write(found, ranked, unit, _path(chosen.out, chosen.folders[0]))
     console = Console()
-    for each in rankings:
-        console.print(table(each, page.time_unit(together)))
-    if unfinished:
-        console.print(
-            f"{len(unfinished)} more without a result: {', '.join(job.folder.name for job in unfinished)}", markup=False
-        )
+    for _, rows in ranked.groupby("recipe", sort=False):
+        console.print(table(rows, unit))
+    if names := [folder.name for folder in found.unfinished.folder]:
+        console.print(f"{len(names)} more without a result: {', '.join(names)}", markup=False)
     console.print(f"The page is {files[0]}, its {len(files) - 1} pictures lie beside it.", markup=False, soft_wrap=True)
 
 
-def table(of: Ranking, unit: Unit) -> Table:
-    """The ranking for a terminal."""
-    titled = Table(title=Text(f"Ranking, {of.recipe}"), title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
+def table(rows: pd.DataFrame, unit: Unit) -> Table:
+    """The ranking of one recipe for a terminal."""
+    title = Text(f"Ranking, {rows.recipe.iloc[0]}")
+    titled = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
     titled.add_column("strategy", overflow="fold")
-    goal = "to target" if of.target is None else f"to {percent(of.target, 0)}"
-    sent = unit_of_bytes(value for row in of.rows if (value := row.group.of_workers("bytes_sent")) is not None)
-    for heading in ("test [%]", f"time [{unit.name}]", "×", goal, "×", f"sent [{sent.name}]"):
+    target = rows.target.iloc[0]
+    goal = "to target" if pd.isna(target) else f"to {percent(target, 0)}"
+    for heading in ("test [%]", f"time [{unit.name}]", "×", goal, "×", "sent"):
         titled.add_column(Text(heading), justify="right")
-    for row in of.rows:
+    for row in rows.itertuples():
+        reached = unit.number(row.reached_s)
         titled.add_row(
-            Text(row.group.label),
-            f"{100 * (row.group.mean('test_acc') or 0.0):.2f}",
-            unit.number(row.group.mean("train_s")),
+            Text(row.label),
+            f"{100 * row.test_acc:.2f}",
+            unit.number(row.train_s),
             digits(row.speedup),
-            "not reached" if row.reached is None and of.target is not None else unit.number(row.reached),
+            "not reached" if reached == UNKNOWN and pd.notna(target) else reached,
             digits(row.speedup_to_target),
-            sent.number(row.group.of_workers("bytes_sent")),
+            filesize(row.bytes_sent),
         )
-    parts = of.parts()
-    baseline = parts[0].rows[0].baseline.label if len(parts) == 1 else "the baseline with most of the same options"
-    titled.caption = Text(f"×: speed-up against {baseline}; sent: by a worker")
+    baselines = rows.baseline.unique()
+    against = baselines[0] if len(baselines) == 1 else "the baseline with most of the same options"
+    titled.caption = Text(f"×: speed-up against {against}; sent: by a worker")
     titled.caption_justify = "left"
     return titled
 

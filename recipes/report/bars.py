@@ -2,132 +2,107 @@
 
 from __future__ import annotations
 
-import statistics
 import textwrap
 from collections.abc import Callable
 
+import pandas as pd
+from matplotlib.artist import setp
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter
 
-from recipes.report.figures import WIDTH, Picture, colour, safe
-from recipes.report.groups import Group
-from recipes.report.units import digits, percent, unit_of_bytes
+from recipes.report.curves import WIDTH, Picture, safe
+from recipes.report.units import digits, filesize, percent
 
-_ROW = 0.34  # inches, of a bar
+_ROW = 0.45  # inches, of a group
+_STALENESS = {"staleness": ("mean", "o"), "staleness_p95": ("95th percentile", "D"), "stalest_max": ("largest", "|")}
 
 
-def steps(groups: list[Group]) -> Picture:
-    """Optimizer steps of each worker."""
-    most = max(len(job.workers) for group in groups for job in group.jobs)
-    figure = Figure(figsize=(WIDTH, 1.0 + len(groups) * min(max(0.16 * most, 0.5), 1.2)), layout="constrained")
+def steps(groups: pd.DataFrame, workers: pd.DataFrame) -> Picture:
+    """Optimizer steps of each worker.
+
+    Args:
+        groups: in the order of the rows.
+        workers: with the label of their group.
+    """
+    means = workers.groupby(["label", "rank"]).steps.mean().unstack().loc[groups.label]
+    figure = Figure(figsize=(WIDTH, 1.0 + len(groups) * min(max(0.16 * means.shape[1], 0.5), 1.2)), layout="constrained")
     axes = figure.subplots()
-    said = []
-    for row, group in enumerate(groups):
-        counts = _by_rank(group, "steps")
-        height = 0.8 / len(counts)
-        for rank, value in enumerate(counts):
-            axes.barh(row - 0.4 + (rank + 0.5) * height, value, height * 0.88, color=colour(group))
-        said.append(f"{group.label} {min(counts):,.0f} to {max(counts):,.0f}")
+    height = 0.8 / means.shape[1]
+    for number, (_, values) in enumerate(means.items()):
+        places = [row - 0.4 + (number + 0.5) * height for row in range(len(groups))]
+        axes.barh(places, values, height * 0.88, color=groups.colour)
     _rows(axes, groups, "optimizer steps of a worker")
+    said = ", ".join(f"{label} {own.min():,.0f} to {own.max():,.0f}" for label, own in means.iterrows())
     return Picture(
         name="steps",
         title="Steps per worker",
         caption="One bar a worker, rank 0 at the top; mean over the seeds. "
         "Where the bars of a strategy are unequal, its fast workers took over work of the slow ones.",
-        alt=f"Bars of the steps of each worker. Fewest and most: {', '.join(said)}.",
+        alt=f"Bars of the steps of each worker. Fewest and most: {said}.",
         figure=figure,
     )
 
 
-def waiting(groups: list[Group]) -> Picture | None:
+def waiting(groups: pd.DataFrame) -> Picture | None:
     """Share of the training time."""
-    return _bars(
-        groups,
-        lambda group: None if group.waiting is None else 100 * group.waiting,
-        name="waiting",
-        title="Share of the time spent waiting",
-        axis="of the training time [%]",
-        caption="Seconds that a worker stood still until the last one came, mean over workers and seeds.",
-        text=lambda value: percent(value / 100),
-    )
+    caption = "Seconds that a worker stood still until the last one came, mean over workers and seeds."
+    return _bars(groups, "waiting", "Share of the time spent waiting", "of the training time", caption, percent)
 
 
-def bytes_sent(groups: list[Group]) -> Picture | None:
+def bytes_sent(groups: pd.DataFrame) -> Picture | None:
     """By one worker."""
-    unit = unit_of_bytes(value for group in groups if (value := group.of_workers("bytes_sent")) is not None)
-    return _bars(
-        groups,
-        lambda group: group.of_workers("bytes_sent"),
-        name="bytes",
-        title="Bytes sent by a worker",
-        axis=f"sent in the whole run [{unit.name}]",
-        caption="Payload that one worker sent in the whole run, mean over workers and seeds.",
-        text=unit.text,
-        scale=unit.size,
-    )
+    caption = "Payload that one worker sent in the whole run, mean over workers and seeds."
+    return _bars(groups, "bytes_sent", "Bytes sent by a worker", "sent in the whole run", caption, filesize)
 
 
 def _bars(
-    groups: list[Group],
-    value_of: Callable[[Group], float | None],
-    *,
-    name: str,
-    title: str,
-    axis: str,
-    caption: str,
-    text: Callable[[float], str],
-    scale: float = 1.0,
+    groups: pd.DataFrame, column: str, title: str, axis: str, caption: str, text: Callable[[float], str]
 ) -> Picture | None:
-    values = [(group, value) for group in groups if (value := value_of(group)) is not None]
-    if not values:
+    known = groups[groups[column].notna()]
+    if known.empty:
         return None
-    figure = Figure(figsize=(WIDTH, 1.0 + _ROW * 1.3 * len(values)), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 1.0 + _ROW * len(known)), layout="constrained")
     axes = figure.subplots()
-    for row, (group, value) in enumerate(values):
-        axes.barh(row, value / scale, 0.62, color=colour(group))
-        axes.annotate(text(value), (value / scale, row), (4, 0), textcoords="offset points", va="center")
-    _rows(axes, [group for group, _ in values], axis)
-    axes.set_xlim(0.0, 1.18 * max(value / scale for _, value in values) or 1.0)
-    said = ", ".join(f"{group.label} {text(value)}" for group, value in values)
-    return Picture(name, title, caption + _missing(groups, [group for group, _ in values]), f"{title}: {said}.", figure)
+    bars = axes.barh(range(len(known)), known[column], 0.62, color=known.colour)
+    texts = list(map(text, known[column]))
+    axes.bar_label(bars, texts, padding=4)
+    axes.xaxis.set_major_formatter(EngFormatter("B") if text is filesize else lambda value, _: percent(value, 0))
+    _rows(axes, known, axis)
+    axes.set_xlim(0.0, 1.18 * known[column].max() or 1.0)
+    said = ", ".join(f"{label} {value}" for label, value in zip(known.label, texts, strict=True))
+    name = "bytes" if column == "bytes_sent" else column
+    return Picture(name, title, caption + _missing(groups, known), f"{title}: {said}.", figure)
 
 
-def staleness(groups: list[Group]) -> Picture | None:
+def staleness(groups: pd.DataFrame) -> Picture | None:
     """Mean, 95th percentile and largest, on one line a group."""
-    known = [(group, values) for group in groups if (values := group.staleness) is not None]
-    if not known:
+    known = groups[groups.staleness.notna()]
+    if known.empty:
         return None
-    figure = Figure(figsize=(WIDTH, 1.3 + _ROW * 1.6 * len(known)), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 1.3 + 1.2 * _ROW * len(known)), layout="constrained")
     axes = figure.subplots()
-    markers = {"mean": "o", "95th percentile": "D", "largest": "|"}
-    for row, (group, values) in enumerate(known):
-        axes.plot([0.0, values[2]], [row, row], color=colour(group), lw=2.0, alpha=0.4)
-        for marker, value in zip(markers.values(), values, strict=True):
-            axes.plot(
-                [value], [row], marker, color=colour(group), ms=11 if marker == "|" else 7, mew=2.5 if marker == "|" else 1
-            )
-    _rows(axes, [group for group, _ in known], "changes of the model between reading it and updating it")
+    rows = range(len(known))
+    axes.hlines(rows, 0.0, known.stalest_max, color=known.colour, lw=2.0, alpha=0.4)
+    for column, (label, marker) in _STALENESS.items():
+        size, edge = (120, 2.5) if marker == "|" else (50, 1)
+        axes.scatter(known[column], rows, s=size, c=known.colour, marker=marker, linewidths=edge, label=label, zorder=3)
+    _rows(axes, known, "changes of the model between reading it and updating it")
     axes.set_ylim(len(known) - 0.5, -0.5)
-    axes.set_xlim(0.0, 1.05 * max(values[2] for _, values in known) or 1.0)
-    handles = [
-        Line2D([], [], color="#555555", ls="", marker=marker, ms=11 if marker == "|" else 7, label=label)
-        for label, marker in markers.items()
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-    said = [f"{group.label} mean {digits(m)}, 95th percentile {digits(p)}, largest {digits(x)}" for group, (m, p, x) in known]
-    return Picture(
-        name="staleness",
-        title="Staleness of the updates",
-        caption="By how many changes the model was out of date when a step updated it."
-        + _missing(groups, [group for group, _ in known]),
-        alt=f"Staleness: {'; '.join(said)}.",
-        figure=figure,
+    axes.set_xlim(0.0, 1.05 * known.stalest_max.max() or 1.0)
+    legend = figure.legend(loc="outside lower center", ncols=len(_STALENESS))
+    setp(legend.legend_handles, color="#555555")  # type: ignore[arg-type]
+    said = "; ".join(
+        f"{row.label} mean {digits(row.staleness)}, 95th percentile {digits(row.staleness_p95)},"
+        f" largest {digits(row.stalest_max)}"
+        for row in known.itertuples()
     )
+    caption = "By how many changes the model was out of date when a step updated it." + _missing(groups, known)
+    return Picture("staleness", "Staleness of the updates", caption, f"Staleness: {said}.", figure)
 
 
-def _missing(groups: list[Group], known: list[Group]) -> str:
-    names = [group.label for group in groups if group not in known]
+def _missing(groups: pd.DataFrame, known: pd.DataFrame) -> str:
+    names = [label for label in groups.label if label not in set(known.label)]
     return f" Not counted by {'; '.join(names)}." if names else ""
 
 
@@ -135,13 +110,8 @@ def _folded(label: str) -> str:
     return textwrap.fill(label, 28, break_long_words=max(map(len, label.split())) > 40, break_on_hyphens=False)
 
 
-def _by_rank(group: Group, name: str) -> list[float]:
-    ranks = range(max(len(job.workers) for job in group.jobs))
-    return [statistics.fmean(job.workers[r][name] for job in group.jobs if r < len(job.workers)) for r in ranks]
-
-
-def _rows(axes: Axes, groups: list[Group], label: str) -> None:
-    axes.set_yticks(range(len(groups)), [safe(_folded(group.label)) for group in groups])
+def _rows(axes: Axes, groups: pd.DataFrame, label: str) -> None:
+    axes.set_yticks(range(len(groups)), [safe(_folded(each)) for each in groups.label])
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
     axes.set_xlim(left=0.0)

@@ -1,112 +1,120 @@
-"""Runs that differ in their seed alone, taken together: their name, their look and their means."""
+"""Runs that differ in their seed alone, taken together and ranked against a baseline: a table with one row a group."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+import numpy as np
+import pandas as pd
 
-from recipes.report.runs import Job
+from lightning_gossip import ConfigurationError
+from recipes.report.runs import ACCURACY, Runs
 
-COLOURS, DASHES = 10, 4  # how many there are
+_BASELINE = "ddp"
+# Vega's ten, from which the colours of recipes.plots are too
+COLOURS = ["#4C78A8", "#F58518", "#54A24B", "#E45756", "#B279A2", "#72B7B2", "#9D755D", "#EECA3B", "#FF9DA6", "#79706E"]
+DASHES = ["-", "--", ":", "-."]
+_MEASURED = [
+    *("test_acc", "train_s", "reached_s", "epochs", "best", "samples_per_s", "consensus_distance", "averagings", "period_mean"),
+    *("bytes_sent", "waiting", "staleness", "staleness_p95", "stalest", "dropped", "fewest_steps", "most_steps"),
+]
 
 
-@dataclass(frozen=True)
-class Group:
-    """Runs that differ in their seed alone.
+def group(runs: Runs) -> Runs:
+    """The runs with a ``label`` that names what sets a run apart from the others, the seed apart.
+
+    The table gets a ``colour`` and a ``dash`` too: a strategy has one colour and its settings different dashes, where these
+    suffice.
+    """
+    options = pd.DataFrame(runs.table.options.tolist())
+    differing = [name for name in options if options[name].nunique(dropna=False) > 1]
+    short = [name.rpartition(".")[2] for name in differing]
+    names = {name: last if short.count(last) == 1 else name for name, last in zip(differing, short, strict=True)}
+
+    def label(of: dict[str, str]) -> str:
+        parts = [of[n] if n == "strategy" else f"{names[n]}={of[n]}" for n in differing if n in of]
+        return ", ".join(parts) or ("defaults" if differing else of["strategy"])
+
+    table = runs.table.assign(label=runs.table.options.map(label))
+    groups = table.drop_duplicates("label").set_index("label")
+    number, strategy = np.arange(len(groups)), pd.factorize(groups.strategy)[0]
+    setting = groups.groupby("strategy").cumcount().to_numpy()
+    if strategy.max() == 0 or strategy.max() >= len(COLOURS) or setting.max() >= len(DASHES):
+        strategy, setting = number % len(COLOURS), number // len(COLOURS) % len(DASHES)
+    table["colour"] = table.label.map(dict(zip(groups.index, np.take(COLOURS, strategy), strict=True)))
+    table["dash"] = table.label.map(dict(zip(groups.index, np.take(DASHES, setting), strict=True)))
+    of_run = table[["label", "colour", "dash"]]
+    return Runs(table, runs.workers.join(of_run, on="run"), runs.epochs.join(of_run, on="run"), runs.unfinished)
+
+
+def rank(runs: Runs, *, baseline: str | None = None, target: float | None = None) -> pd.DataFrame:
+    """Every group a row: those of one recipe together, among them those of one baseline, best first.
+
+    Best is who reaches the target first, then who has the higher test accuracy. A group is measured against the baseline that
+    was called with most of the same options: under a slow worker, the one under a slow worker. NaN is what is not known or not
+    reached.
 
     Args:
-        label: what sets them apart from the other groups.
-        colour, dash: numbers of theirs: a strategy has one colour and its settings different dashes, where these suffice.
-        jobs: at least one.
+        runs: of :func:`group`.
+        baseline: strategy or label of the groups to measure against; if None ``ddp``, or the first group where there is none.
+        target: validation accuracy to which times are taken, in (0, 1]; if None the lowest that the runs of the baseline
+            reached at best, rounded down to a whole per cent; of each recipe.
+
+    Returns:
+        By label: means over the seeds, and what ends with ``_min`` and ``_max`` the lowest and highest of the seeds; ``seeds``
+        and, of these, ``arrived``; the label of its ``baseline`` and its ``place`` among those that have the same;
+        ``speedup`` (baseline's training time ÷ this one's, at equal epochs) and ``speedup_to_target``; the ``difference`` of
+        the test accuracies; ``bytes_ratio`` to the group ``bytes_reference``.
+
+    Raises:
+        ConfigurationError: if there is no such baseline, or the target is out of its range.
     """
-
-    label: str
-    colour: int
-    dash: int
-    jobs: tuple[Job, ...]
-
-    @property
-    def options(self) -> dict[str, str]:
-        """What they were called with, the seed apart."""
-        return self.jobs[0].options
-
-    @property
-    def epochs(self) -> set[int]:
-        """How many they ran, a single number as a rule."""
-        return {job.summary["epochs"] for job in self.jobs}
-
-    def values(self, name: str) -> list[float]:
-        """Of the summaries that have such a thing."""
-        return [job.summary[name] for job in self.jobs if job.summary.get(name) is not None]
-
-    def mean(self, name: str) -> float | None:
-        """Of a summary's value over the seeds."""
-        return mean(self.values(name))
-
-    def of_workers(self, name: str) -> float | None:
-        """A worker's mean, over workers and seeds."""
-        return mean([value for job in self.jobs for value in job.worker_values(name)])
-
-    def curve(self, metric: str) -> list[tuple[float, float, float]]:
-        """Seconds, samples and the metric, each the mean over the seeds, by epoch; as long as the shortest of the runs."""
-        curves = [curve for job in self.jobs if (curve := job.curve(metric))]
-        rows = zip(*curves, strict=False) if curves else ()
-        return [tuple(map(statistics.fmean, zip(*row, strict=True))) for row in rows]  # type: ignore[misc]
-
-    @property
-    def staleness(self) -> tuple[float, float, float] | None:
-        """Mean over all steps; of the 95th percentiles of the workers the highest, mean over seeds; the highest of all."""
-        known = [job for job in self.jobs if job.worker_values("staleness_mean")]
-        if not known:
-            return None
-        counts = [(w["steps"], w["staleness_mean"]) for job in known for w in job.workers if w["staleness_mean"] is not None]
-        steps = sum(count for count, _ in counts) or 1
-        return (
-            sum(count * value for count, value in counts) / steps,
-            statistics.fmean(max(job.worker_values("staleness_p95"), default=0.0) for job in known),
-            max(max(job.worker_values("staleness_max"), default=0.0) for job in known),
-        )
-
-    @property
-    def waiting(self) -> float | None:
-        """Share of the training time in which a worker waited for others, mean over workers and seeds."""
-        timed = [job for job in self.jobs if job.summary["train_s"] > 0.0]
-        return mean([wait_s / job.summary["train_s"] for job in timed for wait_s in job.worker_values("wait_s")])
+    if target is not None and not 0.0 < target <= 1.0:
+        raise ConfigurationError(f"target={target} is not an accuracy in (0, 1]. Write 0.9 for 90 %.")
+    table, epochs, name = runs.table.copy(), runs.epochs, baseline or _BASELINE
+    recipes = table.groupby("recipe", sort=False)
+    is_base = (table.strategy == name) | (table.label == name)
+    if baseline is not None and not is_base.any():
+        there = ", ".join(table.strategy.unique())
+        raise ConfigurationError(f"No finished run has the baseline {baseline!r}. There are: {there}.")
+    none = ~is_base.groupby(table.recipe).transform("any")
+    table["is_base"] = is_base | (none & (table.label == recipes.label.transform("first")))
+    table["best"] = epochs.groupby("run")[ACCURACY].max()
+    lowest = table.best.where(table.is_base).groupby(table.recipe).transform("min")
+    # the nudge: 0.97 in 32 bits is below 0.97
+    table["target"] = lowest.map(lambda acc: np.floor(100 * acc + 1e-4) / 100 or acc) if target is None else target
+    wanted = table.target[epochs.run].to_numpy() - 1e-6  # accuracies are of 32 bits
+    table["reached_s"] = epochs[epochs[ACCURACY] >= wanted].groupby("run").s.first()
+    return _against(_means(table), recipes.ngroup().groupby(table.label).first())
 
 
-def mean(values: Sequence[float]) -> float | None:
-    """None of nothing."""
-    return statistics.fmean(values) if values else None
+def _means(table: pd.DataFrame) -> pd.DataFrame:
+    """By label."""
+    by_label = table.groupby("label", sort=False)
+    groups = by_label[_MEASURED].agg(["mean", "min", "max"])
+    groups.columns = pd.Index([name if how == "mean" else f"{name}_{how}" for name, how in groups.columns])
+    groups = groups.join(by_label[["recipe", "strategy", "options", "colour", "dash", "is_base", "target"]].first())
+    groups = groups.assign(seeds=by_label.size(), arrived=by_label.reached_s.count())
+    return groups.assign(reached_s=groups.reached_s.where(groups.arrived == groups.seeds))
 
 
-def group(jobs: list[Job]) -> list[Group]:
-    """Put the jobs together that differ in their seed alone, in the order in which they come."""
-    together: dict[tuple[tuple[str, str], ...], list[Job]] = {}
-    for job in jobs:
-        together.setdefault(tuple(sorted(job.options.items())), []).append(job)
-    options = [dict(key) for key in together]
-    names = {name: None for job in jobs for name in job.options}  # in the order of the command line
-    differing = [name for name in names if len({each.get(name) for each in options}) > 1]
-    differing.sort(key=lambda name: name != "strategy")
-    labels = [_label(each, differing) for each in options]
-    looks = _looks([each["strategy"] for each in options])
-    return [Group(label, *look, tuple(members)) for label, look, members in zip(labels, looks, together.values(), strict=True)]
+def _against(groups: pd.DataFrame, recipe: pd.Series[int]) -> pd.DataFrame:
+    """The groups beside their baselines, ranked."""
+    bases = groups[groups.is_base]
 
+    def nearest(of: pd.Series[str]) -> str:
+        if of.is_base:
+            return str(of.name)
+        there = bases.options[bases.recipe == of.recipe]
+        return str(there.map(lambda options: len(options.items() & of.options.items())).idxmax())
 
-def _looks(strategies: list[str]) -> list[tuple[int, int]]:
-    """Numbers of colour and dash for each group, from the strategy that each has."""
-    settings = max(strategies.count(name) for name in strategies)
-    if len(set(strategies)) == 1 or len(set(strategies)) > COLOURS or settings > DASHES:
-        return [(number % COLOURS, number // COLOURS) for number in range(len(strategies))]
-    colours = {name: number for number, name in enumerate(dict.fromkeys(strategies))}
-    return [(colours[name], strategies[:place].count(name)) for place, name in enumerate(strategies)]
-
-
-def _label(options: dict[str, str], differing: list[str]) -> str:
-    if not differing:
-        return options["strategy"]
-    short = {name: name.rpartition(".")[2] for name in differing}
-    names = {name: last if list(short.values()).count(last) == 1 else name for name, last in short.items()}
-    parts = [options[n] if n == "strategy" else f"{names[n]}={options[n]}" for n in differing if n in options]
-    return ", ".join(parts) or "defaults"
+    groups["baseline"] = groups.apply(nearest, axis=1)
+    other = groups.loc[groups.baseline].set_axis(groups.index)
+    alike = (groups.epochs_min == other.epochs_min) & (groups.epochs_max == other.epochs_max)
+    groups["speedup"] = (other.train_s / groups.train_s).where(alike)
+    groups["speedup_to_target"] = other.reached_s / groups.reached_s
+    groups["difference"] = groups.test_acc - other.test_acc
+    counted = groups[groups.bytes_sent > 0].sort_values("is_base", ascending=False, kind="stable").reset_index()
+    groups["bytes_reference"] = groups.recipe.map(counted.groupby("recipe").label.first())
+    groups["bytes_ratio"] = groups.bytes_sent / groups.bytes_sent.reindex(groups.bytes_reference).to_numpy()
+    groups = groups.assign(recipe_place=recipe, base_place=groups.index.get_indexer(groups.baseline), worse=-groups.test_acc)
+    groups = groups.sort_values(["recipe_place", "base_place", "reached_s", "worse"])
+    return groups.assign(place=groups.groupby("baseline").cumcount() + 1).reset_index()

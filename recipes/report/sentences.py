@@ -2,116 +2,95 @@
 
 from __future__ import annotations
 
-from recipes.report.groups import Group
-from recipes.report.ranking import Ranking, Row
-from recipes.report.runs import Job
+from typing import Any
+
+import pandas as pd
+
 from recipes.report.units import Unit, count, listed, percent, points, times
 
 
-def what_was_run(groups: list[Group]) -> str:
+def what_was_run(table: pd.DataFrame) -> str:
     """Recipe, workers, epochs, groups, seeds and date."""
-    jobs = [job for group in groups for job in group.jobs]
-    recipes = list(dict.fromkeys(job.options["recipe"] for job in jobs))
-    workers = sorted({job.summary["world_size"] for job in jobs})
-    epochs = sorted({job.summary["epochs"] for job in jobs})
-    strategies = list(dict.fromkeys(job.options["strategy"] for job in jobs))
-    seeds = sorted({len(group.jobs) for group in groups})
-    each = f"{seeds[0]}–{seeds[-1]} runs" if seeds[0] != seeds[-1] else count(seeds[0], "run")
-    noun = "strategy" if len(strategies) == 1 else "strategies"
-    settings = "" if len(groups) == len(strategies) else f", in {count(len(groups), 'setting')}"
-    apart = "" if seeds[-1] == 1 else " that differ in their seed alone"
+    recipes, strategies, seeds = table.recipe.unique(), table.strategy.unique(), table.label.value_counts()
+    epochs, workers = (sorted(set(table[name].astype(int))) for name in ("epochs", "world_size"))
+    low, high = int(seeds.min()), int(seeds.max())
+    settings = "" if len(seeds) == len(strategies) else f", in {count(len(seeds), 'setting')}"
+    each = f"{low}–{high} runs" if low < high else count(low, "run")
+    apart = "" if high == 1 else " that differ in their seed alone"
     return (
-        f"The {'recipe' if len(recipes) == 1 else 'recipes'} {listed(recipes)} trained for {_numbers(epochs, 'epoch')} "
-        f"on {_numbers(workers, 'worker')} with the {noun} {listed(strategies)}{settings}: {each} of each{apart}, "
-        f"{count(len(jobs), 'run')} in all, finished {_when(jobs)}."
+        f"The {'recipe' if len(recipes) == 1 else 'recipes'} {listed(recipes)} trained for "
+        f"{listed(epochs)} {'epoch' if epochs == [1] else 'epochs'} on {listed(workers)} "
+        f"{'worker' if workers == [1] else 'workers'} with the {'strategy' if len(strategies) == 1 else 'strategies'} "
+        f"{listed(strategies)}{settings}: {each} of each{apart}, {count(len(table), 'run')} in all, "
+        f"finished {_when(table.ended)}."
     )
 
 
-def headline(ranking: Ranking, unit: Unit) -> str:
+def headline(rows: pd.DataFrame, unit: Unit) -> str:
     """Who was first at the target, what that did to the test accuracy, and whose that is highest.
 
     Args:
-        ranking: of one recipe.
+        rows: of the ranking, with one baseline.
         unit: for times.
     """
-    best = ranking.rows[0]
-    if len(ranking.rows) == 1:
-        return _single(best, ranking, unit)
-    if ranking.target is None or best.reached is None:
-        return _by_accuracy(ranking, unit)
-    goal = f"{percent(ranking.target, 0)} validation accuracy"
-    first = f"{best.group.label} was the first to reach {goal}, after {unit.text(best.reached)}"
-    if best.is_baseline:
-        second = next((row for row in ranking.rows[1:] if row.reached is not None), None)
-        if second is None:
-            return f"{first}; it is the baseline, and no other reached it with every seed. {_highest(ranking)}".rstrip()
-        next_came = f"{second.group.label} came next, after {unit.text(second.reached)}"
-        said = f"{first}; it is the baseline. {next_came}. {_quality(second)}"
-    elif best.speedup_to_target is None:
-        said = f"{first}; the baseline {best.baseline.label} did not reach it with every seed. {_quality(best)}"
+    first, *others = rows.itertuples()
+    highest, fastest = rows.loc[rows.test_acc.idxmax()], rows.loc[rows.train_s.idxmin()]
+    goal = f"{percent(first.target, 0)} validation accuracy"
+    if not others:
+        when = f", and {goal} after {unit.text(first.reached_s)}" if first.reached_s > 0 else ""
+        return (
+            f"{first.label} reached {percent(first.test_acc, 2)} test accuracy in {unit.text(first.train_s)}{when}. "
+            "There is nothing to compare it with on this page."
+        )
+    if pd.isna(first.reached_s):
+        return (
+            f"{'' if pd.isna(first.target) else f'None reached {goal} with every seed. '}"
+            f"{highest.label} has the highest test accuracy, {percent(highest.test_acc, 2)}; "
+            f"{fastest.label} took the least time for its epochs, {unit.text(fastest.train_s)}."
+        )
+    said = f"{first.label} was the first to reach {goal}, after {unit.text(first.reached_s)}"
+    baseline = rows[rows.label == first.baseline].iloc[0]
+    compared = first
+    if first.label != first.baseline and first.speedup_to_target > 0:
+        ratio = times(first.speedup_to_target).removesuffix("×").strip()
+        said += f": {ratio} times as fast as the baseline {first.baseline}{_overlap(first, baseline, unit)}. "
+    elif first.label != first.baseline:
+        said += f"; the baseline {first.baseline} did not reach it with every seed. "
+    elif pd.isna(others[0].reached_s):
+        said += "; it is the baseline, and no other reached it with every seed. "
+        compared = None
     else:
-        ratio = times(best.speedup_to_target).removesuffix("×").strip()
-        than = f"the baseline {best.baseline.label}{_overlap(best, ranking, unit)}"
-        said = f"{first}: {ratio} times as fast as {than}. {_quality(best)}"
-    return f"{said} {_highest(ranking)}".rstrip()
+        compared = others[0]
+        said += f"; it is the baseline. {compared.label} came next, after {unit.text(compared.reached_s)}. "
+    said += "" if compared is None else f"{_quality(compared, baseline)} "
+    if percent(highest.test_acc, 2) != percent(first.test_acc, 2):
+        said += f"The highest test accuracy, {percent(highest.test_acc, 2)}, is that of {highest.label}."
+    return said.rstrip()
 
 
-def _highest(ranking: Ranking) -> str:
-    """Said where the fastest is not the best."""
-    best = max(ranking.rows, key=lambda row: row.group.mean("test_acc") or 0.0)
-    highest, first = (percent(row.group.mean("test_acc"), 2) for row in (best, ranking.rows[0]))
-    return "" if highest == first else f"The highest test accuracy, {highest}, is that of {best.group.label}."
-
-
-def _single(row: Row, ranking: Ranking, unit: Unit) -> str:
-    group = row.group
-    when = f", and {percent(ranking.target, 0)} validation accuracy after {unit.text(row.reached)}" if row.reached else ""
-    accuracy = percent(group.mean("test_acc"), 2)
-    return (
-        f"{group.label} reached {accuracy} test accuracy in {unit.text(group.mean('train_s'))}{when}. "
-        "There is nothing to compare it with on this page."
-    )
-
-
-def _by_accuracy(ranking: Ranking, unit: Unit) -> str:
-    best = max(ranking.rows, key=lambda row: row.group.mean("test_acc") or 0.0)
-    fastest = min(ranking.rows, key=lambda row: row.group.mean("train_s") or 0.0)
-    why = "" if ranking.target is None else f"None reached {percent(ranking.target, 0)} validation accuracy with every seed. "
-    return (
-        f"{why}{best.group.label} has the highest test accuracy, {percent(best.group.mean('test_acc'), 2)}; "
-        f"{fastest.group.label} took the least time for its epochs, {unit.text(fastest.group.mean('train_s'))}."
-    )
-
-
-def _quality(row: Row) -> str:
-    own, theirs = row.group.values("test_acc"), row.baseline.values("test_acc")
-    accuracy, baseline = percent(row.group.mean("test_acc"), 2), percent(row.baseline.mean("test_acc"), 2)
+def _quality(row: Any, baseline: Any) -> str:
+    accuracy, other = percent(row.test_acc, 2), percent(baseline.test_acc, 2)
     distance = points(abs(row.difference)).lstrip("+")
     if distance == "0":
-        return f"Its test accuracy is that of {row.baseline.label}, {accuracy}."
+        return f"Its test accuracy is that of {baseline.label}, {accuracy}."
     side = "above" if row.difference > 0 else "below"
-    compared = f"Its test accuracy of {accuracy} is {distance} points {side} the {baseline} of {row.baseline.label}"
-    if len(own) < 2 or len(theirs) < 2:
+    compared = f"Its test accuracy of {accuracy} is {distance} points {side} the {other} of {baseline.label}"
+    if row.seeds < 2 or baseline.seeds < 2:
         return f"{compared}; without several seeds of both, that may be chance."
-    overlap = min(own) <= max(theirs) and min(theirs) <= max(own)
+    overlap = row.test_acc_min <= baseline.test_acc_max and baseline.test_acc_min <= row.test_acc_max
     return f"{compared}, {'which is within' if overlap else 'more than'} the spread of the seeds."
 
 
-def _overlap(row: Row, ranking: Ranking, unit: Unit) -> str:
+def _overlap(row: Any, baseline: Any, unit: Unit) -> str:
     """Said where a slow seed of the faster is behind a fast seed of the slower."""
-    own, theirs = row.reached_s, next(other.reached_s for other in ranking.rows if other.group is row.baseline)
-    slowest, fastest = max(filter(None, own)), min(filter(None, theirs))
+    slowest, fastest = row.reached_s_max, baseline.reached_s_min
     if slowest < fastest:
         return ""
     return f" in the mean, though its slowest run took {unit.text(slowest)} and the baseline's fastest {unit.text(fastest)}"
 
 
-def _numbers(values: list[int], noun: str) -> str:
-    return count(values[0], noun) if len(values) == 1 else f"{listed(map(str, values))} {noun}s"
-
-
-def _when(jobs: list[Job]) -> str:
-    first, last = min(job.ended for job in jobs), max(job.ended for job in jobs)
+def _when(ended: pd.Series[pd.Timestamp]) -> str:
+    first, last = ended.min(), ended.max()
     day = f"{first.day} {first:%B %Y}"
     if first.date() != last.date():
         return f"between {day} and {last.day} {last:%B %Y}"

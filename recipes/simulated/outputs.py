@@ -8,6 +8,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 
 from lightning_gossip.simulation import Result, Span
@@ -70,7 +71,7 @@ def save(result: Result, folder: Path) -> dict[str, Any]:
 def show(results: Mapping[str, Result], console: Console | None = None) -> None:
     """Print a table, a strategy a row; the first one is what epoch times are compared with."""
     first = next(iter(results.values()))
-    title = f"Simulated: {len(first.workers)} workers, {_bytes(first.model_bytes)} a model, virtual seconds"
+    title = f"Simulated: {len(first.workers)} workers, {decimal(first.model_bytes)} a model, virtual seconds"
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, collapse_padding=True)
     table.add_column("strategy", no_wrap=True)
     for heading in ("epoch", "×", "in all", "loss", "acc.", "exch.", "stale", "sent"):
@@ -78,14 +79,14 @@ def show(results: Mapping[str, Result], console: Console | None = None) -> None:
     for name, result in results.items():
         table.add_row(
             name if result.ended == "done" else f"{name} ({result.ended})",
-            _text(_epoch_s(result), ".4g"),
-            _text(_ratio(first, result), ".2f"),
-            _text(result.time_s, ".4g"),
-            _text(result.loss, ".3g"),
-            _text(result.points[-1].accuracy if result.points else None, ".3f"),
-            _text(result.exchanges_per_step or None, ".2f"),
-            _text(result.staleness.mean if result.staleness.count else None, ".2f"),
-            _bytes(sum(worker.bytes_sent for worker in result.workers) / len(result.workers)),
+            summaries.text(_epoch_s(result), ".4g"),
+            summaries.text(_ratio(first, result), ".2f"),
+            summaries.text(result.time_s, ".4g"),
+            summaries.text(result.loss, ".3g"),
+            summaries.text(result.points[-1].accuracy if result.points else None, ".3f"),
+            summaries.text(result.exchanges_per_step or None, ".2f"),
+            summaries.text(result.staleness.mean if result.staleness.count else None, ".2f"),
+            decimal(sum(worker.bytes_sent for worker in result.workers) // len(result.workers)),
         )
     table.caption = "exch.: exchanges of a worker per step; stale: mean staleness of a step; sent: by a worker in all"
     table.caption_justify = "left"
@@ -100,14 +101,3 @@ def _epoch_s(result: Result) -> float | None:
 def _ratio(first: Result, result: Result) -> float | None:
     mine, other = _epoch_s(result), _epoch_s(first)
     return None if mine is None or not other else mine / other
-
-
-def _text(value: float | None, form: str) -> str:
-    return "–" if value is None else f"{value:{form}}"
-
-
-def _bytes(count: float) -> str:
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count / 1e3:.3g} kB"

@@ -1,10 +1,11 @@
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_gossip.algorithm.effects import perform
@@ -15,9 +16,13 @@ from lightning_gossip.algorithm.work_sharing import (
     EpochPlan,
     Leave,
     Ledger,
+    Others,
+    OwnRate,
+    RateSum,
+    Seen,
+    Tell,
     at_least_one_each,
     check_enough_batches,
-    joint_finish_time,
     may_claim,
 )
 from lightning_gossip.errors import ConfigurationError
@@ -83,37 +88,7 @@ def test_enough_pending_batches_stay_as_they_are_but_are_copies() -> None:
     assert all(mine is not theirs for mine, theirs in zip(cut, pending, strict=True))
 
 
-def finish_by_simulation(remaining: int, step_times: list[float], held: list[float]) -> float:
-    """Everybody works off what it holds, then each further batch goes to whoever would end it first."""
-    if remaining <= 0:
-        return 0.0
-    done = [0] * len(step_times)
-    ends = 0.0
-    for _ in range(remaining):
-        next_ends = [(h + k + 1) * p for p, h, k in zip(step_times, held, done, strict=True)]
-        best = min(range(len(next_ends)), key=next_ends.__getitem__)
-        done[best] += 1
-        ends = max(ends, next_ends[best])
-    return ends
-
-
-@given(
-    remaining=st.integers(0, 40),
-    workers=st.lists(
-        st.tuples(st.floats(0.01, 100.0), st.one_of(st.integers(0, 9), st.sampled_from([0.5, 1.5, 9.5]))),
-        min_size=1,
-        max_size=6,
-    ),
-)
-def test_the_joint_finish_time_is_that_of_a_simulation(remaining: int, workers: list[tuple[float, float]]) -> None:
-    step_times, held = [p for p, _ in workers], [h for _, h in workers]
-    expected = finish_by_simulation(remaining, step_times, held)
-    assert joint_finish_time(remaining, step_times, held) == pytest.approx(expected, rel=1e-9)
-
-
-def test_workers_that_have_left_take_nothing() -> None:
-    assert joint_finish_time(3, [1.0, math.inf], [0, 0]) == pytest.approx(3.0)
-    assert joint_finish_time(3, [math.inf], [0]) == math.inf
+# -- the claim rule ----------------------------------------------------------------------------------------------------------
 
 
 def claims(**changes: object) -> bool:
@@ -122,11 +97,15 @@ def claims(**changes: object) -> bool:
         "own_step": 1.0,
         "remaining": 10,
         "claimed": 100,
-        "step_times": [1.0, 1.0, 1.0, 1.0],
-        "rank": 0,
+        "workers": 4,
+        "others": others_of([1.0, 1.0, 1.0]),
         "lookahead": 1,
     }
     return may_claim(**{**case, **changes})  # type: ignore[arg-type]
+
+
+def others_of(step_times: Sequence[float]) -> Others:
+    return Others(len(step_times), sum(1.0 / p for p in step_times))
 
 
 def test_nobody_claims_what_is_not_there() -> None:
@@ -136,12 +115,12 @@ def test_nobody_claims_what_is_not_there() -> None:
 
 def test_equal_workers_claim_to_the_last_batch() -> None:
     assert claims(remaining=1)
+    assert claims(remaining=1, held=9, lookahead=9)
 
 
 def test_a_slow_worker_claims_only_while_the_others_are_busy_for_as_long() -> None:
-    step_times = [10.0, 1.0, 1.0, 1.0]
-    assert claims(own_step=10.0, step_times=step_times, remaining=60)
-    assert not claims(own_step=10.0, step_times=step_times, remaining=50)
+    assert claims(own_step=10.0, remaining=60)
+    assert not claims(own_step=10.0, remaining=50)
 
 
 def test_prefetched_batches_count() -> None:
@@ -151,8 +130,7 @@ def test_prefetched_batches_count() -> None:
 
 @given(held=st.integers(0, 12), own=st.floats(0.1, 50.0), remaining=st.integers(1, 50), lookahead=st.integers(1, 9))
 def test_the_last_one_left_always_claims(held: int, own: float, remaining: int, lookahead: int) -> None:
-    times = [own, math.inf, math.inf]
-    assert claims(held=held, own_step=own, step_times=times, remaining=remaining, lookahead=lookahead)
+    assert claims(held=held, own_step=own, others=Others(0, 0.0), remaining=remaining, lookahead=lookahead)
 
 
 @given(
@@ -162,16 +140,10 @@ def test_the_last_one_left_always_claims(held: int, own: float, remaining: int, 
     lookahead=st.integers(1, 9),
 )
 def test_more_left_to_do_never_turns_a_yes_into_a_no(speeds: list[float], held: int, remaining: int, lookahead: int) -> None:
-    case = {"own_step": speeds[0], "step_times": speeds, "held": held, "lookahead": lookahead}
-    if claims(**case, remaining=remaining):
-        assert claims(**case, remaining=remaining + 1)
-        assert held == 0 or claims(**{**case, "held": held - 1}, remaining=remaining)
-
-
-def test_unknown_step_times_are_taken_as_typical() -> None:
-    nan = math.nan
-    assert claims(step_times=[nan, nan, nan, nan], remaining=1)
-    assert not claims(own_step=10.0, step_times=[nan, 1.0, nan, nan], remaining=20)
+    case = {"own_step": speeds[0], "others": others_of(speeds[1:]), "workers": len(speeds), "lookahead": lookahead}
+    if claims(**case, held=held, remaining=remaining):
+        assert claims(**case, held=held, remaining=remaining + 1)
+        assert held == 0 or claims(**case, held=held - 1, remaining=remaining)
 
 
 def test_before_the_first_step_a_worker_claims_its_fair_share_of_the_epoch() -> None:
@@ -188,82 +160,95 @@ def test_where_shares_do_not_come_out_even_some_workers_claim_one_more() -> None
     assert not claims(own_step=None, held=9, remaining=2, claimed=32)
 
 
-def claims_in_full(
-    *, held: int, own_step: float | None, remaining: int, claimed: int, step_times: list[float], rank: int, lookahead: int
-) -> bool:
-    """The rule as it is written, with T* by bisection over all workers each time."""
-    if remaining <= 0:
-        return False
-    if own_step is None:
-        return held + 1 <= math.ceil((remaining + claimed) / len(step_times))
-    known = sorted(p for p in step_times if not math.isnan(p))
-    typical = known[(len(known) - 1) // 2] if known else own_step
-    times = [(typical if math.isfinite(typical) else own_step) if math.isnan(p) else p for p in step_times]
-    times[rank] = own_step
-    holding = [min(lookahead + 0.5, (claimed - held) / max(1, len(times) - 1))] * len(times)
-    holding[rank] = held
-    claiming = [(p, h) for p, h in zip(times, holding, strict=True) if math.isfinite(p)]
-    low, high = 0.0, min((h + remaining) * p for p, h in claiming)
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        done = sum(max(0, math.floor(middle / p * (1 + 1e-12) - h)) for p, h in claiming)
-        low, high = (low, middle) if done >= remaining else (middle, high)
-    return (held + 1) * own_step <= high * (1 + 1e-9)
-
-
-STEP_TIMES = st.one_of(
-    st.sampled_from([1.0, 1.0, 0.1, 2.0, 10.0, math.inf, math.nan]), st.floats(1e-12, 1e6), st.floats(0.9, 1.1)
-)
+def done_by_others(time_s: float, step_times: Sequence[float], holding: float) -> int:
+    """Whole batches beyond those that they hold, with each worker's step time known."""
+    return sum(max(0, math.floor(time_s / p - holding)) for p in step_times)
 
 
 @settings(max_examples=400)
 @given(
-    step_times=st.lists(STEP_TIMES, min_size=1, max_size=12),
-    own=st.one_of(st.none(), st.sampled_from([0.1, 1.0, 2.0, 10.0]), st.floats(1e-12, 1e6), st.floats(0.9, 1.1)),
+    step_times=st.lists(st.one_of(st.sampled_from([0.1, 1.0, 2.0, 10.0]), st.floats(0.01, 100.0)), max_size=12),
+    own=st.one_of(st.sampled_from([0.1, 1.0, 2.0, 10.0]), st.floats(0.01, 100.0)),
     held=st.integers(0, 12),
-    remaining=st.integers(-1, 80),
+    remaining=st.integers(1, 200),
     claimed=st.integers(0, 200),
     lookahead=st.integers(1, 9),
-    place=st.integers(0, 11),
 )
-@example([1.0] * 8, 1.0, 1, 8, 100, 1, 0)  # ties
-@example([3.0] * 3, 1.0 * (1 + 1e-9), 2, 1, 100, 2, 0)  # and as near as rounding to where a tie ends
-def test_the_quick_bounds_decide_as_the_rule_in_full(
-    step_times: list[float], own: float | None, held: int, remaining: int, claimed: int, lookahead: int, place: int
+def test_it_differs_from_the_rule_that_knows_each_step_time_by_half_a_batch_a_worker(
+    step_times: list[float], own: float, held: int, remaining: int, claimed: int, lookahead: int
 ) -> None:
-    case: dict[str, object] = {
-        "held": held,
-        "own_step": own,
-        "remaining": remaining,
-        "claimed": claimed + held,
-        "step_times": step_times,
-        "rank": place % len(step_times),
-        "lookahead": lookahead,
-    }
-    assert claims(**case) == claims_in_full(**case)  # type: ignore[arg-type]
+    """That one is: whether the others could be done with all that remains, counted worker by worker, in whole batches."""
+    n = len(step_times) + 1
+    time_s, holding = (held + 1) * own, min(lookahead + 0.5, claimed / max(1, n - 1))
+    done = done_by_others(time_s, step_times, holding)
+    slower = sum(max(0.0, holding + 0.5 - time_s / p) for p in step_times)  # those that do nothing by then, and count for less
+    ruled = claims(
+        own_step=own,
+        held=held,
+        remaining=remaining,
+        claimed=claimed + held,
+        workers=n,
+        others=others_of(step_times),
+        lookahead=lookahead,
+    )
+    half = 0.5 * (n - 1) + 1e-6
+    if done >= remaining + half + slower:
+        assert not ruled
+    if done < remaining - half:
+        assert ruled
 
 
-@given(k=st.integers(1, 9), held=st.integers(0, 5), off=st.integers(-40, 40), others=st.integers(1, 5))
-def test_they_do_where_rounding_decides(k: int, held: int, off: int, others: int) -> None:
-    """The own end at the very edge of what still counts as T*: there T* itself is reckoned."""
-    p = (held + 1) / (1 + 1e-9) / (0.5 + k) * (1 + off * 2.0**-52)
-    case: dict[str, object] = {"held": held, "remaining": others * k, "lookahead": 0, "claimed": 100, "rank": 0}
-    case |= {"own_step": 1.0, "step_times": [1.0] + [p] * others}
-    assert claims(**case) == claims_in_full(**case)  # type: ignore[arg-type]
+# -- what the others know --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("held", "remaining"), [(9, 40_960), (9, 10_240), (1, 256)], ids=["far", "half", "near"])
-def test_a_claim_of_a_thousand_workers_takes_little_time(held: int, remaining: int) -> None:
-    """0.02 to 0.1 ms; a bisection for T* in Python took 14 ms. The fastest of many, since another job may hold up some."""
-    step_times = np.random.default_rng(0).uniform(0.09, 0.11, 1024)
-    case: dict[str, object] = {"held": held, "remaining": remaining, "claimed": 40_960, "lookahead": 9}
-    case |= {"own_step": float(step_times[0]), "step_times": step_times}
-    took_s = []
-    for _ in range(200):
-        began_s = time.perf_counter()
-        claims(**case)
-        took_s.append(time.perf_counter() - began_s)
-    assert min(took_s) < 0.5e-3
+@given(workers=st.sampled_from([1, 2, 7, 64, 1024]), data=st.data())
+def test_a_sum_of_rates_tells_how_many_and_how_fast(workers: int, data: st.DataObject) -> None:
+    step_times = data.draw(st.lists(st.floats(1e-3, 1e3), max_size=min(workers, 20)))
+    rates = RateSum(workers)
+    known, rate = rates.read(sum(map(rates.term, step_times)))
+    assert known == len(step_times)
+    assert rate == pytest.approx(sum(1.0 / p for p in step_times), rel=1e-3)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 1000, 10**6])
+@pytest.mark.parametrize("step_s", [0.0, 1e-300, 1e-9, 1.0, 1e9, None])
+def test_a_sum_of_rates_fits_a_counter_whatever_the_step_times(workers: int, step_s: float | None) -> None:
+    rates = RateSum(workers)
+    total = workers * rates.term(step_s)
+    assert 0 < total < 2**63
+    assert rates.read(total)[0] == workers
+
+
+def test_what_a_worker_takes_back_is_what_it_has_added() -> None:
+    rates, own = RateSum(3), OwnRate(3)
+    total = others = rates.term(0.3) + rates.term(None)
+    for step_s in (1.0, 1.05, 1.2, 0.2, None, 0.2):
+        if step_s is not None and (tell := own.tell(step_s)) is not None:
+            total += tell.change
+            assert tell.term == own.term == rates.term(step_s)
+    assert total - own.term == others
+
+
+def test_a_step_time_is_told_again_when_it_has_changed_by_a_tenth() -> None:
+    own = OwnRate(2)
+    told = [own.tell(step_s) is not None for step_s in (1.0, 1.09, 0.91, 1.11, 1.02, 0.99, 0.99)]
+    assert told == [True, False, False, True, False, True, False]
+
+
+def test_and_by_a_fiftieth_where_the_claim_looks() -> None:
+    claims = Claims(place=0, workers=2, batches=10_000, lookahead=1)
+    told = []
+    outcomes = {Consult: Seen(9000, 0, 0), Advance: 1000}
+    for step_s in (1.0, 1.03, 1.06, 1.03, 1.0):  # the first claim does not look, and the second does
+        effects: list[Any] = []
+
+        def do(effect: Any, effects: list[Any] = effects) -> Any:
+            effects.append(effect)
+            return outcomes.get(type(effect))
+
+        perform(claims.next(step_s, held=1), do)
+        told.append(any(isinstance(effect, Tell) for effect in effects))
+    assert told == [True, True, False, False, False]
 
 
 def test_the_ledger_knows_the_batch_of_the_step_and_what_is_left() -> None:
@@ -278,62 +263,153 @@ def test_the_ledger_knows_the_batch_of_the_step_and_what_is_left() -> None:
 
 # -- claims ----------------------------------------------------------------------------------------------------------------
 
-CONSULT, LEAVE, ADVANCE = Consult(), Leave(), Advance()
-SOON, LATE = (100, [1.0, 1.0]), (1, [10.0, 1.0])  # what is left, and step times by which worker 0 may claim, or may not
-BEGUN = ([], [], 0)  # the position that it is sure of
+RATES = RateSum(2)
+FAST, SLOW = RATES.term(1.0), RATES.term(10.0)
+TOLD = FAST + FAST  # the rates of this worker and another like it
+LOOK, LOOK_FOR_DEAD, LEAVE, ADVANCE = Consult(), Consult(dead=True), Leave(FAST), Advance()
+BEGUN = ([None], [Tell(FAST, FAST)], 0)  # the position that it is sure of
+MANY, LAST, NOTHING = Seen(100, 0, TOLD), Seen(1, 0, TOLD), Seen(0, 0, TOLD)
+LATE = Seen(1, 0, FAST + RATES.term(0.1))  # the other one is so much faster that this one leaves it the last batch
+DIED = Seen(1, RATES.term(0.1), FAST + RATES.term(0.1))
 CLAIMS = [
     # per claim: what each effect comes to; the effects; the result
-    [BEGUN, ([SOON, 5], [CONSULT, ADVANCE], 5), ([SOON, 9], [CONSULT, ADVANCE], 9)],
-    [BEGUN, ([LATE, False], [CONSULT, LEAVE], None), ([], [], None)],
-    [BEGUN, ([LATE, True, 7], [CONSULT, LEAVE, ADVANCE], 7), ([8], [ADVANCE], 8), ([10], [ADVANCE], None), ([], [], None)],
-    [BEGUN, ([SOON, 10], [CONSULT, ADVANCE], None), ([], [], None)],  # others were quicker since the look
-    [BEGUN, ([(0, [1.0, 1.0]), False], [CONSULT, LEAVE], None)],
-    [BEGUN, ([(0, [1.0, 1.0]), True, 12], [CONSULT, LEAVE, ADVANCE], None)],
+    [BEGUN, ([MANY, 1900], [LOOK, ADVANCE], 1900), ([1902], [ADVANCE], 1902)],  # far from the end
+    [BEGUN, ([LAST, 1999], [LOOK, ADVANCE], 1999), ([NOTHING], [LOOK], None), ([], [], None)],
+    [BEGUN, ([LAST, 2000], [LOOK, ADVANCE], None), ([], [], None)],  # the other was quicker since the look
+    [BEGUN, ([LATE, LATE, False], [LOOK, LOOK_FOR_DEAD, LEAVE], None), ([], [], None)],
+    [BEGUN, ([LATE, NOTHING], [LOOK, LOOK_FOR_DEAD], None)],
+    [BEGUN, ([LATE, DIED, 1999], [LOOK, LOOK_FOR_DEAD, ADVANCE], 1999)],
+    [
+        BEGUN,
+        ([LATE, LATE, True, 7], [LOOK, LOOK_FOR_DEAD, LEAVE, ADVANCE], 7),
+        ([8], [ADVANCE], 8),
+        ([2000], [ADVANCE], None),
+        ([], [], None),
+    ],
 ]
+
+
+def perform_seen(effects: Any, outcomes: list[Any]) -> tuple[int | None, list[Any]]:
+    coming, seen = iter(outcomes), []
+
+    def do(effect: Any) -> Any:
+        seen.append(effect)
+        return next(coming)
+
+    return perform(effects, do), seen
 
 
 @pytest.mark.parametrize("calls", CLAIMS)
 def test_each_order_of_claims_has_its_effects(calls: list[tuple[list[Any], list[Any], int | None]]) -> None:
-    claims = Claims(place=0, workers=2, batches=10, lookahead=1)
+    claims = Claims(place=0, workers=2, batches=2000, lookahead=1)
     for outcomes, effects, result in calls:
-        coming, seen = iter(outcomes), []
+        assert perform_seen(claims.next(1.0, held=1), outcomes) == (result, effects)
+    assert claims.left_early == any(LEAVE in effects and result is None for _, effects, result in calls)
 
-        def do(effect: Any, coming: Any = coming, seen: list[Any] = seen) -> Any:
+
+def test_far_from_the_end_each_sixteenth_claim_looks() -> None:
+    claims = Claims(place=0, workers=2, batches=10_000, lookahead=1)
+    perform_seen(claims.next(1.0, held=0), [None])
+    looks = []
+    for position in range(2, 60):
+        outcomes = iter([Seen(9000, 0, TOLD), position])
+        seen: list[Any] = []
+
+        def do(effect: Any, outcomes: Any = outcomes, seen: list[Any] = seen, position: int = position) -> Any:
             seen.append(effect)
-            return next(coming)
+            return Seen(9000, 0, TOLD) if effect == LOOK else position
 
-        step_s = 10.0 if LATE in outcomes else 1.0
-        assert (perform(claims.next(step_s, held=1), do), seen) == (result, effects)
-    assert claims.left_early == any(LATE in outcomes and result is None for outcomes, _, result in calls)
+        perform(claims.next(1.0, held=1), do)
+        looks.append(LOOK in seen)
+    assert [index for index, looked in enumerate(looks) if looked] == [0, 16, 32, 48]
+
+
+def test_before_its_first_step_a_worker_asks_nobody_and_leaves_with_its_fair_share() -> None:
+    claims = Claims(place=1, workers=2, batches=6, lookahead=9)
+    assert perform_seen(claims.next(None, held=0), []) == (1, [])
+    assert perform_seen(claims.next(None, held=1), [2]) == (2, [ADVANCE])
+    assert perform_seen(claims.next(None, held=2), [3]) == (3, [ADVANCE])
+    left = perform_seen(claims.next(None, held=3), [Seen(2, 0, 0), False])
+    assert left == (None, [LOOK_FOR_DEAD, Leave(RATES.term(None))])
+
+
+@pytest.mark.parametrize(
+    ("told", "left", "remaining", "claims_it"),
+    [
+        ([], [], 1, True),  # all like this one
+        ([1.0], [], 53, False),  # all like the one that is known: they do 3 · (20 − 2)
+        ([1.0], [], 55, True),
+        ([1.0, 20.0], [], 25, False),  # as fast as the mean of those: 20 · 1.575 − 3 · 2
+        ([1.0, 20.0], [], 26, True),
+        ([1.0, 20.0], [20.0], 35, False),  # as the one that is known and claims: 2 · (20 − 2)
+        ([1.0, 20.0], [20.0], 37, True),
+    ],
+)
+def test_a_worker_whose_step_time_is_not_known_counts_as_the_mean_of_the_others(
+    told: list[float], left: list[float], remaining: int, claims_it: bool
+) -> None:
+    rates = RateSum(4)
+    own = rates.term(10.0)
+    claims = Claims(place=0, workers=4, batches=100, lookahead=1)
+    perform_seen(claims.next(10.0, held=0), [None])
+    seen = Seen(remaining, sum(map(rates.term, left)), own + sum(map(rates.term, told)))
+    outcomes = [seen, 50] if claims_it else [seen, seen, False]
+    assert (perform_seen(claims.next(10.0, held=1), outcomes)[0] is not None) == claims_it
+
+
+def test_a_worker_begins_an_epoch_with_what_it_has_told_in_the_last_one() -> None:
+    own = OwnRate(2)
+    for _ in range(2):
+        claims = Claims(place=0, workers=2, batches=10, lookahead=1, own_rate=own)
+        told = perform_seen(claims.next(1.0, held=0), [None])[1]
+    assert told == []
+
+
+@pytest.mark.parametrize("n", [16, 1024])
+@pytest.mark.parametrize("remaining", [10, 1000, 10**6], ids=["near", "half", "far"])
+def test_a_claim_takes_little_time_however_many_the_workers(n: int, remaining: int) -> None:
+    """At most 0.2 ms of the thread that loads data; it takes about 5 µs. The fastest of many, since others may be running."""
+    rates = RateSum(n)
+    step_times = np.random.default_rng(0).uniform(0.09, 0.11, n).tolist()
+    seen = Seen(remaining, 0, sum(map(rates.term, step_times)))
+    claims = Claims(place=0, workers=n, batches=2 * 10**6, lookahead=9)
+    perform(claims.next(step_times[0], 0), lambda effect: None)
+    took_s = []
+    for _ in range(100):
+        began_s = time.thread_time()
+        position = perform(claims.next(step_times[0], 9), lambda e: 10**6 if e == ADVANCE else seen)
+        took_s.append(time.thread_time() - began_s)
+        assert position == 10**6
+    assert min(took_s) < 0.2e-3
 
 
 def test_a_worker_alone_asks_nobody() -> None:
     claims = Claims(place=0, workers=1, batches=3, lookahead=9)
     counter = iter(range(1, 9))
-    positions = [perform(claims.next(None, held=k), lambda effect: next(counter)) for k in range(5)]
+    positions = [perform(claims.next(1.0, held=k), lambda effect: next(counter)) for k in range(5)]
     assert positions == [0, 1, 2, None, None]
 
 
 @given(
     step_times=st.lists(st.sampled_from([1.0, 1.1, 3.0, 100.0]), min_size=1, max_size=6),
     spare=st.integers(0, 40),
+    known=st.booleans(),
     order=st.randoms(use_true_random=False),
 )
 def test_in_any_order_of_claims_each_batch_is_claimed_once_and_one_worker_stays(
-    step_times: list[float], spare: int, order: Any
+    step_times: list[float], spare: int, known: bool, order: Any
 ) -> None:
     """Each effect is done at once, and another worker may come between any two."""
     n = len(step_times)
     batches = n + spare
-    counter, left, claimed = n, 0, []
-    known = list(step_times)
+    counter, left, rates, claimed = n, 0, 0, []
 
     def work(rank: int) -> Any:
-        nonlocal counter, left
+        nonlocal counter, left, rates
         claims = Claims(place=rank, workers=n, batches=batches, lookahead=1)
-        held = 0
+        held = steps = 0
         while True:
-            effects, outcome = claims.next(step_times[rank], held), None
+            effects, outcome = claims.next(step_times[rank] if known or steps else None, held), None
             while True:
                 try:
                     effect = effects.send(outcome)
@@ -341,18 +417,22 @@ def test_in_any_order_of_claims_each_batch_is_claimed_once_and_one_worker_stays(
                     position = end.value
                     break
                 yield
-                if isinstance(effect, Consult):
-                    outcome = max(0, batches - counter), known
-                elif isinstance(effect, Leave):
-                    left += 1
-                    outcome = left >= n
-                else:
-                    outcome, counter = counter, counter + 1
-            if position is None:
-                known[rank] = math.inf
+                outcome = None
+                match effect:
+                    case Tell():
+                        rates += effect.change
+                    case Consult():
+                        outcome = Seen(max(0, batches - counter), left, rates)
+                    case Leave():
+                        left += effect.term
+                        outcome = RateSum(n).read(left)[0] >= n
+                    case Advance():
+                        outcome, counter = counter, counter + 1
+            if position is None and (claims.done or not held):
                 return
-            claimed.append(position)
-            held = min(held + 1, 2)
+            if position is not None:
+                claimed.append(position)
+            held, steps = min(held + 1, 2), steps + (held == 2)
 
     running = {rank: work(rank) for rank in range(n)}
     while running:

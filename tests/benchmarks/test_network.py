@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from benchmarks.cluster import unavailable
 from benchmarks.network import __main__ as command
 from benchmarks.network.contenders import CONTENDERS
-from benchmarks.network.measures import Step, ideal_rates, pace
+from benchmarks.network.measures import ideal_rates, pace
 from benchmarks.network.report import plot, show
 from benchmarks.network.results import Results
 from benchmarks.network.runner import Run
@@ -89,12 +90,13 @@ def test_a_run_that_was_stopped_gives_no_loss_to_reach() -> None:
 
 
 def test_pace_counts_between_the_last_warm_up_and_the_first_end() -> None:
-    lockstep = [[Step(0.2 * n, BATCH_SIZE, 1000 * n, 0.05 * n) for n in range(1, 13)] for _ in range(4)]
+    lines = [(rank, 0.2 * n, BATCH_SIZE, 1000 * n, 0.05 * n) for rank in range(4) for n in range(1, 13)]
+    lockstep = pd.DataFrame(lines, columns=["rank", "at_s", "samples", "sent", "cpu_s"])
     found = pace(lockstep, ideal_rates(4, 1.0))
     assert found["share"] == pytest.approx(COMPUTE_S / 0.2)
     assert found["bytes_per_step"] == pytest.approx(1000)
     assert found["cpu_s_per_step"] == pytest.approx(0.05)
-    assert pace([[Step(0.1, BATCH_SIZE, 0)]] * 4, ideal_rates(4, 1.0))["share"] is None
+    assert pace(lockstep.groupby("rank").head(1), ideal_rates(4, 1.0))["share"] is None
 
 
 def test_a_slow_worker_is_ideal_at_its_own_pace() -> None:
@@ -116,14 +118,6 @@ def test_the_links_of_the_convolutional_net_are_to_it_what_the_nominal_ones_are_
     work = WORKS["conv"]
     ours_s = work.nbytes * 8e-6 / (1000 * work.link_scale)  # to send the model at nominal 1 Gb/s
     assert ours_s / COMPUTE_S == pytest.approx(102.2 * 8 / 1000 / 0.25)
-
-
-def test_a_forecast_learns_from_what_was_measured() -> None:
-    forecast = command.Forecast("mlp")
-    fast, slow = (Run("rates", "mlp", CALM, name, 0, 80, 4) for name in ("adpsgd", "ddp"))
-    assert forecast.of([slow]) > forecast.of([fast])
-    forecast.learn(fast, 30.0)
-    assert forecast.of([fast, fast]) == pytest.approx(60.0)
 
 
 def test_results_are_kept_run_by_run_and_only_under_the_same_settings(tmp_path: Path) -> None:

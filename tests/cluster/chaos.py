@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from benchmarks.cluster import remains
-from benchmarks.common import console, print_table
+from benchmarks.harness import console, print_table
 from recipes.commands import cleaning_up_on_sigterm, one_sentence
 from tests.cluster.job import Job, job
 from tests.cluster.schedule import Trouble, schedule

@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
@@ -19,8 +20,7 @@ from lightning_gossip import ConfigurationError
 from recipes.record import RunRecord, WorkerRecord
 from recipes.report import page, runs
 from recipes.report.__main__ import main, table
-from recipes.report.groups import group
-from recipes.report.ranking import Ranking, Row, rank
+from recipes.report.groups import COLOURS, DASHES, group, rank
 from recipes.report.units import Unit, digits, percent, points
 
 RISING = (0.5, 0.8, 0.905)
@@ -131,12 +131,15 @@ def page_of(*folders: Path, out: Path) -> Page:
     return Page(out / "report.html")
 
 
-def rows_of(*folders: Path, **options: Any) -> tuple[Row, ...]:
-    return rankings_of(*folders, **options)[0].rows
+def ranked(*folders: Path, **options: Any) -> pd.DataFrame:
+    return rank(group(runs.load(list(folders))), **options)
 
 
-def rankings_of(*folders: Path, **options: Any) -> list[Ranking]:
-    return rank(group(runs.load(list(folders))[0]), **options)
+def looks_of(*folders: Path) -> list[tuple[str, str]]:
+    """Colour and dash of each group, by their place among all."""
+    rows = ranked(*folders).drop_duplicates("label").set_index("label")
+    rows = rows.loc[group(runs.load(list(folders))).table.label.unique()]
+    return list(zip(rows.colour.map(COLOURS.index), rows.dash.map(DASHES.index), strict=True))
 
 
 @pytest.fixture
@@ -196,8 +199,8 @@ def test_the_page_says_what_was_run_and_what_came_out(seen: Page) -> None:
 
 
 def test_what_workers_sent_and_waited_is_in_the_second_table(seen: Page) -> None:
-    row = next(row for row in seen.rows if row[:2] == ["adpsgd", "3.00\u00a0MB"])
-    assert [" ".join(cell.split()) for cell in row[2:]] == ["1.00 ×", "0.04", "–", "0.50 p95 2, max 3", "25.0 %", "10–20"]
+    row = next(row for row in seen.rows if row[:2] == ["adpsgd", "3.0\u00a0MB"])
+    assert [" ".join(cell.split()) for cell in row[2:]] == ["1.00 ×", "0.0400", "–", "0.500 p95 2, max 3", "25.0 %", "10–20"]
 
 
 def test_the_page_needs_nothing_from_outside(seen: Page) -> None:
@@ -230,17 +233,17 @@ def test_why_a_job_failed_is_said_where_it_left_a_note(tmp_path: Path) -> None:
     write_run(tmp_path / "0")
     write_hydra(tmp_path / "1", ["strategy=qsgd", "seed=7"])
     (tmp_path / "1" / "failed.txt").write_text("ValueError: too <few>\n\nTraceback ...\n")
-    (failed,) = runs.load([tmp_path])[1]
-    assert failed.reason == "failed: ValueError: too <few>; no epoch done"
+    (reason,) = runs.load([tmp_path]).unfinished.reason
+    assert reason == "failed: ValueError: too <few>; no epoch done"
 
 
 def test_a_summary_that_is_cut_off_counts_as_no_result(tmp_path: Path) -> None:
     write_run(tmp_path / "0")
     write_run(tmp_path / "1", seed=1)
     (tmp_path / "1" / "summary.json").write_text('{"strategy": "dd')
-    jobs, unfinished = runs.load([tmp_path])
-    assert [job.folder.name for job in jobs] == ["0"]
-    assert "JSONDecodeError" in unfinished[0].reason
+    found = runs.load([tmp_path])
+    assert [folder.name for folder in found.table.folder] == ["0"]
+    assert "JSONDecodeError" in found.unfinished.reason[0]
 
 
 def test_what_all_runs_share_is_listed_and_the_seed_is_not(seen: Page) -> None:
@@ -250,8 +253,8 @@ def test_what_all_runs_share_is_listed_and_the_seed_is_not(seen: Page) -> None:
 
 def test_runs_and_sweeps_can_be_mixed_and_each_run_counts_once(sweep: Path, tmp_path: Path) -> None:
     alone = write_run(tmp_path / "alone", "adpsgd", seed=5)
-    jobs, _ = runs.load([sweep, alone, sweep / "2"])
-    assert [job.folder.name for job in jobs] == ["0", "1", "2", "3", "10", "alone"]
+    table = runs.load([sweep, alone, sweep / "2"]).table
+    assert [folder.name for folder in table.folder] == ["0", "1", "2", "3", "10", "alone"]
 
 
 def test_odd_strings_stay_text(tmp_path: Path) -> None:
@@ -270,15 +273,15 @@ def test_odd_strings_stay_text(tmp_path: Path) -> None:
 def test_without_ddp_the_first_is_the_baseline(tmp_path: Path) -> None:
     write_run(tmp_path / "0", "dpsgd")
     write_run(tmp_path / "1", "adpsgd", epoch_s=1.0)
-    rows = rows_of(tmp_path)
-    assert [row.baseline.label for row in rows] == ["dpsgd", "dpsgd"]
-    assert rows[0].speedup_to_target == 2.0
+    rows = ranked(tmp_path)
+    assert rows.baseline.tolist() == ["dpsgd", "dpsgd"]
+    assert rows.speedup_to_target[0] == 2.0
 
 
 def test_another_baseline_can_be_named_but_must_be_there(sweep: Path) -> None:
-    assert {row.baseline.label for row in rows_of(sweep, baseline="adpsgd")} == {"adpsgd"}
+    assert set(ranked(sweep, baseline="adpsgd").baseline) == {"adpsgd"}
     with pytest.raises(ConfigurationError, match=r"'qsgd'. There are: ddp, adpsgd, dpsgd"):
-        rank(group(runs.load([sweep])[0]), baseline="qsgd")
+        ranked(sweep, baseline="qsgd")
 
 
 def test_each_setting_is_measured_against_the_baseline_in_the_same_setting(tmp_path: Path) -> None:
@@ -286,7 +289,7 @@ def test_each_setting_is_measured_against_the_baseline_in_the_same_setting(tmp_p
         [("ddp", "none", 1.0), ("ddp", "slow", 8.0), ("adpsgd", "none", 1.0), ("adpsgd", "slow", 2.0)]
     ):
         write_run(tmp_path / str(number), strategy, epoch_s=epoch_s, overrides=[f"cluster={cluster}"])
-    speedups = {row.group.label: row.speedup for row in rows_of(tmp_path)}
+    speedups = ranked(tmp_path).set_index("label").speedup
     assert speedups["adpsgd, cluster=slow"] == 4.0
     assert speedups["adpsgd, cluster=none"] == 1.0
 
@@ -309,7 +312,7 @@ def test_labels_name_what_differs_and_no_more(tmp_path: Path) -> None:
     for number, lr in enumerate(("0.1", "0.2")):
         write_run(tmp_path / str(number), "adpsgd", overrides=[f"recipe.model.lr={lr}", "recipe.epochs=3", f"other.lr={lr}"])
     write_run(tmp_path / "2", "adpsgd", overrides=["recipe.epochs=3"])
-    labels = [each.label for each in group(runs.load([tmp_path])[0])]
+    labels = group(runs.load([tmp_path])).table.label.tolist()
     assert labels == ["recipe.model.lr=0.1, other.lr=0.1", "recipe.model.lr=0.2, other.lr=0.2", "defaults"]
 
 
@@ -324,11 +327,10 @@ def test_a_target_of_which_one_seed_falls_short_is_not_reached(tmp_path: Path) -
 
 def test_accuracies_of_32_bits_reach_the_target_that_they_print(tmp_path: Path) -> None:
     write_run(tmp_path / "0", accuracies=(0.5, 0.9700000286102295, 0.9699999690055847))
-    (ranking,) = rankings_of(tmp_path)
-    assert ranking.target == 0.97
-    (again,) = rankings_of(write_run(tmp_path / "1", accuracies=(0.5, 0.9699999690055847)))
-    assert again.target == 0.97
-    assert again.rows[0].reached == 4.0
+    assert ranked(tmp_path).target.tolist() == [0.97]
+    again = ranked(write_run(tmp_path / "1", accuracies=(0.5, 0.9699999690055847)))
+    assert again.target.tolist() == [0.97]
+    assert again.reached_s.tolist() == [4.0]
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -365,7 +367,7 @@ def test_a_run_without_hydra_is_told_from_its_summary(tmp_path: Path) -> None:
     for file in (run / ".hydra").iterdir():
         file.unlink()
     (run / ".hydra").rmdir()
-    (job,) = runs.load([tmp_path])[0]
+    (job,) = runs.load([tmp_path]).table.itertuples()
     assert (job.options["strategy"], job.options["topology"], job.config) == ("adpsgd", "ring", {})
     assert "The runs kept none." in page_of(tmp_path, out=tmp_path / "out").text
 
@@ -374,9 +376,9 @@ def test_a_run_without_hydra_is_told_from_its_summary(tmp_path: Path) -> None:
 def test_recipes_are_ranked_apart_and_their_mixture_is_said(tmp_path: Path) -> None:
     for number, (strategy, recipe) in enumerate([("ddp", "digits"), ("adpsgd", "digits"), ("adpsgd", "mnist_mlp")]):
         write_run(tmp_path / str(number), strategy, recipe=recipe)
-    digits_, mnist = rankings_of(tmp_path)
-    assert (digits_.recipe, len(digits_.rows), mnist.recipe, len(mnist.rows)) == ("digits", 2, "mnist_mlp", 1)
-    assert mnist.rows[0].is_baseline
+    rows = ranked(tmp_path)
+    assert rows.recipe.tolist() == ["digits", "digits", "mnist_mlp"]
+    assert rows.baseline[2] == rows.label[2]
     assert "The runs are of several recipes." in page_of(tmp_path, out=tmp_path / "out").text
 
 
@@ -406,14 +408,14 @@ def test_a_folder_without_a_result_is_one_clear_sentence(what: str, tmp_path: Pa
 
 def test_a_target_out_of_range_is_refused(sweep: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"Write 0.9 for 90 %"):
-        rank(group(runs.load([sweep])[0]), target=90.0)
+        ranked(sweep, target=90.0)
 
 
 @pytest.mark.usefixtures("no_pictures")
 def test_the_terminal_gets_the_ranking_and_the_path(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(sweep), "--out", str(tmp_path / "mine.html"), "--target", "0.8"])
     said = capsys.readouterr().out
-    assert re.search(r"adpsgd +94\.00 +4\.50 +2\.00 +3\.00 +2\.00 +3\.00", said)
+    assert re.search(r"adpsgd +94\.00 +4\.50 +2\.00 +3\.00 +2\.00 +3\.0\sMB", said)
     assert "1 more without a result: 11" in said
     assert f"The page is {tmp_path / 'mine.html'}" in said
 
@@ -422,38 +424,36 @@ def test_the_ranking_fits_a_terminal_of_80_columns(tmp_path: Path) -> None:
     write_run(tmp_path / "0", "ddp")
     write_run(tmp_path / "1", "adaptive_averaging", accuracies=(0.1, 0.2))
     text = io.StringIO()
-    Console(file=text, width=80).print(table(rankings_of(tmp_path)[0], Unit("s", 1.0)))
+    Console(file=text, width=80).print(table(ranked(tmp_path), Unit("s", 1.0)))
     assert "adaptive_averaging " in text.getvalue()
     assert "not reached" in text.getvalue()
 
 
 def test_one_colour_a_strategy_in_every_figure_and_in_the_table(sweep: Path) -> None:
-    groups = group(runs.load([sweep])[0])
-    pictures = page.draw(groups, rank(groups), Unit("s", 1.0))
+    found = group(runs.load([sweep]))
+    pictures = page.draw(found, rank(found), Unit("s", 1.0))
     bars = {picture.name: picture.figure.axes[0].patches for picture in pictures}
     colours = {name: [patch.get_facecolor() for patch in patches] for name, patches in bars.items()}
-    assert colours["steps"][2:] == [colours["waiting"][0]] * 2 + [colours["waiting"][1]] * 2
+    assert colours["steps"] == [colours["waiting"][0], colours["steps"][1], colours["waiting"][1]] * 2
     assert colours["bytes"] == colours["waiting"]
 
 
 def test_settings_of_a_strategy_share_its_colour_unless_they_are_too_many(tmp_path: Path) -> None:
     for number in range(5):
         write_run(tmp_path / f"a{number}", "adpsgd", overrides=[f"lr={number}"])
-    looks = [(each.colour, each.dash) for each in group(runs.load([tmp_path])[0])]
-    assert looks == [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0)]
+    assert looks_of(tmp_path) == [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0)]
     few = [write_run(tmp_path / f"d{number}", "ddp", overrides=[f"lr={number}"]) for number in range(2)]
-    looks = [(each.colour, each.dash) for each in group(runs.load([tmp_path / "a0", tmp_path / "a1", *few])[0])]
-    assert looks == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert looks_of(tmp_path / "a0", tmp_path / "a1", *few) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(1234.5, "1,234"), (45.67, "45.7"), (1.5, "1.50"), (0.045, "0.045"), (0.0, "0.00"), (1.5e-5, "1.5·10⁻⁵")],
+    [(1234.5, "1,234"), (45.67, "45.7"), (1.5, "1.50"), (0.045, "0.0450"), (0.0, "0.00"), (1.5e-5, "1.50e-05")],
 )
 def test_numbers_have_few_digits(value: float, text: str) -> None:
     assert digits(value) == text
 
 
 def test_shares_and_differences() -> None:
-    assert (percent(0.97, 0), percent(0.98611, 2), percent(None)) == ("97\u00a0%", "98.61\u00a0%", "–")
+    assert (percent(0.97, 0), percent(0.98611, 2), percent(float("nan"))) == ("97\u00a0%", "98.61\u00a0%", "–")
     assert (points(-0.0014), points(0.00001), points(0.01)) == ("−0.14", "0", "+1.00")

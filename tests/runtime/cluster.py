@@ -10,17 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker
-from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.compression.pairwise import Wire
 from lightning_gossip.algorithm.topology.topology import Topology
+from lightning_gossip.runtime.adpsgd.cuda_replica import replica_of
 from lightning_gossip.runtime.adpsgd.gossip import Gossip
 from lightning_gossip.runtime.clock import Activity, Timeline
-from lightning_gossip.transport import MemoryNetwork
+from tests.runtime.peers import PATIENCE_S, peers_of
 from tests.transport.faults import Fault, FaultyTransport
+from tests.transport.memory import MemoryNetwork
 from tests.workers import run_threads
-
-PATIENCE_S = 30.0  # a deadline that is met with much to spare
 
 
 class Watch:
@@ -80,13 +78,12 @@ class Cluster:
         self.timelines = [WatchedTimeline(self.watch) for _ in range(self.n)]
         network = MemoryNetwork(self.n)
         self.transports = [FaultyTransport(network.transport(rank), (faults or {}).get(rank, ())) for rank in range(self.n)]
-        self.pickers = [PartnerPicker(topology, rank, seed=seed) for rank in range(self.n)]
+        self.peers = [peers_of(topology, rank, seed=seed, timeout_s=timeout_s) for rank in range(self.n)]
         self.gossips = [
             Gossip(
                 self.transports[rank],
-                self.pickers[rank],
+                self.peers[rank],
                 exchanges_per_step=exchanges_per_step,
-                timeout_s=timeout_s,
                 timeline=self.timelines[rank],
                 chunk_bytes=8 * chunk,
                 wire=wire,
@@ -110,7 +107,7 @@ class Cluster:
             gossip.start()
 
     def open(self, rank: int, session: int | None = None, layout: int = 1) -> None:
-        replica = Replica(self.x[rank], retention=self.retention)
+        replica = replica_of(self.x[rank], retention=self.retention)
         self.gossips[rank].open(replica, session=self.session if session is None else session, layout=layout)
 
     def open_all(self) -> None:
@@ -157,14 +154,14 @@ class Cluster:
         return float((models - models.mean(0)).square().sum())
 
     def close_together(self) -> None:
-        run_threads([lambda gossip=gossip: gossip.close(together=True) for gossip in self.gossips], PATIENCE_S)  # type: ignore[misc]
+        run_threads([lambda gossip=gossip: gossip.close() for gossip in self.gossips], PATIENCE_S)  # type: ignore[misc]
         alive = [thread for gossip in self.gossips for thread in gossip._threads if thread.is_alive()]
         assert not alive
 
     def abandon(self) -> None:
         """The end after a failure; closing the transports ends the listeners as the end of the process would."""
         for gossip in self.gossips:
-            gossip.close(together=False)
+            gossip.close()
         for transport in self.transports:
             transport.close()
         for gossip in self.gossips:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch.distributed as dist
 
-from lightning_gossip.runtime.work_sharing.claim_counter import EpochQueue
+from lightning_gossip.runtime.work_sharing.claim_counter import EpochQueue, Speeds
 
 FIRST_EPOCHS = [(4, 1), (4, 5), (16, 9), (128, 17)]  # workers, and batches that their loaders keep ahead
 BATCHES_EACH = [3, 5, 8, 10, 12, 15, 20, 25, 30]  # that a worker's share of the epoch has
@@ -96,6 +96,7 @@ def run_epochs(
     generator = np.random.default_rng(seed)
     store = dist.HashStore()
     recent: list[deque[float]] = [deque(maxlen=9) for _ in step_times]
+    speeds = [Speeds(store, "fit", rank=rank, workers=len(step_times)) for rank in range(len(step_times))]
     history: list[Epoch] = []
     now = 0.0
     for number in range(epochs):
@@ -126,7 +127,13 @@ def run_epochs(
                 worker.first_s = worker.first_s or now
             else:
                 queues[rank] = queue(
-                    store, f"epoch {number}", rank=rank, workers=n, batches=batches, lookahead=lookahead, speeds_key="fit"
+                    store,
+                    f"epoch {number}",
+                    rank=rank,
+                    workers=n,
+                    batches=batches,
+                    lookahead=lookahead,
+                    speeds=speeds[rank],
                 )
                 for _ in range(lookahead):
                     claim(rank)

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import GossipError
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
-from lightning_gossip.runtime.membership.round_store import WorkerId
 from tests.workers import run_threads
 
 HEARTBEAT_S, PATIENCE_S = 0.02, 20.0
@@ -71,10 +71,10 @@ class Party:
         """Stop the heartbeats without a word, and end the script."""
         self.bury(member.me)
         monitor = member.monitor
-        with monitor._wake:
+        with monitor.lock:
             monitor._stopped = True
-            monitor._send = lambda: None  # type: ignore[method-assign]  # a killed process writes nothing more
-            monitor._wake.notify_all()
+            monitor._drive = lambda steps: None  # type: ignore[method-assign]  # a killed process writes nothing more
+            monitor.lock.notify_all()
         raise Died
 
     def run(self, script: Callable[[Membership], Any]) -> list[Any]:

@@ -18,9 +18,9 @@ from lightning_gossip.algorithm.apsgd import ParameterServer
 from lightning_gossip.algorithm.apsgd_worker import Served
 from lightning_gossip.runtime.apsgd.client import RemoteServer, ServerLink, Update
 from lightning_gossip.runtime.apsgd.server import Server
-from lightning_gossip.transport import Kind, MemoryNetwork, Message
-from lightning_gossip.transport.memory import MemoryTransport
+from lightning_gossip.transport import Kind, Message
 from tests.runtime.cluster import PATIENCE_S
+from tests.transport.memory import MemoryNetwork, MemoryTransport
 from tests.workers import run_threads
 
 N = 4

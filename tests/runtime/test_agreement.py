@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from lightning_gossip.algorithm.membership.kinds import of_one_kind
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.membership.membership import Membership
-from lightning_gossip.runtime.membership.round_kinds import of_one_kind
 from lightning_gossip.runtime.sync_point import Arrival, Purpose, agree
 from tests.runtime.party import Party
 

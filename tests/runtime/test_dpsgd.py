@@ -19,9 +19,9 @@ from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.dpsgd import NeighbourRounds
-from lightning_gossip.transport import MemoryNetwork
 from tests.runtime.cluster import PATIENCE_S, eventually
 from tests.transport.faults import Fault, FaultyTransport
+from tests.transport.memory import MemoryNetwork
 from tests.workers import run_threads
 
 NUMEL = 20

@@ -10,10 +10,10 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime import store_client
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
-from lightning_gossip.runtime.membership.round_store import WorkerId
 from lightning_gossip.runtime.store_client import another, connect
 from tests.runtime.cluster import eventually
 

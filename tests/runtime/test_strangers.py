@@ -14,9 +14,10 @@ from lightning_gossip.algorithm.apsgd import ParameterServer
 from lightning_gossip.algorithm.topology.generators import ring
 from lightning_gossip.runtime.apsgd.client import RemoteServer, Update
 from lightning_gossip.runtime.apsgd.server import Server
-from lightning_gossip.transport import Kind, MemoryNetwork, Message
+from lightning_gossip.transport import Kind, Message
 from lightning_gossip.transport.messages import WORDS
 from tests.runtime.cluster import PATIENCE_S, Cluster, eventually
+from tests.transport.memory import MemoryNetwork
 
 FAST_S = 1e-4
 COUNT = 10_000

@@ -6,49 +6,66 @@ import json
 
 import pytest
 
-from tests.schedules.__main__ import KEPT, shrink, violation_of
+from tests.schedules import adpsgd, membership
+from tests.schedules.__main__ import FAULTS, KEPT, RUN, shrink, violation_of
 from tests.schedules.choices import Choices
-from tests.schedules.faults import FAULTS
-from tests.schedules.gossip import run
 from tests.schedules.shrink import shrunk
 
 KEPT_SCHEDULES = json.loads(KEPT.read_text())
 AT_ONCE = 50
 
 
-@pytest.mark.parametrize("first", range(0, 2000, AT_ONCE))
-def test_no_schedule_breaks_an_invariant(first: int) -> None:
-    broken = {seed: violation_of(Choices(seed)) for seed in range(first, first + AT_ONCE)}
+@pytest.mark.parametrize("first", range(0, 1000, AT_ONCE))
+@pytest.mark.parametrize("protocol", RUN)
+def test_no_schedule_breaks_an_invariant(protocol: str, first: int) -> None:
+    broken = {seed: violation_of(protocol, Choices(seed)) for seed in range(first, first + AT_ONCE)}
     assert not {seed: violation for seed, violation in broken.items() if violation is not None}
 
 
 @pytest.mark.parametrize("kept", KEPT_SCHEDULES, ids=[kept["violation"][:40] for kept in KEPT_SCHEDULES])
 def test_what_once_broke_an_invariant_holds(kept: dict[str, object]) -> None:
-    assert violation_of(Choices(recorded=kept["choices"])) is None  # type: ignore[arg-type]
+    assert violation_of(str(kept["protocol"]), Choices(recorded=kept["choices"])) is None  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("fault", ["accepts while it asks", "is not woken by a request", "closes a session while it is busy"])
-def test_a_fault_is_found_within_a_few_schedules(fault: str) -> None:
-    assert any(violation_of(Choices(seed), fault) for seed in range(30))
+@pytest.mark.parametrize(
+    ("protocol", "fault"),
+    [
+        ("adpsgd", "accepts while it asks"),
+        ("adpsgd", "is not woken by a request"),
+        ("adpsgd", "closes a session while it is busy"),
+        ("membership", "wakes nobody who waits"),
+        ("membership", "gives up although a member is there"),
+        ("membership", "waits for the last to arrive"),
+    ],
+)
+def test_a_fault_is_found_within_a_few_schedules(protocol: str, fault: str) -> None:
+    assert any(violation_of(protocol, Choices(seed), fault) for seed in range(30))
 
 
-def test_a_seed_is_one_schedule() -> None:
-    first, again = run(Choices(7)), run(Choices(7))
+def test_a_seed_is_one_schedule_of_adpsgd() -> None:
+    first, again = adpsgd.run(Choices(7)), adpsgd.run(Choices(7))
     assert first.choices.made == again.choices.made
     assert (first.now_s, first.events, first.exchanges) == (again.now_s, again.events, again.exchanges)
-    written = run(Choices(recorded=first.choices.made))
+    written = adpsgd.run(Choices(recorded=first.choices.made))
     assert (written.now_s, written.events) == (first.now_s, first.events)
     assert first.exchanges > 0
 
 
+def test_a_seed_is_one_schedule_of_membership() -> None:
+    first, again = membership.run(Choices(7)), membership.run(Choices(7))
+    assert (first.choices.made, first.store) == (again.choices.made, again.store)
+    written = membership.run(Choices(recorded=first.choices.made))
+    assert (written.now_s, written.events, written.store) == (first.now_s, first.events, first.store)
+
+
 def test_a_failing_schedule_is_shrunk_to_one_that_still_fails() -> None:
     fault = "closes a session while it is busy"
-    seed = next(seed for seed in range(30) if violation_of(Choices(seed), fault))
+    seed = next(seed for seed in range(30) if violation_of("adpsgd", Choices(seed), fault))
     whole = Choices(seed)
-    violation_of(whole, fault)
-    made = shrink(seed, fault)
+    violation_of("adpsgd", whole, fault)
+    made = shrink("adpsgd", seed, fault)
     assert len(made) < len(whole.made) / 4
-    assert violation_of(Choices(recorded=made), fault) is not None
+    assert violation_of("adpsgd", Choices(recorded=made), fault) is not None
 
 
 def test_numbers_are_cut_and_made_smaller_as_long_as_it_fails() -> None:
@@ -57,4 +74,7 @@ def test_numbers_are_cut_and_made_smaller_as_long_as_it_fails() -> None:
 
 
 def test_each_fault_says_what_it_is() -> None:
-    assert all(protocol.__doc__ for protocol, _ in FAULTS.values())
+    kinds = [
+        kind for faults in FAULTS.values() for fault in faults.values() for kind in fault.values() if isinstance(kind, type)
+    ]
+    assert all(kind.__doc__ for kind in kinds)

@@ -18,21 +18,23 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker
+from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
 from lightning_gossip.algorithm.adpsgd.protocol import Answer, Averaged, GossipProtocol, Phase, Steps, Verdict
-from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.compression.pairwise import Wire
 from lightning_gossip.algorithm.topology.topology import Topology
+from lightning_gossip.runtime.adpsgd.cuda_replica import replica_of
 from lightning_gossip.runtime.adpsgd.gossip import Gossip
 from lightning_gossip.simulation import TraceEvent
-from lightning_gossip.transport import Kind, MemoryNetwork, Message
+from lightning_gossip.transport import Kind, Message
 from lightning_gossip.transport.base import Pending
-from lightning_gossip.transport.memory import MemoryTransport
+from tests.runtime.peers import peers_of
+from tests.transport.memory import MemoryNetwork, MemoryTransport
 from tests.workers import run_threads
 
 PATIENCE_S = 20.0
@@ -168,11 +170,9 @@ def replay(
     n, director = topology.n, Director(trace)
     network = MemoryNetwork(n)
     transports = [HeldTransport(network, rank, director, greets=wire in ("int8", "int16")) for rank in range(n)]
-    gossips = [
-        Gossip(transports[rank], PartnerPicker(topology, rank, seed=seed), timeout_s=PATIENCE_S, wire=wire) for rank in range(n)
-    ]
+    gossips = [Gossip(transports[rank], peers_of(topology, rank, seed=seed), wire=wire) for rank in range(n)]
     for gossip in gossips:
-        gossip._peers.looks_again_s = 0.001  # nobody tells it of the script's next event
+        gossip._peers.__class__ = HeldPeers
         gossip._protocol.__class__ = HeldProtocol
         gossip._protocol.director = director  # type: ignore[attr-defined]
     x = [start.clone() for _ in range(n)]
@@ -186,7 +186,7 @@ def replay(
             return
         if kind == "begin":
             for rank, gossip in enumerate(gossips):
-                gossip.open(Replica([x[rank]]), session=1, layout=1)
+                gossip.open(replica_of([x[rank]]), session=1, layout=1)
             return
         for rank, gossip in enumerate(gossips):
             drains.append(threading.Thread(target=gossip.drain, args=([x[rank]],), daemon=True))
@@ -204,11 +204,25 @@ def replay(
             assert not drain.is_alive()
         for gossip in gossips:
             gossip.raise_failure()
-        run_threads([lambda g=gossip: g.close(together=True) for gossip in gossips], PATIENCE_S)  # type: ignore[misc]
+        run_threads([lambda g=gossip: g.close() for gossip in gossips], PATIENCE_S)  # type: ignore[misc]
     finally:
         for gossip in gossips:
-            gossip.close(together=False)
+            gossip.close()
     return torch.stack(x)
+
+
+class HeldPeers(ChangingPeers[Any]):
+    """Waits as long as the script does; nobody tells a worker of the script's next event."""
+
+    @property
+    @override
+    def looks_again_s(self) -> float:
+        return 0.001
+
+    @property
+    @override
+    def answer_s(self) -> float:
+        return PATIENCE_S
 
 
 class HeldProtocol(GossipProtocol):

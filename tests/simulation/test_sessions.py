@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 import statistics
 from collections import deque
 
@@ -9,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_gossip.algorithm.work_sharing import OwnRate
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation import (
     Cluster,
@@ -25,6 +25,15 @@ from lightning_gossip.simulation import (
 from lightning_gossip.simulation.problems.batch_assignment import EqualShares, SharedEpoch, Task
 from lightning_gossip.simulation.problems.work import Plan
 from tests.runtime.epochs import BATCHES_EACH, FIRST_EPOCHS, first_epoch_bound_s, run_epochs
+
+
+def rates_of(step_times: list[float | None]) -> list[OwnRate]:
+    """What the others know of each worker when the epoch begins."""
+    rates = [OwnRate(len(step_times)) for _ in step_times]
+    for rate, step_s in zip(rates, step_times, strict=True):
+        if step_s is not None:
+            rate.tell(step_s)
+    return rates
 
 
 def play(epoch: SharedEpoch, step_times: list[float], *, known: bool) -> tuple[list[int], float]:
@@ -56,8 +65,8 @@ def test_every_batch_is_trained_on_once_by_the_claim_rule(
     step_times: list[float], spare: int, lookahead: int, known: bool
 ) -> None:
     n = len(step_times)
-    speeds_s = step_times.copy() if known else [math.nan] * n
-    epoch = SharedEpoch([Task(None, 1)] * (n + spare), members=range(n), speeds_s=speeds_s, lookahead=lookahead)
+    rates = rates_of([step_s if known else None for step_s in step_times])
+    epoch = SharedEpoch([Task(None, 1)] * (n + spare), members=range(n), own_rates=rates, lookahead=lookahead)
     taken, _ = play(epoch, step_times, known=known)
     assert len(taken) == n + spare
     assert epoch.remaining == 0
@@ -68,7 +77,7 @@ def test_every_batch_is_trained_on_once_by_the_claim_rule(
 @pytest.mark.parametrize("each", BATCHES_EACH)
 def test_the_first_epoch_of_equal_workers_is_as_short_as_can_be(n: int, lookahead: int, each: int) -> None:
     """Nothing is known, and loaders prefetch up to the whole of it before the first step."""
-    epoch = SharedEpoch([Task(None, 1)] * (each * n), members=range(n), speeds_s=[math.nan] * n, lookahead=lookahead)
+    epoch = SharedEpoch([Task(None, 1)] * (each * n), members=range(n), own_rates=rates_of([None] * n), lookahead=lookahead)
     _, length = play(epoch, [1.0] * n, known=False)
     assert length <= 1.05 * each
 
@@ -81,7 +90,7 @@ def test_a_slow_worker_holds_up_the_first_epoch_by_its_prefetch(n: int, lookahea
         step_times = [1.0] * n
         step_times[slow] = slowdown
         tasks = [Task(None, 1)] * (each * n)
-        epoch = SharedEpoch(tasks, members=range(n), speeds_s=[math.nan] * n, lookahead=lookahead)
+        epoch = SharedEpoch(tasks, members=range(n), own_rates=rates_of([None] * n), lookahead=lookahead)
         _, length = play(epoch, step_times, known=False)
         assert length <= first_epoch_bound_s(step_times, batches=len(tasks), lookahead=lookahead)
 
@@ -96,12 +105,21 @@ def test_no_worker_trains_most_of_a_first_epoch_alone() -> None:
 
 @pytest.mark.parametrize(("slowdown", "lookahead"), [(1.0, 1), (10.0, 1), (10.0, 9), (100.0, 1)])
 def test_an_epoch_is_as_long_as_with_the_runtime_s_queue(slowdown: float, lookahead: int) -> None:
-    """That one reads the others' step times now and then; here they are known at once."""
     step_times = [1.0] * 7 + [slowdown]
     real = run_epochs(step_times, batches=1000, epochs=2, lookahead=lookahead)[-1].length_s
-    epoch = SharedEpoch([Task(None, 1)] * 1000, members=range(8), speeds_s=step_times.copy(), lookahead=lookahead)
+    epoch = SharedEpoch([Task(None, 1)] * 1000, members=range(8), own_rates=rates_of([*step_times]), lookahead=lookahead)
     _, ours = play(epoch, step_times, known=True)
     assert ours == pytest.approx(real, rel=0.02)
+
+
+def test_who_has_failed_is_counted_on_by_nobody() -> None:
+    for failed in (False, True):
+        epoch = SharedEpoch([Task(None, 1)] * 8, members=range(3), own_rates=rates_of([10.0, 1.0, 10.0]), lookahead=1)
+        epoch.next(1, 1.0)
+        if failed:
+            epoch.lost(1)
+        epoch.next(0, 10.0)
+        assert (epoch.remaining < 4) == failed  # the slow one has taken one beyond its own
 
 
 def test_equal_shares_begin_again_where_they_do_not_come_out_even() -> None:

@@ -166,7 +166,7 @@ def test_the_launcher_lets_the_others_go_on_when_a_worker_is_killed(strategy: st
     ended = run(SCRIPT, str(tmp_path), strategy, "kill", "3")
     assert ended.returncode == 0, ended.output
     assert ended.left == []
-    assert "rank 1 is gone; 2 workers go on" in ended.output
+    assert "rank 1 has failed; 2 workers go on" in ended.output
     _is_whole(tmp_path, [0, 2])
 
 
@@ -188,4 +188,4 @@ def test_with_a_torchrun_agent_for_each_worker_the_others_go_on(tmp_path: Path) 
             for process in agents:  # those that are left wait for five minutes for the one that has gone
                 process.send_signal(signal.SIGTERM)
             outputs = [finish(process).output for process in agents]
-    assert all("rank 1 is gone; 2 workers go on" in outputs[rank] for rank in (0, 2))
+    assert all("rank 1 has failed; 2 workers go on" in outputs[rank] for rank in (0, 2))

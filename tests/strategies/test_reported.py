@@ -15,8 +15,8 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_gossip import ADPSGDStrategy
+from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.topology.generators import ring
-from lightning_gossip.runtime.adpsgd.exchange import LockedReplica
 from tests.runtime.cluster import Cluster, training
 from tests.strategies.jobs import job, survivors
 from tests.strategies.launch import launch, outcomes
@@ -64,13 +64,13 @@ def _one_is_killed() -> Any:
     strategy = ADPSGDStrategy(topology="complete", exchanges_per_step=20, exchange_timeout_s=20)
     t = trainer(strategy=strategy, max_epochs=2)
     if t.strategy.cluster_environment.global_rank() == 1:
-        snapshot = LockedReplica.snapshot
+        snapshot = Replica.snapshot
 
-        def fatal(self: LockedReplica, chunk: slice, out: torch.Tensor) -> None:
+        def fatal(self: Replica, chunk: slice, out: torch.Tensor) -> None:
             _killed_in_an_exchange(chunk)
             snapshot(self, chunk, out)
 
-        LockedReplica.snapshot = fatal  # type: ignore[method-assign]
+        Replica.snapshot = fatal  # type: ignore[method-assign]
     t.fit(model, loader(240, 8))
     own = next(worker for worker in t.strategy.report.workers if worker.rank == t.strategy.cluster_environment.global_rank())
     return t.current_epoch, own.failed, t.strategy.report.lost
@@ -126,7 +126,7 @@ def test_with_30_percent_of_the_exchanges_lost_the_loss_still_falls_and_the_coun
     before = loss()
     with cluster.running():
         # callers come last and leave first: a request that finds a closed session would be refused by the peer
-        callers_last = sorted(range(8), key=lambda rank: cluster.pickers[rank].initiates)
+        callers_last = sorted(range(8), key=lambda rank: cluster.peers[rank].picker.initiates)
         for rank in callers_last:
             cluster.open(rank)
         with training(cluster, step):

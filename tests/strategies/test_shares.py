@@ -7,8 +7,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.algorithm.work_sharing import EpochPlan
-from lightning_gossip.runtime.membership.round_store import WorkerId
 from lightning_gossip.runtime.work_sharing.completion_log import CompletionLog
 from lightning_gossip.strategies.data.batch_samplers import SharedBatches
 

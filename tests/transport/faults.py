@@ -112,7 +112,8 @@ class FaultyTransport(Transport):
             if fault.kind == "delay":
                 self._closed.wait(fault.seconds(number) if callable(fault.seconds) else fault.seconds)
             elif fault.kind == "fail":
-                raise PeerError(f"injected at {where} {number} with rank {peer}", rank=peer, phase=where, seconds=0.0)
+                phase = "exchange" if where == "swap" else "reply"
+                raise PeerError(f"injected at {where} {number} with rank {peer}", rank=peer, phase=phase, seconds=0.0)
             else:
                 dropped = True
         return dropped

@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 
 from lightning_gossip.errors import PeerError, ProtocolError
-from lightning_gossip.transport import GlooTransport, Kind, MemoryNetwork, Message, Transport
+from lightning_gossip.transport import GlooTransport, Kind, Message, Transport
 from tests.transport.faults import FaultyTransport
+from tests.transport.memory import MemoryNetwork
 from tests.transport.properties import (
     DEADLINE_S,
     DEADLINES,

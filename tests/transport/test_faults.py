@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from lightning_gossip.errors import ConfigurationError, PeerError
-from lightning_gossip.transport import Kind, MemoryNetwork, Message
+from lightning_gossip.transport import Kind, Message
 from tests.transport.faults import Fault, FaultyTransport
+from tests.transport.memory import MemoryNetwork
 
 ASK = Message(Kind.EXCHANGE, session=4, layout=5)
 
@@ -37,7 +38,7 @@ class Bench:
 
 def test_drops_and_failures_hit_exactly_the_chosen_numbers() -> None:
     bench = Bench(Fault("drop", at=[1, 3]), Fault("fail", at=lambda number: number == 4))
-    assert [bench.ask(1) for _ in range(6)] == ["ACCEPT", "REFUSE", "ACCEPT", "REFUSE", "FAIL request 1", "ACCEPT"]
+    assert [bench.ask(1) for _ in range(6)] == ["ACCEPT", "REFUSE", "ACCEPT", "REFUSE", "FAIL reply 1", "ACCEPT"]
     assert bench.transport.dropped == 2
 
 
@@ -55,7 +56,7 @@ def test_a_fault_of_one_peer_spares_the_others_and_numbers_count_all() -> None:
 
 def test_requests_and_swaps_are_counted_apart() -> None:
     bench = Bench(Fault("fail", where="swap", at=[1]), Fault("drop", at=[0]))
-    assert [bench.swap(1) for _ in range(3)] == ["OK", "FAIL swap 1", "OK"]
+    assert [bench.swap(1) for _ in range(3)] == ["OK", "FAIL exchange 1", "OK"]
     assert [bench.ask(1) for _ in range(2)] == ["REFUSE", "ACCEPT"]
 
 

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gossip.errors import PeerError
-from lightning_gossip.transport import Kind, MemoryNetwork, Message
+from lightning_gossip.transport import Kind, Message
 from lightning_gossip.transport.messages import NAME, REPLY, VERSION, WORDS
+from tests.transport.memory import MemoryNetwork
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 COUNT = st.integers(0, 2**63 - 1)

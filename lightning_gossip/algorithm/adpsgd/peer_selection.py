@@ -9,10 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from typing_extensions import override
-
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker, Roles
-from lightning_gossip.algorithm.adpsgd.protocol import Peers
 from lightning_gossip.algorithm.adpsgd.repair import repaired
 from lightning_gossip.algorithm.failure_detector import Patience, Verdict
 from lightning_gossip.algorithm.topology.topology import Topology
@@ -56,48 +53,8 @@ class Monitor(Protocol[M_contra]):
         """It has closed a connection."""
 
 
-class FixedPeers:
-    """One picker, one deadline; the first failure ends the gossip (``on_peer_failure="raise"``).
-
-    Args:
-        picker: draws.
-        timeout_s: every deadline.
-    """
-
-    def __init__(self, picker: PartnerPicker, timeout_s: float) -> None:
-        self.picker = picker
-        self.deadline_s = self.answer_s = self.turn_s = self.longest_turn_s = self.drain_s = timeout_s
-        self.looks_again_s = timeout_s  # a picker does not change its mind
-
-    @property
-    def may_start(self) -> bool:
-        """Whether this worker ever starts an exchange."""
-        return self.picker.initiates
-
-    @property
-    def start_share(self) -> float:
-        """Exchanges to start per step of the neighbourhood, as the picker says."""
-        return self.picker.start_share
-
-    def pick(self) -> int | None:
-        """The next peer."""
-        return self.picker.pick()
-
-    def suspected(self) -> list[int]:
-        """Nobody."""
-        return []
-
-    def took(self, peer: int, seconds: float) -> None:
-        """An exchange with a peer has come to its end."""
-        self.picker.took(peer, seconds)
-
-    def exchange_failed(self, peer: int, error: PeerError) -> None:
-        """Raises the error."""
-        raise error
-
-
-class ChangingPeers(Peers, Generic[M]):
-    """Draws among the neighbours that are alive, in the graph of the workers that have not failed.
+class ChangingPeers(Generic[M]):
+    """Whom a worker exchanges with: the neighbours that are alive, in the graph of the workers that have not failed.
 
     A peer whose exchange fails is not drawn for a while, which doubles with each failure and ends with an exchange that works;
     one that is suspected is not drawn at all; one that has failed leaves the graph, which is repaired. Who has failed is asked
@@ -114,13 +71,12 @@ class ChangingPeers(Peers, Generic[M]):
         now_s: the driver's clock.
         connect_s: how long a connection may take to be made.
         reply_s: how long it may take to send an answer.
+        raises: whether the first peer that fails, or breaks an exchange in its middle, ends the gossip.
         say: logs what happens to peers.
 
     Attributes:
         failed_exchanges: how many have failed.
     """
-
-    may_start = True  # in a repaired graph it may have another role
 
     def __init__(
         self,
@@ -135,6 +91,7 @@ class ChangingPeers(Peers, Generic[M]):
         now_s: Callable[[], float],
         connect_s: float = 0.0,
         reply_s: float = 0.0,
+        raises: bool = False,
         say: Callable[..., None] = log.warning,
     ) -> None:
         self.failed_exchanges = 0
@@ -144,6 +101,7 @@ class ChangingPeers(Peers, Generic[M]):
         self._now_s = now_s
         self._connect_s = connect_s
         self._reply_s = reply_s
+        self._raises = raises
         self._say = say
         self._topology = topology
         self._roles = roles
@@ -159,43 +117,43 @@ class ChangingPeers(Peers, Generic[M]):
         return self._drawn.picker
 
     @property
-    @override
     def start_share(self) -> float:
+        """Exchanges to start per step of the neighbourhood; 0 for a worker that only answers."""
         return self._repair().picker.start_share
 
     @property
-    @override
     def deadline_s(self) -> float:
-        return self._patience.deadline_s
+        """Of one piece of a model."""
+        return self._ceiling_s if self._raises else self._patience.deadline_s  # a broken exchange cannot be made once more
 
     @property
-    @override
     def answer_s(self) -> float:
+        """Deadline of an answer, by a peer in whose queue nobody is ahead."""
         return 2 * self._patience.deadline_s  # the peer may be waiting for a third one that does not answer
 
     @property
-    @override
     def turn_s(self) -> float:
+        """How long one exchange of this worker holds up those that are queued, at the longest."""
         return self.deadline_s + self._reply_s  # one whose turn comes may have died or frozen meanwhile
 
     @property
-    @override
     def longest_turn_s(self) -> float:
+        """The longest ``turn_s`` that a peer may have."""
         return self._ceiling_s + self._reply_s
 
     @property
-    @override
     def drain_s(self) -> float:
+        """How long the exchange under way may last when the session ends."""
         # an answer, the chunks after it, and perhaps a connection made before
-        return 2 * self.answer_s + self._connect_s + self._reply_s
+        return self.answer_s + 2 * self.deadline_s + self._connect_s + self._reply_s
 
     @property
-    @override
     def looks_again_s(self) -> float:
+        """How long a worker that has nothing to start waits before it asks again."""
         return 1.0  # a repaired graph may have another role for it
 
-    @override
     def pick(self) -> int | None:
+        """The peer of the next exchange; None if there is nobody at the moment."""
         alive, picker = self._repair()
         if not picker.initiates:
             return None
@@ -206,14 +164,14 @@ class ChangingPeers(Peers, Generic[M]):
                 return peer
         return None
 
-    @override
     def suspected(self) -> list[int]:
+        """Neighbours without a heartbeat for a while, of whom nothing else is known."""
         alive, picker = self._drawn
         neighbours = [alive[rank] for rank in picker.neighbours]
         return [peer for peer in neighbours if self._monitor.verdict(self._members[peer]) is Verdict.SUSPECTED]
 
-    @override
     def took(self, peer: int, seconds: float) -> None:
+        """An exchange with a peer has come to its end."""
         alive, picker = self._drawn
         if peer in alive:
             picker.took(alive.index(peer), seconds)
@@ -222,18 +180,33 @@ class ChangingPeers(Peers, Generic[M]):
         if paused is not None:
             self._say("%s: %s answers again, and both exchange models as before", self._spoken, self._members[peer].spoken)
 
-    @override
     def exchange_failed(self, peer: int, error: PeerError) -> None:
+        """Something with a peer has failed; raises the error if that ends the gossip."""
         worker = self._members[peer]
         if error.closed:
             self._monitor.connection_lost(worker)
-        shortest_s, longest_s = _PAUSE_S
         self.failed_exchanges += 1
+        if self._raises and error.phase == "exchange":
+            raise error
+        shortest_s, longest_s = _PAUSE_S
         if error.timed_out:
             self._patience.in_vain()
         pause_s = min(longest_s, 2 * self._pauses[peer][1]) if peer in self._pauses else shortest_s
         self._pauses[peer] = (self._now_s() + pause_s, pause_s)
         self._say("%s: no exchanges with %s for %.3g s: %s", self._spoken, worker.spoken, pause_s, error)
+
+    def raise_failure(self) -> None:
+        """Raise a PeerError if a worker has failed and that ends the gossip."""
+        if not self._raises:
+            return
+        alive = self._repair().alive
+        for rank, worker in enumerate(self._members):
+            if rank not in alive:
+                raise PeerError(
+                    f"Rank {worker.initial_rank} has failed, and all end (on_peer_failure='raise').",
+                    rank=worker.initial_rank,
+                    phase="gossip",
+                )
 
     @property
     def _spoken(self) -> str:

@@ -48,6 +48,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from lightning_gossip.algorithm.adpsgd.pace import Pace, backoff_s
+from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
 from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
 
 _NOBODY_S = 0.25  # before a worker that has nobody to exchange with at the moment draws again
@@ -204,50 +205,6 @@ Effect = Wait | Ask | AwaitAnswer | Reply | Average | Probe | Announce
 Steps = Generator[Effect, Any, None]
 
 
-class Peers(Protocol):
-    """Whom a worker exchanges with, how long it waits for them, and what becomes of one that fails."""
-
-    @property
-    def start_share(self) -> float:
-        """Exchanges to start per step of the neighbourhood; 0 for a worker that only answers."""
-
-    @property
-    def deadline_s(self) -> float:
-        """Of one piece of a model."""
-
-    @property
-    def answer_s(self) -> float:
-        """Deadline of an answer, by a peer in whose queue nobody is ahead."""
-
-    @property
-    def turn_s(self) -> float:
-        """How long one exchange of this worker holds up those that are queued, at the longest."""
-
-    @property
-    def longest_turn_s(self) -> float:
-        """The longest ``turn_s`` that a peer may have."""
-
-    @property
-    def drain_s(self) -> float:
-        """How long the exchange under way may last when the session ends."""
-
-    @property
-    def looks_again_s(self) -> float:
-        """How long a worker that has nothing to start waits before it asks again."""
-
-    def pick(self) -> int | None:
-        """The peer of the next exchange; None if there is nobody at the moment."""
-
-    def suspected(self) -> list[int]:
-        """Neighbours without a heartbeat for a while, of whom nothing else is known."""
-
-    def took(self, peer: int, seconds: float) -> None:
-        """An exchange with a peer has come to its end."""
-
-    def exchange_failed(self, peer: int, error: PeerError) -> None:
-        """Something with a peer has failed; raises the error if that ends the gossip."""
-
-
 class Counts(Protocol):
     """Where refusals are counted."""
 
@@ -260,7 +217,7 @@ class GossipProtocol:
     Args:
         rank: of this worker, in [0, world_size).
         world_size: workers.
-        peers: whom to exchange with.
+        peers: whom to exchange with, and how long to wait for them.
         counts: where refused requests are counted.
         now_s: the driver's clock.
         generator: of the waits after a refusal.
@@ -278,7 +235,7 @@ class GossipProtocol:
         self,
         rank: int,
         world_size: int,
-        peers: Peers,
+        peers: ChangingPeers[Any],
         counts: Counts,
         *,
         now_s: Callable[[], float],

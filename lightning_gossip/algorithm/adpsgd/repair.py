@@ -13,6 +13,7 @@ import networkx as nx
 
 from lightning_gossip.algorithm.adpsgd.partner_sampler import Roles, resolve_roles
 from lightning_gossip.algorithm.topology.generators import make_topology
+from lightning_gossip.algorithm.topology.options import TopologySpec
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import ConfigurationError
 
@@ -40,7 +41,7 @@ def repaired(topology: Topology, present: Sequence[int]) -> Topology:
     return Topology(topology.name, graph)
 
 
-def topology_for(spec: str | Topology | Sequence[tuple[int, int]], workers: Sequence[int], size: int, roles: Roles) -> Topology:
+def topology_for(spec: TopologySpec, workers: Sequence[int], size: int, roles: Roles) -> Topology:
     """The topology of the present members.
 
     A graph given by its name is what a run started with that many workers would have, where the name takes their number; any

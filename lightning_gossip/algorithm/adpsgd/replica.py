@@ -31,6 +31,8 @@ Running statistics (BatchNorm) are exponential averages, not sums of gradients: 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,8 +46,7 @@ _GROUP_BYTES = 1 << 20  # x and m of a group stay in the L2 cache of a core; fla
 class Replica:
     """The published model y of one worker and the merges m that its training thread has not seen yet.
 
-    Not thread-safe: the caller guards every method by one lock and holds it only for the copy. Memory: two flat vectors of
-    the model's size.
+    The lock is held for one copy only: of a chunk, or of the model. Memory: two flat vectors of the model's size.
 
     Args:
         tensors: the parameters and floating-point buffers to publish, in the same order on every worker. Their current
@@ -54,6 +55,8 @@ class Replica:
             running statistics. Default: all 1.
         dtype: of the published model; default: the type that all tensors promote to, at least float32.
         host_vector: makes a zeroed vector in host memory of a length and type.
+        lock: of a driver with threads; none if None. :meth:`settle` and :meth:`copy_out` are for a caller that has the model to
+            itself, and do without.
     """
 
     def __init__(
@@ -63,7 +66,9 @@ class Replica:
         retention: Sequence[float] | None = None,
         dtype: torch.dtype | None = None,
         host_vector: Callable[[int, torch.dtype], Tensor] | None = None,
+        lock: AbstractContextManager[Any] | None = None,
     ) -> None:
+        self._lock = nullcontext() if lock is None else lock
         self.dtype = dtype if dtype is not None else common_dtype(tensors)
         self.numel = sum(t.numel() for t in tensors)
         make = host_vector if host_vector is not None else _zeros
@@ -100,34 +105,37 @@ class Replica:
             gradient was computed at and this push.
         """
         tensors = list(tensors)
-        if self._replaced:
-            self.copy_out(tensors)
-            self.merges.zero_()
-            self._dirty = self._replaced = False
-            self.replacements += 1
-        elif self._dirty:
-            for place, share in self._fading:
-                self.merges[place] *= share**forward_passes
-            self._take_over_and_copy_in(tensors)
-            self._dirty = False
-        else:
-            self._copy_in(tensors)
-        staleness = self._changes.staleness(self._pulled_version)
-        self._pulled_version = self._changes.changed()
-        return staleness
+        with self._lock:
+            if self._replaced:
+                self.copy_out(tensors)
+                self.merges.zero_()
+                self._dirty = self._replaced = False
+                self.replacements += 1
+            elif self._dirty:
+                for place, share in self._fading:
+                    self.merges[place] *= share**forward_passes
+                self._take_over_and_copy_in(tensors)
+                self._dirty = False
+            else:
+                self._copy_in(tensors)
+            staleness = self._changes.staleness(self._pulled_version)
+            self._pulled_version = self._changes.changed()
+            return staleness
 
     def snapshot(self, chunk: slice, out: Tensor) -> None:
         """Copy one chunk of y into ``out``, shape ``(chunk.stop - chunk.start,)``."""
-        out.copy_(self.published[chunk])
+        with self._lock:
+            out.copy_(self.settle()[chunk])
 
     def merge(self, chunk: slice, half_difference: Tensor) -> None:
         """Add d = ½ (s_j − s_i) to one chunk of y and of m."""
-        self.published[chunk] += half_difference
-        self.merges[chunk] += half_difference
-        self._dirty = True
+        with self._lock:
+            self.settle()[chunk] += half_difference
+            self.merges[chunk] += half_difference
+            self._dirty = True
 
     def settle(self) -> Tensor:
-        """y, when all copies into it have ended; for a caller that has the model to itself."""
+        """y, when all copies into it have ended."""
         return self.published
 
     @torch.no_grad()
@@ -143,14 +151,16 @@ class Replica:
         Args:
             model: shape (d,).
         """
-        self.settle().copy_(model)
-        self.merges.zero_()
-        self._replaced, self._dirty = True, False
-        self._changes.changed()
+        with self._lock:
+            self.settle().copy_(model)
+            self.merges.zero_()
+            self._replaced, self._dirty = True, False
+            self._changes.changed()
 
     def exchange_done(self) -> None:
         """Count one completed exchange as one change of the published model."""
-        self._changes.changed()
+        with self._lock:
+            self._changes.changed()
 
     def _take_over_and_copy_in(self, tensors: Sequence[Tensor]) -> None:
         """x ← x + m ; m ← 0 ; y ← x, in groups that stay in the cache: 2.3 copies of the model instead of 2.8."""
@@ -180,8 +190,3 @@ def _groups(tensors: Sequence[Tensor]) -> list[tuple[slice, slice]]:
 
 def _zeros(numel: int, dtype: torch.dtype) -> Tensor:
     return torch.zeros(numel, dtype=dtype)
-
-
-def half_difference(mine: Tensor, theirs: Tensor) -> Tensor:
-    """d = ½ (s_j − s_i), computed in the memory of ``theirs``. The other end gets exactly −d."""
-    return theirs.sub_(mine).mul_(0.5)

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_gossip.algorithm.adpsgd.replica import half_difference
 from lightning_gossip.algorithm.checks import check_choice
 from lightning_gossip.algorithm.compression.moniqua import ModularCode, modular_bytes
 from lightning_gossip.algorithm.tensors.finite import all_finite
@@ -181,3 +180,8 @@ def make_codec(wire: Wire, model: Tensor) -> Codec:
     if wire in ("int8", "int16"):
         return ModularCode(model, 8 if wire == "int8" else 16)
     return Rounded(model.dtype, torch.bfloat16) if wire == "bfloat16" else Plain(model.dtype)
+
+
+def half_difference(mine: Tensor, theirs: Tensor) -> Tensor:
+    """d = ½ (s_j − s_i), computed in the memory of ``theirs``. The other end gets exactly −d."""
+    return theirs.sub_(mine).mul_(0.5)

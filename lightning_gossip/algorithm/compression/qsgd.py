@@ -50,6 +50,9 @@ _DEVICE_BLOCK = 1 << 22
 _WORDS = {2: torch.int32, 3: torch.int64, 4: torch.int16, 5: torch.int64, 6: torch.int32, 7: torch.int64}
 
 
+Norm = Literal["max", "l2"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Quantizer:
     """QSGD's stochastic rounding of a vector, and its bytes.
@@ -80,7 +83,7 @@ class Quantizer:
     bits: int = 4
     levels: int | None = None
     bucket_size: int = 512
-    norm: Literal["max", "l2"] = "max"
+    norm: Norm = "max"
 
     def __post_init__(self) -> None:
         check_integer("bits", self.bits, at_least=2, at_most=8, example=4)

@@ -49,6 +49,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from typing_extensions import override
+
 from lightning_gossip.algorithm.checks import check_integer, is_finite
 from lightning_gossip.algorithm.periodic_averaging.period import Observation, PeriodController, PeriodState, count_step
 from lightning_gossip.errors import ConfigurationError
@@ -108,12 +110,13 @@ class AdaptivePeriod(PeriodController):
         """Whether K_s is a share of the run."""
         return isinstance(self.sample, float)
 
+    @override
     def init(self) -> PeriodState:
-        """See :meth:`PeriodController.init`."""
         return PeriodState(1 if self.warmup_epochs else self.initial)
 
+    @override
     def update(self, state: PeriodState, observation: Observation) -> tuple[bool, PeriodState]:
-        """See :meth:`PeriodController.update`.
+        """Take in the S_k that has come, if one has; then count the step and decide.
 
         Raises:
             ConfigurationError: if K_s is a share of the run, and the run's length is unknown.
@@ -131,8 +134,9 @@ class AdaptivePeriod(PeriodController):
             )
         return average_now, counted
 
+    @override
     def restart(self, state: PeriodState, deviation: float, lr: float) -> PeriodState:
-        """See :meth:`PeriodController.restart`; S · p/s is as good an S_k as any, but no sample."""
+        # S · p/s is as good an S_k as any, but no sample
         if state.since and not state.sampling and lr > 0.0:
             state = self._moved(state, deviation * state.period / state.since / lr)
         return super().restart(state, deviation, lr)

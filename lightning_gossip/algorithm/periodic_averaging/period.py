@@ -19,6 +19,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
+from typing_extensions import override
+
 from lightning_gossip.algorithm.checks import check_integer
 from lightning_gossip.errors import ConfigurationError
 
@@ -136,12 +138,12 @@ class ConstantPeriod(PeriodController):
     def __post_init__(self) -> None:
         check_integer("period", self.period, example=8)
 
+    @override
     def init(self) -> PeriodState:
-        """See :meth:`PeriodController.init`."""
         return PeriodState(self.period)
 
+    @override
     def update(self, state: PeriodState, observation: Observation) -> tuple[bool, PeriodState]:
-        """See :meth:`PeriodController.update`."""
         return count_step(state, self.period)
 
 
@@ -174,12 +176,12 @@ class PostLocal(PeriodController):
         if self.after_steps is not None:
             check_integer("after_steps", self.after_steps, at_least=0, example=1000)
 
+    @override
     def init(self) -> PeriodState:
-        """See :meth:`PeriodController.init`."""
         return PeriodState(self._period(step=1, epoch=0))
 
+    @override
     def update(self, state: PeriodState, observation: Observation) -> tuple[bool, PeriodState]:
-        """See :meth:`PeriodController.update`."""
         return count_step(state, self._period(observation.step, observation.epoch))
 
     def _period(self, step: int, epoch: int) -> int:

@@ -35,6 +35,7 @@ from typing import Any, Literal, get_args
 
 from lightning_gossip.algorithm.checks import check_choice
 from lightning_gossip.algorithm.compression.error_feedback_mean import MeanWire
+from lightning_gossip.algorithm.options import Options
 from lightning_gossip.algorithm.periodic_averaging.period import ConstantPeriod, Observation, PeriodController, PeriodState
 from lightning_gossip.errors import ConfigurationError
 
@@ -42,7 +43,7 @@ OptimizerStateRule = Literal["keep", "average", "reset"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AveragingOptions:
+class AveragingOptions(Options):
     """What periodic averaging is told, in a real run and in a simulated one.
 
     Args:
@@ -62,6 +63,7 @@ class AveragingOptions:
     wire: MeanWire = "float32"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.period, PeriodController):
             object.__setattr__(self, "period", ConstantPeriod(self.period))
         check_choice("optimizer_state", self.optimizer_state, get_args(OptimizerStateRule))

@@ -5,10 +5,15 @@ colouring (edges that share a worker differ in colour), an edge waits for edges 
 steps as there are colours. By rank instead, worker k of a ring waits for worker k − 1, and so for all before it.
 
 Greedily, each edge gets the smallest colour that is free at both of its ends: at most 2Δ − 1 colours for the largest degree Δ
-(Vizing's theorem: Δ or Δ + 1 would do).
+(Vizing's theorem: Δ or Δ + 1 would do). Edges of the same hop, j − i modulo n, are cycles, and come in the order of walking
+along them, so that two colours alternate there. With an even number of workers a ring, an exponential and a complete graph then
+have Δ colours.
 """
 
 from __future__ import annotations
+
+import math
+from functools import cache
 
 from lightning_gossip.algorithm.topology.topology import Topology
 
@@ -24,11 +29,27 @@ def edge_colours(topology: Topology) -> dict[tuple[int, int], int]:
 
     >>> from lightning_gossip.algorithm.topology.generators import ring
     >>> edge_colours(ring(4))
-    {(0, 1): 0, (0, 3): 1, (1, 2): 1, (2, 3): 0}
+    {(0, 1): 0, (1, 2): 1, (2, 3): 0, (0, 3): 1}
     """
+    n = topology.n
+
+    @cache
+    def step(hop: int) -> tuple[int, int]:
+        """How many cycles the edges of this hop make, and by how many places each edge goes on in one."""
+        cycles = math.gcd(hop, n)
+        return cycles, pow(hop // cycles, -1, n // cycles)
+
+    def place(edge: tuple[int, int]) -> tuple[int, int, int]:
+        """Hop, cycle and place in it."""
+        first, hop = edge[0], edge[1] - edge[0]
+        if 2 * hop > n:
+            first, hop = edge[1], n - hop
+        cycles, inverse = step(hop)
+        return hop, first % cycles, first // cycles * inverse % (n // cycles)
+
     used = [0] * topology.n  # at each worker, a bit for each colour
     colours = {}
-    for i, j in topology.edges:
+    for i, j in sorted(topology.edges, key=place):
         taken = used[i] | used[j]
         free = ~taken & (taken + 1)  # the lowest bit that is not set
         used[i] |= free

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from threading import Lock
 from typing import Protocol
 
 import torch
@@ -74,11 +75,13 @@ class StagedReplica(Replica):
     Memory: one flat vector of the model's size on the device, three pinned ones on the host.
 
     Args:
-        tensors, retention: as for a replica.
+        tensors, retention, lock: as for a replica.
         streams: of the tensors' device.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], *, retention: Sequence[float] | None = None, streams: Streams) -> None:
+    def __init__(
+        self, tensors: Sequence[Tensor], *, retention: Sequence[float] | None = None, streams: Streams, lock: Lock | None = None
+    ) -> None:
         dtype = common_dtype(tensors)
         numel = sum(tensor.numel() for tensor in tensors)
         self._streams = streams
@@ -86,18 +89,8 @@ class StagedReplica(Replica):
         self._staging_views = views_like(self._staging, tensors)
         self._staged, self._published_event = streams.event(), streams.event()
         self._uploaded, self._spare_uploaded = streams.event(), streams.event()
-        super().__init__(tensors, retention=retention, dtype=dtype, host_vector=streams.pinned)
+        super().__init__(tensors, retention=retention, dtype=dtype, host_vector=streams.pinned, lock=lock)
         self._spare_merges = streams.pinned(numel, dtype)
-
-    @override
-    def snapshot(self, chunk: slice, out: Tensor) -> None:
-        self._published_event.synchronize()
-        super().snapshot(chunk, out)
-
-    @override
-    def merge(self, chunk: slice, half_difference: Tensor) -> None:
-        self._published_event.synchronize()
-        super().merge(chunk, half_difference)
 
     @override
     def settle(self) -> Tensor:
@@ -136,8 +129,8 @@ class StagedReplica(Replica):
             self._published_event.record()
 
 
-def replica_of(tensors: Sequence[Tensor], *, retention: Sequence[float]) -> Replica:
-    """A replica of tensors wherever they are."""
+def replica_of(tensors: Sequence[Tensor], *, retention: Sequence[float] | None = None) -> Replica:
+    """A replica of tensors wherever they are, for several threads."""
     if tensors and tensors[0].is_cuda:
-        return StagedReplica(tensors, retention=retention, streams=CudaStreams(tensors[0].device))
-    return Replica(tensors, retention=retention)
+        return StagedReplica(tensors, retention=retention, streams=CudaStreams(tensors[0].device), lock=Lock())
+    return Replica(tensors, retention=retention, lock=Lock())

@@ -10,7 +10,6 @@ read outside the lock, which is held for the copy of a chunk and for its merge.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,19 +22,6 @@ from lightning_gossip.algorithm.compression.pairwise import Codec, Plain
 from lightning_gossip.algorithm.tensors.finite import all_finite
 from lightning_gossip.algorithm.tensors.flat import chunk_slices
 from lightning_gossip.transport.base import Pending, Transport
-
-
-class PublishedModel(Protocol):
-    """What an exchange needs of a replica; the implementation takes the lock."""
-
-    numel: int
-    dtype: torch.dtype
-
-    def snapshot(self, chunk: slice, out: Tensor) -> None:
-        """See :meth:`lightning_gossip.algorithm.adpsgd.replica.Replica.snapshot`."""
-
-    def merge(self, chunk: slice, half_difference: Tensor) -> None:
-        """See :meth:`lightning_gossip.algorithm.adpsgd.replica.Replica.merge`."""
 
 
 @dataclass
@@ -83,7 +69,7 @@ class Exchanger:
         self._refuses = refuse_nonfinite
         self._buffers: list[tuple[Tensor, Tensor]] = []
 
-    def run(self, peer: int, model: PublishedModel, codec: Codec | None = None) -> Outcome:
+    def run(self, peer: int, model: Replica, codec: Codec | None = None) -> Outcome:
         """Average with a peer that runs the same at the same time.
 
         Args:
@@ -108,7 +94,7 @@ class Exchanger:
         outcome.bytes_sent = self._greet(peer, code) + self._stream(peer, model, code, merge)
         return outcome
 
-    def give(self, peer: int, model: PublishedModel) -> Outcome:
+    def give(self, peer: int, model: Replica) -> Outcome:
         """Give the model to a peer that takes it, and ignore what it sends.
 
         Raises:
@@ -116,7 +102,7 @@ class Exchanger:
         """
         return Outcome(self._stream(peer, model, Plain(model.dtype), lambda chunk, mine, theirs: None))
 
-    def take(self, peer: int, model: PublishedModel, into: Tensor) -> Outcome:
+    def take(self, peer: int, model: Replica, into: Tensor) -> Outcome:
         """Take the model of a peer that gives it.
 
         Args:
@@ -150,7 +136,7 @@ class Exchanger:
         codec.agree(theirs)
         return mine.nbytes
 
-    def _stream(self, peer: int, model: PublishedModel, codec: Codec, arrived: _Arrived) -> int:
+    def _stream(self, peer: int, model: Replica, codec: Codec, arrived: _Arrived) -> int:
         """Swap all chunks; returns the bytes sent."""
         granules = max(1, self._chunk_bytes // (model.dtype.itemsize * codec.granule))
         chunks = chunk_slices(model.numel, granules * codec.granule)
@@ -192,23 +178,3 @@ class _Arrived(Protocol):
 
 def _put(vector: Tensor, chunk: slice, piece: Tensor) -> None:
     vector[chunk] = piece
-
-
-class LockedReplica:
-    """A replica as an exchange sees it: each copy under the model lock."""
-
-    def __init__(self, replica: Replica, lock: threading.Lock) -> None:
-        self._replica = replica
-        self._lock = lock
-        self.numel = replica.numel
-        self.dtype: torch.dtype = replica.dtype
-
-    def snapshot(self, chunk: slice, out: Tensor) -> None:
-        """See :class:`PublishedModel`."""
-        with self._lock:
-            self._replica.snapshot(chunk, out)
-
-    def merge(self, chunk: slice, half_difference: Tensor) -> None:
-        """See :class:`PublishedModel`."""
-        with self._lock:
-            self._replica.merge(chunk, half_difference)

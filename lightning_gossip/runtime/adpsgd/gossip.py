@@ -8,11 +8,11 @@ its generators, and what its effects are: messages and chunks over a transport.
 | training (the caller's) | ``open``, ``step``, ``drain``, ``close`` | the network in ``drain`` and ``close`` only |
 | ``gossip-listener`` | ``receive`` for each request | a message, without a deadline; STOP ends it |
 | ``gossip-responder`` | ``respond`` | a request, until the listener ends; a chunk, with a deadline |
-| ``gossip-initiator`` | ``initiate``, if it may ever start an exchange | its pace, an answer, a chunk: all with deadlines |
+| ``gossip-initiator`` | ``initiate`` | its pace, an answer, a chunk: all with deadlines |
 
 Two locks. ``_lock`` holds while a generator runs from one effect to the next, a few instructions, and is free while an
-effect is under way. ``_model_lock`` guards the replica and is held for one copy only: a chunk (gossip threads) or the model
-(training thread). Neither is held across the network.
+effect is under way. The replica's own is held for one copy: a chunk (gossip threads) or the model (training thread). Neither is
+held across the network.
 
 A failure on a gossip thread ends that thread, is kept, and is raised on the training thread at its next step.
 """
@@ -27,8 +27,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker
-from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers, FixedPeers
+from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
 from lightning_gossip.algorithm.adpsgd.protocol import (
     Announce,
     Answer,
@@ -62,10 +61,8 @@ class Gossip:
 
     Args:
         transport: connection to the other workers. Owned: closed with this object.
-        peers: whom to average with, and whether this worker starts exchanges; a picker alone means that the first failure of a
-            peer ends the gossip.
+        peers: whom to average with, and what becomes of one that fails.
         exchanges_per_step: completed exchanges that each worker should see in one step of its neighbourhood; 0 for none.
-        timeout_s: the longest deadline of a reply and of each chunk.
         timeline: where exchanges are recorded.
         chunk_bytes: see :class:`~lightning_gossip.runtime.adpsgd.exchange.Exchanger`.
         counters: to go on with.
@@ -78,10 +75,9 @@ class Gossip:
     def __init__(
         self,
         transport: Transport,
-        peers: PartnerPicker | FixedPeers | ChangingPeers[Any],
+        peers: ChangingPeers[Any],
         *,
         exchanges_per_step: float = 1.0,
-        timeout_s: float = 120.0,
         timeline: Timeline | None = None,
         chunk_bytes: int = 4 << 20,
         counters: GossipCounters | None = None,
@@ -91,20 +87,19 @@ class Gossip:
     ) -> None:
         self.counters = GossipCounters() if counters is None else counters
         self._transport = transport
-        self._peers = FixedPeers(peers, timeout_s) if isinstance(peers, PartnerPicker) else peers
+        self._peers = peers
         self._timeline = timeline if timeline is not None else Timeline()
-        self._exchanger = Exchanger(transport, chunk_bytes=chunk_bytes, timeout_s=timeout_s, refuse_nonfinite=refuse_nonfinite)
-        self._model_lock = threading.Lock()
-        self._health = Health(
-            transport.rank, self._exchanger, self._model_lock, on_nonfinite=on_nonfinite, counters=self.counters
+        self._exchanger = Exchanger(
+            transport, chunk_bytes=chunk_bytes, timeout_s=peers.deadline_s, refuse_nonfinite=refuse_nonfinite
         )
+        self._health = Health(transport.rank, self._exchanger, on_nonfinite=on_nonfinite, counters=self.counters)
         self._wire = wire
         self._replica: Replica | None = None
         self._codec: Codec | None = None
         self._protocol = GossipProtocol(
             transport.rank,
             transport.world_size,
-            self._peers,
+            peers,
             self.counters,
             now_s=now_s,
             generator=random.Random(transport.rank),
@@ -121,9 +116,8 @@ class Gossip:
         targets: list[tuple[str, Callable[[], None]]] = [
             ("gossip-listener", self._listen),
             ("gossip-responder", lambda: self._run(self._protocol.respond())),
+            ("gossip-initiator", lambda: self._run(self._protocol.initiate())),
         ]
-        if self._peers.may_start:
-            targets.append(("gossip-initiator", lambda: self._run(self._protocol.initiate())))
         for name, target in targets:
             thread = threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True)
             thread.start()
@@ -133,7 +127,7 @@ class Gossip:
         """Begin a session: the replica has just been published, and may be averaged from now on.
 
         Args:
-            replica: the published model.
+            replica: the published model, with a lock.
             session: the same number on all workers, larger each time.
             layout: fingerprint of what the replica holds; must be equal on all workers.
         """
@@ -157,8 +151,7 @@ class Gossip:
             Exception: whatever ended a gossip thread.
         """
         self.raise_failure()
-        with self._model_lock:
-            staleness = self._open_replica().push_pull(tensors, forward_passes=forward_passes)
+        staleness = self._open_replica().push_pull(tensors, forward_passes=forward_passes)
         self.counters.staleness.record(staleness)
         if step_s is not None:
             with self._lock:
@@ -180,9 +173,8 @@ class Gossip:
         self.raise_failure()
         self._exchanger.release()  # the average needs memory of its own
         replica = self._open_replica()
-        with self._model_lock:
-            # no forward pass since the last pull: running statistics take over all of the merges
-            replica.push_pull(tensors, forward_passes=0)
+        # no forward pass since the last pull: running statistics take over all of the merges
+        replica.push_pull(tensors, forward_passes=0)
         return replica
 
     def request_sync(self) -> None:
@@ -211,41 +203,33 @@ class Gossip:
             self._wake()
 
     def raise_failure(self) -> None:
-        """Raise what ended a gossip thread, if anything did."""
+        """Raise what ended a gossip thread, if anything did, or that a worker has failed, where that ends all."""
         if self._protocol.failure is not None:
             raise self._protocol.failure
+        with self._lock:
+            self._peers.raise_failure()
 
-    def close(self, *, together: bool, timeout_s: float = 10.0) -> None:
+    def close(self, *, timeout_s: float = 10.0) -> None:
         """End the threads and free the transport. May be called twice.
 
         Args:
-            together: all workers close now: each one's STOP message ends its successor's listener. Otherwise (after a
-                failure) the listener is left to the end of the process, since only a message from another worker wakes it;
-                except where a worker's message to itself does.
             timeout_s: deadline for the threads.
         """
         transport = self._transport
-        ends_all = together or transport.wakes_itself
         with self._lock:
             if not self._protocol.stop():
                 return
-            if not ends_all:
-                self._protocol.hears_no_more()  # the listener, which would say so, is left alone
             self._wake()
-        if ends_all:
-            try:
-                transport.post((transport.rank + (not transport.wakes_itself)) % transport.world_size, Message(Kind.STOP))
-            except PeerError as error:
-                log.warning("rank %d: could not tell a listening thread to end: %s", transport.rank, error)
+        try:
+            transport.post(transport.rank, Message(Kind.STOP))
+        except PeerError as error:
+            log.warning("rank %d: could not tell its listening thread to end: %s", transport.rank, error)
         deadline = Deadline.after(timeout_s)
         for thread in self._threads:
-            if ends_all or thread.name != "gossip-listener":
-                thread.join(deadline.left_s)
-        alive = [thread.name for thread in self._threads if thread.is_alive()]
-        if ends_all and alive:
+            thread.join(deadline.left_s)
+        if alive := [thread.name for thread in self._threads if thread.is_alive()]:
             log.warning("rank %d: its threads %s did not end within %.3g s", transport.rank, ", ".join(alive), timeout_s)
-        if ends_all or not alive:  # a thread that is late finds the transport closed, and ends by that
-            transport.close()
+        transport.close()  # a thread that is late finds it closed, and ends by that
 
     # -- the gossip threads ------------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ sum could hold.
 from __future__ import annotations
 
 import logging
-import threading
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -24,7 +23,7 @@ from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.compression.pairwise import Codec
 from lightning_gossip.algorithm.staleness import StalenessHistogram
 from lightning_gossip.errors import NonFiniteError
-from lightning_gossip.runtime.adpsgd.exchange import Exchanger, LockedReplica, Outcome
+from lightning_gossip.runtime.adpsgd.exchange import Exchanger, Outcome
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +49,6 @@ class Health:
     Args:
         rank: of this worker, for messages.
         exchanger: moves the chunks.
-        model_lock: guards the replica.
         on_nonfinite: see above.
         counters: to count in.
 
@@ -62,7 +60,6 @@ class Health:
         self,
         rank: int,
         exchanger: Exchanger,
-        model_lock: threading.Lock,
         *,
         on_nonfinite: OnNonFinite,
         counters: GossipCounters,
@@ -70,7 +67,6 @@ class Health:
         self.adopts = False
         self._rank = rank
         self._exchanger = exchanger
-        self._model_lock = model_lock
         self._on_nonfinite = on_nonfinite
         self._counters = counters
 
@@ -87,16 +83,14 @@ class Health:
             NonFiniteError: if this worker's model is not finite, under ``"raise"``.
             PeerError: if the peer does not answer or its time is over.
         """
-        model = LockedReplica(replica, self._model_lock)
         if self.adopts:
-            return self._adopt(peer, replica, model)
+            return self._adopt(peer, replica)
         if gives:
             self._counters.refused_nonfinite += 1
-            return self._exchanger.give(peer, model)
-        outcome = self._exchanger.run(peer, model, codec)
+            return self._exchanger.give(peer, replica)
+        outcome = self._exchanger.run(peer, replica, codec)
         if not outcome.refused:
-            with self._model_lock:
-                replica.exchange_done()
+            replica.exchange_done()
         elif outcome.mine_finite:
             self._counters.refused_nonfinite += 1
             log.warning(
@@ -109,12 +103,11 @@ class Health:
             self.adopts = True
         return outcome
 
-    def _adopt(self, peer: int, replica: Replica, model: LockedReplica) -> Outcome:
+    def _adopt(self, peer: int, replica: Replica) -> Outcome:
         taken = torch.empty(replica.numel, dtype=replica.dtype)
-        outcome = self._exchanger.take(peer, model, taken)
+        outcome = self._exchanger.take(peer, replica, taken)
         if not outcome.refused:
-            with self._model_lock:
-                replica.replace(taken)
+            replica.replace(taken)
             self.adopts = False
             self._counters.adopted += 1
             log.warning("rank %d: it goes on from the model of rank %d", self._rank, peer)

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_gossip.algorithm.apsgd_worker import Served
 from lightning_gossip.errors import ConfigurationError, ProtocolError
@@ -91,20 +92,20 @@ class RemoteServer(ServerLink):
         self._timeout_s = timeout_s
         self._turn_timeout_s = turn_timeout_s
 
+    @override
     def pull(self, session: int, layout: int, out: Tensor, update: Update | None = None) -> Served:
-        """See :class:`ServerLink`."""
         answer = self._request(Kind.PULL, session, layout, update)
         if answer.kind is Kind.REFUSE:
             raise layout_error(self._transport.rank, self._rank)
         self._transport.receive(self._rank, out).wait(self._timeout_s)
         return _served(answer)
 
+    @override
     def leave(self, session: int, update: Update | None = None) -> Served:
-        """See :class:`ServerLink`."""
         return _served(self._request(Kind.LEAVE, session, 0, update))
 
+    @override
     def request_sync(self, session: int) -> None:
-        """See :class:`ServerLink`."""
         self._transport.post(self._rank, Message(Kind.SYNC, session))
 
     def _request(self, kind: Kind, session: int, layout: int, update: Update | None) -> Message:

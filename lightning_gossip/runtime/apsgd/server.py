@@ -23,6 +23,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_gossip.algorithm.apsgd import ParameterServer
 from lightning_gossip.algorithm.apsgd_worker import Served
@@ -119,18 +120,18 @@ class Server(ServerLink):
 
     # -- the training thread of this rank ------------------------------------------------------------------------------
 
+    @override
     def pull(self, session: int, layout: int, out: Tensor, update: Update | None = None) -> Served:
-        """See :class:`ServerLink`."""
         self.raise_failure()
         return self._pull(self._transport.rank, session, out, update, self._turn_timeout_s)
 
+    @override
     def leave(self, session: int, update: Update | None = None) -> Served:
-        """See :class:`ServerLink`."""
         self.raise_failure()
         return self._leave(self._transport.rank, update, self._turn_timeout_s)
 
+    @override
     def request_sync(self, session: int) -> None:
-        """See :class:`ServerLink`."""
         with self._condition:
             self._sync_requested_in = max(self._sync_requested_in, session)
 

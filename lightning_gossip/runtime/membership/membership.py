@@ -1,67 +1,36 @@
-"""Who is in the job, in which order, and collectives that survive the failure of a member (decisions/005)."""
+"""The members of the job as one worker knows them, and collectives that survive the failure of a member (decisions/005, 018).
+
+The protocol is :class:`lightning_gossip.algorithm.membership.membership.Membership`; here are the store, the process groups
+and the exceptions."""
 
 from __future__ import annotations
 
 import logging
-import pickle
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from lightning_gossip.algorithm.failure_detector import Verdict
-from lightning_gossip.errors import ConfigurationError, GossipError, PeerError, another_aborted, reason_of
+from lightning_gossip.algorithm.membership import membership as protocol
+from lightning_gossip.algorithm.membership.store import Steps
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
+from lightning_gossip.errors import ConfigurationError, GossipError, another_aborted, reason_of
 from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.membership import uses
-from lightning_gossip.runtime.membership.admission import Admission
 from lightning_gossip.runtime.membership.collective_errors import may_pass
-from lightning_gossip.runtime.membership.join_requests import JoinRequests
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
-from lightning_gossip.runtime.membership.round_kinds import of_one_kind
-from lightning_gossip.runtime.membership.round_store import WorkerId
-from lightning_gossip.runtime.membership.rounds import Rounds
-from lightning_gossip.runtime.store_client import delete_below
+from lightning_gossip.runtime.membership.store_operations import StoreOperations, drive
+from lightning_gossip.runtime.store_client import delete_below, store_lost
 from lightning_gossip.transport.endpoint import Endpoint, unreachable
 from lightning_gossip.transport.gloo_group import set_timeout
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-_REST_S = 5.0  # for the others to end their Trainer's work
-_USE_BITS = 32  # each use of a Trainer has rounds of its own: whoever has left one early misses none of the next
-
-
-class _Outcome(NamedTuple):
-    """What a member says of its attempt at something that all make together.
-
-    Args:
-        reason: why it has failed; None if it has worked.
-        may_pass: whether it may work when it is made once more.
-    """
-
-    reason: str | None
-    may_pass: bool = True
-
-
-class _Arrival(NamedTuple):
-    """What a member says at the beginning of a use of a Trainer.
-
-    Args:
-        intact: whether its default group is as it was made, and nothing has ended the use before.
-        generation: of its members.
-        members: as it knows them.
-        endpoint: where its sockets listen, or what is wrong with that; None if it does not say.
-    """
-
-    intact: bool
-    generation: int
-    members: tuple[WorkerId, ...]
-    endpoint: Endpoint | ConfigurationError | None
 
 
 class Membership:
@@ -82,12 +51,7 @@ class Membership:
         late: whether the others have begun without this worker, so that it has to be admitted.
 
     Attributes:
-        members: at present; a worker's place among them is its rank.
-        generation: how often the members or their groups have changed.
-        changed: called after each change.
-        excluded: workers that were excluded, in that order.
-        outside: whether this worker is no member (any more, or not yet): every collective is then its own.
-        admission: admits workers that come later.
+        changed: called after each change of the members or their groups.
     """
 
     def __init__(
@@ -105,26 +69,27 @@ class Membership:
     ) -> None:
         self.store = store
         self.monitor = monitor
-        self.members = tuple(members)
-        self.generation = 0
-        self.changed: list[Callable[[], None]] = []
-        self.excluded: list[WorkerId] = []
         self.prefix = prefix
-        self._rested = ""  # where this worker was when it was resting last
-        self._rounds = Rounds(store, monitor, prefix, timeout_s)
-        self._join_requests = JoinRequests(store, prefix)
-        self._make_group = make_group
-        self._min_workers = min_workers
         self.timeout_s = timeout_s
+        self.changed: list[Callable[[], None]] = []
+        self._protocol = protocol.Membership(
+            prefix, members, monitor.protocol, now_s, min_workers=min_workers, timeout_s=timeout_s, late=late
+        )
+        self._make_group = make_group
         self._collective_timeout_s = collective_timeout_s
         self._hurries = False  # whether collectives are made whose workers have all met
-        self._late = late
-        self._met = False  # whether there has been a first round
+        self._failure: Exception | None = None  # of the last attempt
         # the default group that was made last; held, its connections would stay when it is destroyed
         self._group: Callable[[], dist.ProcessGroup | None] = lambda: None
-        self._oldest = 0  # generation whose keys may be there
-        self.outside = False
-        self.admission = Admission(self, self._join_requests)
+        self._operations = StoreOperations(
+            store,
+            {
+                protocol.MakeGroup: self._do_make_group,
+                protocol.DropGroup: lambda _: _drop_group(),
+                protocol.TellChange: lambda _: self._tell_change(),
+                protocol.DeleteBelow: lambda effect: delete_below(store, effect.prefix),
+            },
+        )
 
     @property
     def me(self) -> WorkerId:
@@ -132,9 +97,34 @@ class Membership:
         return self.monitor.me
 
     @property
+    def members(self) -> tuple[WorkerId, ...]:
+        """At present; a worker's place among them is its rank."""
+        return self._protocol.members
+
+    @property
     def rank(self) -> int:
         """This worker's place among the members."""
-        return self.members.index(self.me)
+        return self._protocol.rank
+
+    @property
+    def generation(self) -> int:
+        """How often the members or their groups have changed."""
+        return self._protocol.generation
+
+    @property
+    def excluded(self) -> list[WorkerId]:
+        """Workers that were excluded, in that order."""
+        return self._protocol.excluded
+
+    @property
+    def outside(self) -> bool:
+        """Whether this worker is no member (any more, or not yet): every collective is then its own."""
+        return self._protocol.outside
+
+    @property
+    def round(self) -> int:
+        """The number of the next round: the same on all members at the same point."""
+        return self._protocol.round
 
     def failed_ranks(self) -> Callable[[], frozenset[int]]:
         """A function to be called later: which of the present members have failed since, by their present ranks."""
@@ -149,69 +139,29 @@ class Membership:
 
         return failed_ranks
 
-    @property
-    def round(self) -> int:
-        """The number of the next round: the same on all members at the same point."""
-        return self._rounds.number
-
-    # -- rounds ------------------------------------------------------------------------------------------------------
+    # -- rounds and attempts -----------------------------------------------------------------------------------------
 
     def gather(self, mine: Any, kind: str = "values") -> list[Any]:
         """The values of all members that take part, in the order of their ranks (after the call, if somebody was excluded).
 
         Args:
-            mine: this worker's value.
+            mine: this worker's value; any that can be pickled.
             kind: what is gathered, the same on all members.
 
         Raises:
             PeerError: if a worker does not come, has aborted, or too few are left.
             ConfigurationError: on all members, if one of them gathers something else.
         """
-        said = self._hold(mine, kind)
-        for worker, (_, value) in said.items():
-            if isinstance(value, _Outcome) and value.reason is not None:  # its attempt has failed before it came to this round
-                raise another_aborted(worker.initial_rank, value.reason, "a collective")
-        return of_one_kind(list(said.values()))
+        return self._perform(self._protocol.gather(mine, kind))
 
-    def _hold(self, mine: Any, kind: str) -> dict[WorkerId, tuple[str, Any]]:
-        """Hold one round, and exclude absent members; returns each member's kind and value, in the order of their ranks."""
-        if self.outside:
-            return {self.me: (kind, mine)}
-        said = self._hear(mine, kind)
-        if said is not None and len(said) < len(self.members):
-            self._exclude([worker for worker in self.members if worker not in said])
-            self.make_groups()
-        return {self.me: (kind, mine)} if said is None else said
-
-    def _outcomes(self, failure: Exception | None, kind: str) -> dict[WorkerId, _Outcome]:
-        """How an attempt has ended for each member.
-
-        Raises:
-            Exception: this worker's failure, if others are elsewhere: in a round that belongs to the attempt, where they raise.
-            ConfigurationError: on all members, if one of them is at another call.
-        """
-        said = self._hold(_outcome(failure), kind)
-        if failure is not None and not all(isinstance(value, _Outcome) for _, value in said.values()):
-            raise failure
-        return dict(zip(said, of_one_kind(list(said.values())), strict=True))
-
-    def _hear(self, mine: Any, kind: str) -> dict[WorkerId, tuple[str, Any]] | None:
-        """Hold one round, with nobody excluded yet; None if this worker itself was absent, and is outside now."""
-        members = self.members
-        said = self._rounds.hold(members, pickle.dumps((kind, mine)), tidies=self.rank == 0)
-        if said is None:
-            self._leave()
-            return None
-        return {worker: pickle.loads(value) for worker, value in zip(members, said, strict=True) if value is not None}
+    def gather_for(self, rank: int, mine: Any, kind: str = "values") -> list[Any]:
+        """As :meth:`gather`, for one rank only, which alone reads the values; the others get an empty list."""
+        return self._perform(self._protocol.gather_for(rank, mine, kind))
 
     def broadcast(self, value: T, source: int = 0) -> T:
         """The value of one rank; that of the first member left, if that one has failed."""
-        sender = self.members[source]
-        while True:
-            values = self.gather(value if self.me == sender else None, "a broadcast")
-            if sender in self.members:
-                return values[self.members.index(sender)]  # type: ignore[no-any-return]
-            sender = self.members[0]
+        sent: T = self._perform(self._protocol.broadcast(value, source))
+        return sent
 
     def attempt(self, collective: Callable[[], T]) -> T:
         """Run collectives on the default group, of workers that have met, until they have worked for all that are left.
@@ -226,40 +176,21 @@ class Membership:
             PeerError: as :meth:`gather`, and if it has failed on other workers only.
             Exception: what the collective has raised on this worker.
         """
-        tried = False
-        while not self._is_outside():
-            generation, result, failure = self.generation, None, None
+        result: T | None = None
+
+        def run(_: Any) -> protocol.Outcome:
+            nonlocal result
             try:
                 with self._hurrying():
                     result = collective()
             except GossipError:
                 raise
-            except Exception as error:  # noqa: BLE001 - raised below, or made good
-                failure = error
-            if failure is not None and dist.is_initialized():
-                _let_go(failure)
-                # only neighbours of a failed worker hear of its end; those behind them wait for workers that have given up
-                dist.destroy_process_group()
-            outcomes = self._outcomes(failure, "the end of a collective")
-            if self._is_outside():  # since now
-                break
-            if not _failed(outcomes):
-                return result  # type: ignore[return-value]
-            if self.generation != generation:  # somebody was excluded
-                tried = False
-                continue
-            ends = tried or not _may_all_pass(outcomes)
-            if not ends:
-                log.warning("%s: a collective has failed, and is made once more: %s", self.me.spoken, _told(outcomes))
-            self.generation += 1
-            self.make_groups()
-            if ends:
-                raise self._failure_of(outcomes, failure)
-            tried = True
-        return collective()
+            except Exception as error:  # noqa: BLE001 - raised in the end, or made good
+                return self._note_failure(error)
+            return protocol.Outcome(None)
 
-    def _is_outside(self) -> bool:
-        return self.outside
+        self._perform(self._protocol.attempt(), {protocol.Run: run})
+        return result  # type: ignore[return-value]
 
     @contextmanager
     def _hurrying(self) -> Iterator[None]:
@@ -275,6 +206,8 @@ class Membership:
     def _set_deadline(self) -> None:
         if self._collective_timeout_s is not None and dist.is_initialized():
             set_timeout(self._collective_timeout_s if self._hurries else self.timeout_s)
+
+    # -- uses of a Trainer -------------------------------------------------------------------------------------------
 
     def hello(self, use: int = 0, *, aborted: bool = False, endpoint: Endpoint | ConfigurationError | None = None) -> None:
         """Begin a use of a Trainer, with the members that come to it. Makes the default group, if it is not as it was.
@@ -294,50 +227,14 @@ class Membership:
         aborted = aborted or self.monitor.has_aborted
         self.monitor.begin_use(use)
         self.monitor.start()
-        if self._late:
-            self._late = False
-            self.stay_outside()
-        if self.outside:
-            return
-        self._rounds.begin_at(use << _USE_BITS)
-        self.monitor.observe(self.members)
-        intact = not aborted and dist.is_initialized() and (not self._met or self._group() is dist.group.WORLD)
-        if not intact and dist.is_initialized():
-            dist.destroy_process_group()  # somebody may wait in a collective for this worker, which has left it
-        generation = self.generation if self._met else self.generation - 1
-        heard = self._hear(_Arrival(intact, generation, self.members, endpoint), "the beginning of a Trainer's work")
-        if heard is None:
-            return
-        said: dict[WorkerId, _Arrival] = dict(zip(heard, of_one_kind(list(heard.values())), strict=True))
-        self._check_endpoints({worker: theirs.endpoint for worker, theirs in said.items()}, endpoint)
-        # whoever has excluded more workers knows better: nobody that one of those present has excluded is a member
-        members = tuple(worker for worker in self.members if all(worker in theirs.members for theirs in said.values()))
-        members = tuple(worker for worker in members if worker in said)
-        if self.me not in members:
-            self._leave()
-            return
-        generation = max(theirs.generation for theirs in said.values())
-        if absent := [worker for worker in self.members if worker not in members]:
-            self._exclude(absent)
-        views = {theirs.members for theirs in said.values()}
-        if absent or len(views) > 1 or not all(theirs.intact for theirs in said.values()):
-            self.generation = generation + 1
-            self.make_groups()
-        self._met = True
-        self._group = weakref.ref(dist.group.WORLD) if dist.is_initialized() else lambda: None
-        self._join_requests.begin()
+        intact = not aborted and dist.is_initialized() and (not self._protocol.met or self._group() is dist.group.WORLD)
 
-    def _check_endpoints(
-        self, said: dict[WorkerId, Endpoint | ConfigurationError | None], mine: Endpoint | ConfigurationError | None
-    ) -> None:
-        if isinstance(mine, ConfigurationError):
-            raise mine
-        for worker, theirs in said.items():
-            if isinstance(theirs, ConfigurationError):
-                raise another_aborted(worker.initial_rank, reason_of(theirs), "setup")
-        endpoints = {worker.initial_rank: theirs for worker, theirs in said.items() if isinstance(theirs, Endpoint)}
-        if wrong := unreachable(endpoints):
-            raise ConfigurationError(wrong)
+        def check(said: Mapping[WorkerId, Endpoint | ConfigurationError | None]) -> None:
+            _check_endpoints(said, endpoint)
+
+        self._perform(self._protocol.hello(use, intact=intact, about=endpoint, check=check))
+        if dist.is_initialized():
+            self._group = weakref.ref(dist.group.WORLD)
 
     def rest(self) -> None:
         """Stop heartbeats between two uses of a Trainer.
@@ -345,129 +242,143 @@ class Membership:
         Rank 0 waits up to 5 s for the others, because it may hold the store that they still read.
         """
         self.monitor.rest()
-        key = f"{self.prefix}/resting/{self.generation}/{self._rounds.number}"
-        if key == self._rested:
-            return  # nothing has been said since
-        self._rested = key
         try:
-            if self.store.add(key, 1) == len(self.members):
-                self.store.set(f"{key}/all", "1")
-            elif self.rank == 0 and not self.monitor.has_aborted:
-                self.store.wait([f"{key}/all"], timedelta(seconds=_REST_S))
+            drive(self._protocol.rest(), self._operations, self.monitor.lock)
         except dist.DistError as error:
             log.info("%s: ends without having heard that the other workers have ended: %s", self.me.spoken, _first_line(error))
 
-    def _leave(self) -> None:
-        """Go outside as a new incarnation, since the others have excluded this worker."""
-        log.warning(
-            "Rank %d sent no heartbeat for so long that the others have excluded it (peer_timeout_s). It asks to join again.",
+    # -- joining -----------------------------------------------------------------------------------------------------
+
+    def waiting(self, initial_ranks: Sequence[int]) -> dict[WorkerId, str]:
+        """The workers that wait to be admitted, as far as is known, and what each says of its model and data."""
+        requests = self.monitor.join_requests(initial_ranks)
+        # one that was excluded asks again as a new incarnation
+        return {worker: about for worker, about in requests.items() if worker not in self.excluded}
+
+    def admit(self, joiners: Sequence[WorkerId], snapshot: Any) -> None:
+        """Admit workers that wait, at the end of the ranks. All members call it with the same joiners and snapshot.
+
+        Args:
+            joiners: the workers to admit.
+            snapshot: state of the training, for them.
+        """
+        self._perform(self._protocol.admit(joiners, snapshot))
+
+    def refuse(self, worker: WorkerId, reason: str) -> None:
+        """Tell a worker that waits that it will not be admitted."""
+        self._perform(self._protocol.joining.refuse(worker, reason))
+
+    def close_admission(self) -> None:
+        """Admit nobody any more, since the job ends. All members write it down, since each may be killed before.
+
+        A worker that is outside says that its model is its own. It does not raise: the launchers would end the others.
+        """
+        if not self.outside:
+            self._perform(self._protocol.joining.close())
+            return
+        log.error(
+            "Rank %d was excluded (peer_timeout_s) and has not joined the others again before its fit ended: its model is its"
+            " own. Take theirs, from their last checkpoint.",
             self.me.initial_rank,
         )
-        self.monitor.take_identity(self._join_requests.next_incarnation(self.me))
-        self.stay_outside()
+
+    def open_admission(self) -> None:
+        """Admit workers again, since another fit begins. Rank 0 writes it down."""
+        if self.rank == 0 and not self.outside:
+            self._perform(self._protocol.joining.open())
 
     def stay_outside(self) -> None:
         """Be a group of one, until this worker is admitted."""
-        self.outside = True
-        self.generation += 1
-        self.members = (self.me,)
-        self.monitor.observe(self.members, outside=True)
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        self._make_group(PrefixStore(f"{self.prefix}/outside/{self.me}", self.store), 0, 1)
-        for call in self.changed:
-            call()
+        self._perform(self._protocol.stay_outside())
 
-    def grow(self, joiners: Sequence[WorkerId]) -> None:
-        """Add members at the end of the ranks; the groups are still those of before."""
-        self.members = (*self.members, *joiners)
-        self.generation += 1
-        self.monitor.observe(self.members)
+    def join(self, timeout_s: float, about: str = "") -> Any:
+        """Wait to be admitted, as a member at the end of the ranks; returns the snapshot.
 
-    def take_part(self, members: Sequence[WorkerId], *, generation: int, round_: int, excluded: Sequence[WorkerId]) -> None:
-        """Be a member from a round on; still outside afterwards, if the others have excluded this worker meanwhile."""
-        self.members, self.generation, self.excluded = tuple(members), generation, list(excluded)
-        self._rounds.begin_at(round_)
-        uses.adopt(round_ >> _USE_BITS)
-        self.monitor.begin_use(round_ >> _USE_BITS)
-        self.outside, self._met = False, True
-        if self._rounds.is_excluded:
-            self._leave()
-        else:
-            self.monitor.observe(self.members)
-            self.make_groups()
-
-    # -- details -----------------------------------------------------------------------------------------------------
-
-    def _exclude(self, absent: list[WorkerId]) -> None:
-        self.excluded += absent
-        self.members = tuple(worker for worker in self.members if worker not in absent)
-        self.generation += 1
-        ranks = ", ".join(str(worker.initial_rank) for worker in absent)
-        self.monitor.observe(self.members)
-        log.warning("%s: rank %s is gone; %d workers go on", self.me.spoken, ranks, len(self.members))
-        if len(self.members) < self._min_workers:
-            raise PeerError(
-                f"Rank {ranks} is gone, {len(self.members)} workers are left, and min_workers={self._min_workers}: the job"
-                " ends. Resume it from its last checkpoint, or pass a smaller min_workers.",
-                rank=absent[0].initial_rank,
-                phase="membership",
-            )
-
-    def make_groups(self) -> None:
-        """Make the default process group of the present members; those that fail meanwhile are excluded.
+        Args:
+            timeout_s: how long to wait while no member sends heartbeats. While one does there is no deadline: workers are
+                admitted when an epoch begins, and an epoch lasts as long as it lasts.
+            about: this worker's model and data, for the members, who decide whether they fit.
 
         Raises:
-            PeerError: as :meth:`gather`, and if it has failed twice on other workers only.
-            Exception: what has made it fail twice on this worker.
+            PeerError: if nobody admits this worker.
+            ConfigurationError: if it does not fit.
         """
-        tried = False
-        while True:
-            began_s, generation, failure = now_s(), self.generation, None
+        snapshot = self._perform(self._protocol.join(timeout_s, about))
+        uses.adopt(self.round >> protocol.USE_BITS)
+        return snapshot
+
+    def check_admitters(self) -> None:
+        """Check that an admitter is left; a joiner calls it until it has the state of the training.
+
+        Raises:
+            PeerError: if none of the members that have admitted it is left: then nobody has the model that was trained.
+        """
+        self._protocol.check_admitters()
+
+    # -- the driver --------------------------------------------------------------------------------------------------
+
+    def _perform(self, steps: Steps[T], others: Mapping[type, Callable[[Any], Any]] | None = None) -> T:
+        """Run a protocol.
+
+        Raises:
+            PeerError: if the store does not answer.
+            Exception: what this worker's attempt has raised.
+        """
+
+        def do(effect: Any) -> Any:
+            special = (others or {}).get(type(effect))
+            if special is not None:
+                return special(effect)
             try:
-                if dist.is_initialized():
-                    dist.destroy_process_group()
-                self._make_group(PrefixStore(self._group_keys(generation), self.store), self.rank, len(self.members))
-            except Exception as error:  # noqa: BLE001 - raised below, or made good
-                failure = error
-                _let_go(error)
-            outcomes = self._outcomes(failure, "the making of groups")
-            if self.generation != generation or self.outside:
-                return  # somebody was excluded in this round, and the groups have been made in there
-            if not _failed(outcomes):
-                break
-            if dist.is_initialized():
-                dist.destroy_process_group()
-            if tried or not _may_all_pass(outcomes):
-                self._forget_groups(generation + 1)
-                raise self._failure_of(outcomes, failure)
-            log.warning("%s: the process groups could not be made, and are made once more: %s", self.me.spoken, _told(outcomes))
-            self.generation += 1
-            tried = True
-        log.debug("%s: process groups of %d workers made in %.3f s", self.me.spoken, len(self.members), now_s() - began_s)
+                return self._operations(effect)
+            except dist.DistError as error:
+                raise store_lost() from error
+
+        try:
+            return drive(steps, do, self.monitor.lock)
+        except protocol.OwnFailureError:
+            failure, self._failure = self._failure, None
+        assert failure is not None
+        raise failure
+
+    def _do_make_group(self, effect: protocol.MakeGroup) -> protocol.Outcome:
+        try:
+            _drop_group()
+            self._make_group(PrefixStore(effect.keys, self.store), effect.rank, effect.size)
+        except Exception as error:  # noqa: BLE001 - raised in the end, or made good
+            return self._note_failure(error)
         if dist.is_initialized():
             self._group = weakref.ref(dist.group.WORLD)
+        log.debug("%s: a process group of %d workers", self.me.spoken, effect.size)
+        return protocol.Outcome(None)
+
+    def _note_failure(self, error: Exception) -> protocol.Outcome:
+        self._failure = error
+        _let_go(error)
+        return protocol.Outcome(reason_of(error), may_pass(error))
+
+    def _tell_change(self) -> None:
         self._set_deadline()
-        self._forget_groups(self.generation)
         for call in self.changed:
             call()
 
-    def _group_keys(self, generation: int) -> str:
-        return f"{self.prefix}/group/{generation}"
 
-    def _forget_groups(self, generation: int) -> None:
-        """Delete the keys of the groups before a generation, which everybody has left."""
-        first, self._oldest = self._oldest, generation
-        if self.rank == 0:
-            for old in range(first, generation):
-                delete_below(self.store, f"{self._group_keys(old)}/")
+def _check_endpoints(
+    said: Mapping[WorkerId, Endpoint | ConfigurationError | None], mine: Endpoint | ConfigurationError | None
+) -> None:
+    if isinstance(mine, ConfigurationError):
+        raise mine
+    for worker, theirs in said.items():
+        if isinstance(theirs, ConfigurationError):
+            raise another_aborted(worker.initial_rank, reason_of(theirs), "setup")
+    endpoints = {worker.initial_rank: theirs for worker, theirs in said.items() if isinstance(theirs, Endpoint)}
+    if wrong := unreachable(endpoints):
+        raise ConfigurationError(wrong)
 
-    def _failure_of(self, outcomes: dict[WorkerId, _Outcome], mine: Exception | None) -> Exception:
-        """What ends this worker when an attempt has failed for good: its own failure, or the first of the others'."""
-        if mine is not None:
-            return mine
-        worker, outcome = _failed(outcomes)[0]
-        return another_aborted(worker.initial_rank, outcome.reason or "", "a collective")
+
+def _drop_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _let_go(error: BaseException | None) -> None:
@@ -475,22 +386,6 @@ def _let_go(error: BaseException | None) -> None:
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
-
-
-def _outcome(failure: Exception | None) -> _Outcome:
-    return _Outcome(None) if failure is None else _Outcome(reason_of(failure), may_pass(failure))
-
-
-def _failed(outcomes: dict[WorkerId, _Outcome]) -> list[tuple[WorkerId, _Outcome]]:
-    return [(worker, said) for worker, said in outcomes.items() if said != _Outcome(None)]
-
-
-def _may_all_pass(outcomes: dict[WorkerId, _Outcome]) -> bool:
-    return all(said.may_pass for said in outcomes.values())
-
-
-def _told(outcomes: dict[WorkerId, _Outcome]) -> str:
-    return "; ".join(f"rank {worker.initial_rank}: {said.reason}" for worker, said in _failed(outcomes))
 
 
 def _first_line(error: BaseException) -> str:

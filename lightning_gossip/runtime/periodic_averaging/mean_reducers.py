@@ -69,18 +69,18 @@ class WiredMean:
             self._refer_to(vector)
 
     def start(self, vector: Tensor) -> PendingMean:
-        """See :class:`ExactMean`."""
+        """Begin to replace a vector by its mean over all workers, the same bits on all; it is not the caller's meanwhile."""
         if self._code is None:
             return _First(self, self._exact.start(vector), vector)
         return _Compressed(self._collectives, self._code, vector)
 
     @property
     def keeps_back(self) -> bool:
-        """See :class:`ExactMean`."""
+        """Whether anything is left to settle."""
         return self._code is not None
 
     def settle(self, vector: Tensor) -> None:
-        """See :class:`ExactMean`."""
+        """Replace a mean by the exact one, with all that rounding has kept back. Collective."""
         if self._code is not None:
             self._code.settle(vector)
         self._exact.settle(vector)

@@ -1,24 +1,19 @@
 """The shared counter behind work sharing: each worker claims the next batch of the epoch from a store.
 
-One round trip a claim while the epoch is long, a second one near its end, where the claim rule needs everybody's step time.
+One round trip a claim while the end of the epoch is far, a second one near it, where the claim rule asks how fast the others
+are together. What a claim reads are three counters, however many workers there are.
+
 Where a round trip takes long, :mod:`lightning_gossip.runtime.work_sharing.claim_prefetch` makes the next claim while the worker
 trains.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
-
 from lightning_gossip.algorithm.effects import perform
-from lightning_gossip.algorithm.work_sharing import Advance, Claims, Consult, Leave, Ledger
-
-_REFRESH_CLAIMS = 16  # step times change slowly; near the end they are read before each claim
-_PUBLISH_CHANGE = 0.1  # publish the own step time again when it has changed by a tenth
+from lightning_gossip.algorithm.work_sharing import Advance, Claims, Consult, Leave, Ledger, OwnRate, Seen, Tell
 
 
 class Store(Protocol):
@@ -36,9 +31,60 @@ class Store(Protocol):
     def multi_get(self, keys: list[str], /) -> list[bytes]:
         """Read values, waiting for those that are not set yet."""
 
+    def delete_key(self, key: str, /) -> bool:
+        """Delete a value; False if there is none."""
+
+
+class Speeds:
+    """What the members tell each other of their step times, from epoch to epoch, while they are the same.
+
+    In the store are the sum of all rates, under ``key``/rates, and each worker's part of it, which the others subtract if it
+    dies. Of one that dies after it has written the one and not yet the other they subtract too much or too little: the sum is
+    wrong by the rate of one worker, until the members change at the next synchronisation.
+
+    Args:
+        store: shared by all workers.
+        key: prefix of the keys; new when the members change.
+        rank: this worker.
+        workers: how many there are.
+    """
+
+    def __init__(self, store: Store, key: str, *, rank: int, workers: int) -> None:
+        self.own = OwnRate(workers)
+        self.key = key
+        self._store = store
+        self._rank = rank
+
+    def tell(self, tell: Tell) -> None:
+        """Let the others know of this worker's step time."""
+        self._note(tell.term)
+        self._store.add(f"{self.key}/rates", tell.change)
+
+    def leave(self, epoch: str) -> None:
+        """Note that this worker has left an epoch."""
+        self._note(self.own.term, epoch)
+
+    def term_of(self, rank: int, epoch: str) -> int | None:
+        """A dead worker's part of the sum, at least 1 so that it counts; None if it had left the epoch before."""
+        key = f"{self.key}/rate/{rank}"
+        if not self._store.check([key]):
+            return 1
+        term, left = self._store.multi_get([key])[0].decode().split(" ", 1)
+        return None if left == epoch else max(1, int(term))
+
+    def forget(self) -> None:
+        """Delete this worker's part: the members have changed, and nobody asks for it any more."""
+        self._store.delete_key(f"{self.key}/rate/{self._rank}")
+
+    def _note(self, term: int, left: str = "") -> None:
+        self._store.set(f"{self.key}/rate/{self._rank}", f"{term} {left}")
+
 
 class EpochQueue:
     """One worker's access to the batches of one epoch.
+
+    In the store are two counters, ``key``/next of the batches claimed and ``key``/left of the workers that claim no more and of
+    their rates. Only adding changes them, so nobody waits for another.
 
     Args:
         store: shared by all workers.
@@ -47,8 +93,8 @@ class EpochQueue:
         workers: how many there are.
         batches: positions 0 … batches − 1 are handed out, at least one to each worker.
         lookahead: batches that the data loader keeps ahead of a step.
-        speeds_key: prefix of the keys with everybody's step time, the same for all epochs of a fit, so that a new epoch
-            begins with what the last one measured; default: ``key``, and nothing is known at the start.
+        speeds: everybody's, the same for all epochs between two changes of the members, so that a new epoch begins with what
+            the last one measured; None: nothing is known at the start.
         gone: asked for the ranks that have died; they claim no more.
     """
 
@@ -61,29 +107,21 @@ class EpochQueue:
         workers: int,
         batches: int,
         lookahead: int,
-        speeds_key: str | None = None,
+        speeds: Speeds | None = None,
         gone: Callable[[], frozenset[int]] = frozenset,
     ) -> None:
         self.ledger = Ledger()
         self.batches = batches
-        self.protocol = Claims(place=rank, workers=workers, batches=batches, lookahead=lookahead)
+        self._speeds = Speeds(store, key, rank=rank, workers=workers) if speeds is None else speeds
+        self.protocol = Claims(place=rank, workers=workers, batches=batches, lookahead=lookahead, own_rate=self._speeds.own)
         self._store = store
         self._key = key
-        self._speeds_key = key if speeds_key is None else speeds_key
-        self._rank = rank
+        self._counters = [f"{key}/next", f"{key}/left", f"{self._speeds.key}/rates"]
+        self._all_set = False  # all three
         self._workers = workers
-        self._lookahead = lookahead
         self._gone = gone
-        self._remaining = batches - workers
-        self._step_times = np.full(workers, math.nan)
-        self._published_s: float | None = None
-        self._claims = 0
-        self._excluded: frozenset[int] = frozenset()  # of the workers, those that were dead at the last look
-        self._time_keys = {each: self._time_key(each) for each in range(workers)}  # of the others, by rank
-        self._all_set = False  # these keys, and the counter; none is deleted while the epoch lasts
-        self._values: list[bytes] = []  # of the step times, as they were at the last look
-        if not store.check([self._time_key(rank)]):
-            self._write(math.nan, left=False)
+        self._known_gone: frozenset[int] = frozenset()  # at the last look
+        self._lost = 0  # the rates of those that died while they claimed, added up
 
     def claim(self, step_s: float | None) -> int | None:
         """Take the next batch.
@@ -107,16 +145,7 @@ class EpochQueue:
             step_s: as there.
             held: batches that this worker holds.
         """
-        if self.protocol.done:
-            return None
-        if self._claims == 0:
-            self._publish(step_s)
-        position = perform(self.protocol.next(step_s, held), partial(self._do, step_s, held))
-        if position is None:
-            self._write(math.nan if step_s is None else step_s, left=True)
-        else:
-            self._claims += 1
-        return position
+        return perform(self.protocol.next(step_s, held), self._do)
 
     @property
     def left_early(self) -> bool:
@@ -126,81 +155,44 @@ class EpochQueue:
     @property
     def taken(self) -> int:
         """Batches that all workers have claimed, as far as this one knows."""
-        return self.batches - self._remaining
+        return self.batches - self.protocol.remaining
 
     def unclaimed(self) -> list[int]:
         """Positions that nobody has claimed; meaningful while nobody claims, and once every worker has its first batch."""
         return list(range(self._workers + self._store.add(f"{self._key}/next", 0), self.batches))
 
-    def _do(self, step_s: float | None, held: int, effect: Consult | Leave | Advance) -> Any:
+    def _do(self, effect: Tell | Consult | Leave | Advance) -> Any:
         """What the protocol asks for; it says what each effect is."""
         match effect:
+            case Tell():
+                self._speeds.tell(effect)
             case Consult():
-                self._consult(step_s, held)
-                return self._remaining, self._step_times
+                if effect.dead:
+                    self._look_for_dead()
+                return self._look()
             case Leave():
                 # Where one has died that can be wrong for a moment; what nobody takes is handed out again after the
                 # synchronisation.
-                return self._store.add(f"{self._key}/left", 1) >= self._workers - len(self._gone())
+                left = self._store.add(f"{self._key}/left", effect.term) + self._lost
+                stays = self._speeds.own.rates.read(left)[0] >= self._workers
+                if not stays:
+                    self._speeds.leave(self._key)
+                return stays
             case Advance():
-                position = self._workers + self._store.add(f"{self._key}/next", 1) - 1
-                self._remaining = max(0, self.batches - position - 1)
-                return position
+                return self._workers + self._store.add(f"{self._key}/next", 1) - 1
+        return None
 
-    def _consult(self, step_s: float | None, held: int) -> None:
-        """Bring the own step time, everybody's, and what remains up to date, as far as the decision needs it."""
-        self._publish(step_s)
-        if self._claims % _REFRESH_CLAIMS == 1 or self._is_near_end(step_s, held):
-            self._exclude(self._gone())
-            *values, taken = self._look()
-            self._remaining = self.batches - self._workers - int(taken)
-            if values and values != self._values:
-                before = self._values or [b""] * len(values)
-                for rank, value, old in zip(self._time_keys, values, before, strict=True):
-                    if value != old:
-                        self._step_times[rank] = self._read(value)
-                self._values = values
-
-    def _exclude(self, gone: frozenset[int]) -> None:
-        """These have died: they claim no more, and their step times are of no use."""
-        if gone != self._excluded:
-            self._excluded, self._values, self._all_set = gone, [], False
-            self._time_keys = {rank: self._time_key(rank) for rank in range(self._workers) if rank not in gone}
-            self._step_times[list(gone)] = math.inf
-
-    def _look(self) -> list[bytes]:
-        """Everybody's step time, if all are set, and then the shared counter; one round trip, once they have been seen.
-
-        A worker that has not begun this epoch has set nothing, and is not waited for.
-        """
-        keys, counter = list(self._time_keys.values()), f"{self._key}/next"
-        if not self._all_set:
-            taken = self._store.add(counter, 0)
-            if not self._store.check(keys):
-                return [str(taken).encode()]
+    def _look(self) -> Seen:
+        """The three counters in one round trip, once it is known that all are set."""
+        if self._all_set:
+            taken, left, rates = map(int, self._store.multi_get(self._counters))
+        else:
+            taken, left, rates = (self._store.add(key, 0) for key in self._counters)
             self._all_set = True
-        return self._store.multi_get([*keys, counter])
+        return Seen(max(0, self.batches - self._workers - taken), left + self._lost, rates)
 
-    def _is_near_end(self, step_s: float | None, held: int) -> bool:
-        fastest_s = float(np.fmin.reduce(self._step_times, initial=math.inf))
-        slowness = max(1.0, (step_s or 0.0) / fastest_s) if 0.0 < fastest_s < math.inf else 1.0
-        most = max(held, self._lookahead) + 1
-        return self._remaining <= 4 * self._workers * most * slowness + _REFRESH_CLAIMS * self._workers
-
-    def _publish(self, step_s: float | None) -> None:
-        """Tell the others the own step time, if it has changed by much."""
-        if step_s is not None and (self._published_s is None or abs(step_s / self._published_s - 1.0) > _PUBLISH_CHANGE):
-            self._published_s = step_s
-            self._write(step_s, left=False)
-
-    def _write(self, step_s: float, *, left: bool) -> None:
-        """Publish the own step time, and the epoch that this worker has left, if so."""
-        self._store.set(self._time_key(self._rank), f"{float(step_s)!r} {self._key if left else ''}")
-
-    def _read(self, value: bytes) -> float:
-        """A worker's step time; infinite if it has left this epoch."""
-        step_s, left = value.decode().split(" ", 1)
-        return math.inf if left == self._key else float(step_s)
-
-    def _time_key(self, rank: int) -> str:
-        return f"{self._speeds_key}/step_s/{rank}"
+    def _look_for_dead(self) -> None:
+        gone = self._gone()
+        terms = (self._speeds.term_of(rank, self._key) for rank in gone - self._known_gone)
+        self._lost += sum(term for term in terms if term is not None)
+        self._known_gone |= gone

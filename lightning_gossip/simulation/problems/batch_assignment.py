@@ -1,8 +1,7 @@
 """Who trains on what between two synchronisation points.
 
 Shared epochs are claimed by the runtime's protocol (:class:`~lightning_gossip.algorithm.work_sharing.Claims`), ``lookahead``
-batches ahead of the one in training. Two idealisations: a claim takes no time, and every worker's step time is known to all at
-once.
+batches ahead of the one in training. One idealisation: a claim takes no time.
 """
 
 from __future__ import annotations
@@ -13,9 +12,20 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
 from lightning_gossip.algorithm.effects import perform
-from lightning_gossip.algorithm.work_sharing import Advance, Claims, Consult, Leave, Ledger, check_enough_batches
+from lightning_gossip.algorithm.work_sharing import (
+    Advance,
+    Claims,
+    Consult,
+    Leave,
+    Ledger,
+    OwnRate,
+    Seen,
+    Tell,
+    check_enough_batches,
+)
 
 
 class Task(NamedTuple):
@@ -60,8 +70,8 @@ class FreeSession(Session):
         self._samples = samples
         self._generators = generators
 
+    @override
     def next(self, rank: int, step_s: float | None) -> Task | None:
-        """See :meth:`Session.next`."""
         if not self._left[rank]:
             return None
         self._left[rank] -= 1
@@ -79,8 +89,8 @@ class EqualShares(Session):
         self._share = math.ceil(len(tasks) / workers)
         self._taken = [0] * workers
 
+    @override
     def next(self, rank: int, step_s: float | None) -> Task | None:
-        """See :meth:`Session.next`."""
         if self._taken[rank] == self._share:
             return None
         position = rank + self._taken[rank] * self._workers
@@ -94,29 +104,34 @@ class SharedEpoch(Session):
     Args:
         tasks: of the epoch, by position.
         members: the workers that take part, by rank; each is sure of one batch.
-        speeds_s: everybody's step time, NaN where it is not known; kept from epoch to epoch, and changed.
+        own_rates: by rank, what the others know of each worker; kept from epoch to epoch, and changed.
         lookahead: see :class:`Epochs`.
     """
 
-    def __init__(self, tasks: Sequence[Task], *, members: Sequence[int], speeds_s: list[float], lookahead: int) -> None:
+    def __init__(self, tasks: Sequence[Task], *, members: Sequence[int], own_rates: Sequence[OwnRate], lookahead: int) -> None:
         check_enough_batches(len(tasks), len(members))
         self._tasks = tasks
         self._lookahead = lookahead
-        self._speeds_s = speeds_s
-        self._places = {rank: place for place, rank in enumerate(members)}
-        # what the rule sees; infinite for those that have left
-        self._times_s = np.array([speeds_s[rank] for rank in members])
+        self._own_rates = own_rates
         self._next = len(members)  # the first positions are the members' own
+        self._left = 0  # the sum of the rates of those that claim no more
+        self._rates = sum(own_rates[rank].term for rank in members)  # and that of all
         self._ledgers = {rank: Ledger() for rank in members}
         self._claims = {
-            rank: Claims(place=place, workers=len(members), batches=len(tasks), lookahead=lookahead)
-            for rank, place in self._places.items()
+            rank: Claims(
+                place=place,
+                workers=len(members),
+                batches=len(tasks),
+                lookahead=lookahead,
+                own_rate=own_rates[rank],
+            )
+            for place, rank in enumerate(members)
         }
         self._begun: set[int] = set()
         self._done: set[int] = set()
 
+    @override
     def next(self, rank: int, step_s: float | None) -> Task | None:
-        """See :meth:`Session.next`."""
         ledger = self._ledgers[rank]
         if rank not in self._begun:
             self._begun.add(rank)
@@ -127,15 +142,15 @@ class SharedEpoch(Session):
         self._claim(rank, step_s)
         return self._tasks[ledger.current]
 
+    @override
     def stepped(self, rank: int) -> None:
-        """See :meth:`Session.stepped`."""
         self._ledgers[rank].step()
 
+    @override
     def lost(self, rank: int) -> None:
-        """See :meth:`Session.lost`."""
-        if rank in self._places and rank not in self._done:
+        if rank in self._claims and rank not in self._done:
             self._done.add(rank)
-            self._times_s[self._places[rank]] = math.inf
+            self._left += self._own_rates[rank].term or 1
 
     @property
     def remaining(self) -> int:
@@ -145,21 +160,23 @@ class SharedEpoch(Session):
     def _claim(self, rank: int, step_s: float | None) -> None:
         if rank in self._done:
             return
-        if step_s is not None:
-            self._speeds_s[rank] = self._times_s[self._places[rank]] = step_s
         position = perform(self._claims[rank].next(step_s, self._ledgers[rank].held), self._do)
         if position is None:
-            self.lost(rank)
+            self._done.add(rank)
         else:
             self._ledgers[rank].claim(position)
 
-    def _do(self, effect: Consult | Leave | Advance) -> Any:
+    def _do(self, effect: Tell | Consult | Leave | Advance) -> Any:
         """What the protocol asks for; it says what each effect is."""
         match effect:
+            case Tell():
+                self._rates += effect.change
             case Consult():
-                return self.remaining, self._times_s
+                return Seen(self.remaining, self._left, self._rates)
             case Leave():
-                return len(self._done) == len(self._places) - 1
+                self._left += effect.term
+                return self._own_rates[0].rates.read(self._left)[0] >= len(self._claims)
             case Advance():
                 position, self._next = self._next, min(self._next + 1, len(self._tasks))
                 return position
+        return None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_gossip.algorithm.checks import check_integer
-from lightning_gossip.algorithm.work_sharing import EpochPlan, check_enough_batches
+from lightning_gossip.algorithm.work_sharing import EpochPlan, OwnRate, check_enough_batches
 from lightning_gossip.simulation.problems.batch_assignment import EqualShares, FreeSession, Session, SharedEpoch, Task
 
 
@@ -87,7 +87,7 @@ class Plan:
         self._workers = workers
         self._shared = shared
         self._generators = generators
-        self._speeds_s = [math.nan] * workers
+        self._own_rates = [OwnRate(workers) for _ in range(workers)]
         self._epoch: EpochPlan | None = None
         if isinstance(work, Steps):
             self.sessions, self.steps = 1, work.number * workers
@@ -110,7 +110,7 @@ class Plan:
         tasks = self._tasks(number)
         if not self._shared:
             return EqualShares(tasks, self._workers)
-        return SharedEpoch(tasks, members=members, speeds_s=self._speeds_s, lookahead=self._work.lookahead)
+        return SharedEpoch(tasks, members=members, own_rates=self._own_rates, lookahead=self._work.lookahead)
 
     def _tasks(self, epoch: int) -> list[Task]:
         assert isinstance(self._work, Epochs)

@@ -22,9 +22,9 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import simpy
 import torch
@@ -32,8 +32,9 @@ from simpy.events import Event
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerChoice, PartnerPicker, Roles, resolve_roles
-from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers, FixedPeers
+from lightning_gossip.algorithm.adpsgd.options import GossipOptions
+from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker, Roles
+from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
 from lightning_gossip.algorithm.adpsgd.protocol import (
     Answer,
     Ask,
@@ -49,13 +50,13 @@ from lightning_gossip.algorithm.adpsgd.protocol import (
     Wait,
 )
 from lightning_gossip.algorithm.adpsgd.replica import Replica
-from lightning_gossip.algorithm.checks import check_choice, is_finite
-from lightning_gossip.algorithm.compression.pairwise import Wire, exchange_bytes, make_codec
+from lightning_gossip.algorithm.compression.pairwise import exchange_bytes, make_codec
 from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.failure_detector import Verdict as Health
+from lightning_gossip.algorithm.options import EpochOptions
 from lightning_gossip.algorithm.topology.generators import make_topology
 from lightning_gossip.algorithm.topology.topology import Topology
-from lightning_gossip.errors import ConfigurationError, PeerError
+from lightning_gossip.errors import PeerError
 from lightning_gossip.simulation.cluster.collective_costs import ring_all_reduce_s
 from lightning_gossip.simulation.cluster.network import then
 from lightning_gossip.simulation.problems.batch_assignment import Session
@@ -63,73 +64,23 @@ from lightning_gossip.simulation.record import Distances
 from lightning_gossip.simulation.run import Process, Run, Strategy
 from lightning_gossip.simulation.strategies.asynchronous import StepTimes, SyncPoint
 
-TopologySpec = str | Topology | Iterable[Iterable[int]]
-AtRendezvous = Literal["adopt", "evaluate"]
-WorkSharing = Literal["auto"] | bool
-
 
 @dataclass(frozen=True, kw_only=True)
-class ADPSGD(Strategy):
+class ADPSGD(GossipOptions, EpochOptions, Strategy):
     """Asynchronous pairwise gossip; the options of :class:`~lightning_gossip.strategies.ADPSGDStrategy`.
 
     Args:
-        topology: who averages with whom: a name, a topology, or the edges.
-        roles: ``"auto"``, ``"bipartite"`` or ``"symmetric"``.
-        exchanges_per_step: averagings that a worker takes part in per step of its neighbourhood; 0 for none.
-        work_sharing: ``"auto"`` and ``True`` share an epoch by the claim rule; ``False`` gives equal shares.
-        at_rendezvous: ``"adopt"`` makes every worker take the mean at an epoch's end; ``"evaluate"`` only looks at it.
         seed: of the partner choice; None for the run's.
-        wire: how a model is sent; see :mod:`lightning_gossip.algorithm.compression.pairwise`.
-        partner_choice: ``"uniform"`` or ``"fast_links"``; see :mod:`lightning_gossip.algorithm.adpsgd.partner_sampler`.
     """
 
     name = "adpsgd"
     shares_work = True
 
-    topology: TopologySpec = "ring"
-    roles: Roles = "auto"
-    exchanges_per_step: float = 1.0
-    work_sharing: WorkSharing = "auto"
-    at_rendezvous: AtRendezvous = "adopt"
     seed: int | None = None
-    wire: Wire = "float32"
-    partner_choice: PartnerChoice = "uniform"
 
-    def __post_init__(self) -> None:
-        check_choice("wire", self.wire, get_args(Wire))
-        check_choice("partner_choice", self.partner_choice, get_args(PartnerChoice))
-        check_choice("work_sharing", self.work_sharing, (True, False, "auto"))
-        check_choice("roles", self.roles, get_args(Roles))
-        check_at_rendezvous(self.at_rendezvous)
-        if not is_finite(self.exchanges_per_step) or self.exchanges_per_step < 0.0:
-            raise ConfigurationError(f"exchanges_per_step={self.exchanges_per_step!r} is not a number of at least 0.")
-
-    @property
-    def topology_name(self) -> str:
-        """See :class:`Strategy`."""
-        return topology_name(self.topology)
-
-    def check(self, workers: int) -> None:
-        """See :meth:`Strategy.check`."""
-        resolve_roles(make_topology(self.topology, workers), self.roles)
-
+    @override
     def start(self, run: Run) -> None:
-        """See :meth:`Strategy.start`."""
         Gossip(self, run).start()
-
-
-def topology_name(spec: TopologySpec) -> str:
-    """What a graph is called in logs."""
-    return spec if isinstance(spec, str) else getattr(spec, "name", "custom")
-
-
-def check_at_rendezvous(value: object) -> None:
-    """Refuse what is not known.
-
-    Raises:
-        ConfigurationError: naming the key.
-    """
-    check_choice("at_rendezvous", value, get_args(AtRendezvous))
 
 
 class Gossip:
@@ -149,14 +100,14 @@ class Gossip:
         self._topology = make_topology(strategy.topology, n)
         self._roles = strategy.roles
         self.monitor = Monitor(run)
+        members = [Member(rank) for rank in range(n)]
         seed = run.seed if strategy.seed is None else strategy.seed
         pickers = [
             PartnerPicker(self._topology, rank, roles=strategy.roles, seed=seed, choice=strategy.partner_choice)
             for rank in range(n)
         ]
-        self.workers = [
-            Worker(self, rank, self._peers(rank, picker), strategy.exchanges_per_step) for rank, picker in enumerate(pickers)
-        ]
+        peers = [PatientPeers(run, self.monitor, members, self._topology, strategy.roles, picker) for picker in pickers]
+        self.workers = [Worker(self, rank, peers[rank], strategy.exchanges_per_step) for rank in range(n)]
         run.current = lambda: self.published
         self.sync_point = SyncPoint(
             run, settle=self._drain, average=self._average, open_session=self._open, cost_s=self._average_s
@@ -169,22 +120,6 @@ class Gossip:
         self.sync_point.begin()
         for rank, at_s in sorted(self.run.cluster.failures.items()):
             then(self.run.environment.timeout(at_s), self.workers[rank].fail)
-
-    def _peers(self, rank: int, picker: PartnerPicker) -> FixedPeers | PatientPeers:
-        if not self.run.cluster.failures:
-            return FixedPeers(picker, math.inf)
-        members = [Member(number) for number in range(self.run.workers)]
-        return PatientPeers(
-            self.monitor,
-            rank,
-            members,
-            self._topology,
-            roles=self._roles,
-            picker=picker,
-            ceiling_s=math.inf,
-            now_s=lambda: self.run.environment.now,
-            say=_say_nothing,
-        )
 
     def _open(self, session: Session) -> None:
         self.session = session
@@ -260,6 +195,22 @@ class Monitor:
 class PatientPeers(ChangingPeers[Member]):
     """The runtime's peers, with infinite deadlines."""
 
+    def __init__(
+        self, run: Run, monitor: Monitor, members: list[Member], topology: Topology, roles: Roles, picker: PartnerPicker
+    ) -> None:
+        super().__init__(
+            monitor,
+            picker.rank,
+            members,
+            topology,
+            roles=roles,
+            picker=picker,
+            ceiling_s=math.inf,
+            now_s=lambda: run.environment.now,
+            say=_say_nothing,
+        )
+        self._may_change = bool(run.cluster.failures)
+
     @property
     @override
     def deadline_s(self) -> float:
@@ -272,8 +223,8 @@ class PatientPeers(ChangingPeers[Member]):
 
     @property
     @override
-    def drain_s(self) -> float:
-        return math.inf
+    def looks_again_s(self) -> float:
+        return super().looks_again_s if self._may_change else math.inf
 
 
 def _say_nothing(*_: object) -> None:
@@ -293,14 +244,14 @@ class Swap:
 class Worker:
     """One worker: its replica, its side of the protocol, its three processes."""
 
-    def __init__(self, gossip: Gossip, rank: int, peers: FixedPeers | PatientPeers, exchanges_per_step: float) -> None:
+    def __init__(self, gossip: Gossip, rank: int, peers: PatientPeers, exchanges_per_step: float) -> None:
         self.rank = rank
         self.failed = False
         self._gossip = gossip
         self._run = gossip.run
         self._environment = gossip.run.environment
         self._peers = peers
-        self._starts = peers.may_start and exchanges_per_step > 0.0
+        self._starts = exchanges_per_step > 0.0
         self._protocol = GossipProtocol(
             rank,
             gossip.run.workers,

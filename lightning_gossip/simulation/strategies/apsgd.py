@@ -9,19 +9,20 @@ Who may push and pull when, and how stale an update is, is the package's own
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
 
 import simpy
 from simpy.events import Event
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_gossip.algorithm import apsgd_worker
-from lightning_gossip.algorithm.apsgd import EventTrigger, OnStale, ParameterServer, ServerOptions
+from lightning_gossip.algorithm.apsgd import APSGDOptions, ParameterServer
 from lightning_gossip.algorithm.apsgd_worker import Served, WorkerProtocol
-from lightning_gossip.algorithm.checks import check_choice, check_integer
 from lightning_gossip.algorithm.effects import perform_in_time
+from lightning_gossip.algorithm.options import EpochOptions
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.cluster.collective_costs import in_cast_s
 from lightning_gossip.simulation.cluster.network import then
@@ -32,59 +33,17 @@ from lightning_gossip.simulation.strategies.asynchronous import StepTimes, SyncP
 
 
 @dataclass(frozen=True, kw_only=True)
-class APSGD(Strategy):
+class APSGD(APSGDOptions, EpochOptions, Strategy):
     """Asynchronous SGD; the options of :class:`~lightning_gossip.strategies.APSGDStrategy`.
 
-    Args:
-        server_rank: on which rank the server is.
-        max_staleness, on_stale, active_workers, scale: see :class:`~lightning_gossip.algorithm.ServerOptions`.
-        event_trigger: a threshold of ‖u‖, an :class:`~lightning_gossip.algorithm.EventTrigger`, its arguments as a mapping, or
-            None to send after every step; needs an objective.
-        work_sharing: ``"auto"`` and ``True`` share an epoch by the claim rule; ``False`` gives equal shares.
-        at_rendezvous: makes no difference: there is one model.
+    An ``event_trigger`` needs an objective; ``at_rendezvous`` makes no difference, since there is one model.
     """
 
     name = "apsgd"
     shares_work = True
 
-    server_rank: int = 0
-    max_staleness: int | None = None
-    on_stale: OnStale = "drop"
-    active_workers: int | None = None
-    scale: float | None = None
-    event_trigger: float | EventTrigger | Mapping[str, Any] | None = None
-    work_sharing: Literal["auto"] | bool = "auto"
-    at_rendezvous: Literal["adopt", "evaluate"] = "adopt"
-
-    def __post_init__(self) -> None:
-        check_integer("server_rank", self.server_rank, at_least=0, example=0)
-        check_choice("work_sharing", self.work_sharing, (True, False, "auto"))
-        self.server_options  # noqa: B018 - refuses what cannot work
-        self.trigger  # noqa: B018
-
-    @property
-    def server_options(self) -> ServerOptions:
-        """Of the server."""
-        return ServerOptions(
-            max_staleness=self.max_staleness,
-            on_stale=self.on_stale,
-            active_workers=self.active_workers,
-            scale=self.scale,
-        )
-
-    @property
-    def trigger(self) -> EventTrigger | None:
-        """When to send."""
-        return EventTrigger.of(self.event_trigger)
-
-    def check(self, workers: int) -> None:
-        """See :meth:`Strategy.check`."""
-        self.server_options.check(workers)
-        if self.server_rank >= workers:
-            raise ConfigurationError(f"server_rank={self.server_rank} of {workers} workers: ranks are 0 to {workers - 1}.")
-
+    @override
     def start(self, run: Run) -> None:
-        """See :meth:`Strategy.start`."""
         if self.trigger is not None and not run.models.numel:
             raise ConfigurationError("event_trigger needs an objective: without one no update has a norm.")
         Server(self, run).start()
@@ -111,7 +70,7 @@ class Server:
         self.trigger = strategy.trigger
         self.session: Session
         self.rules: ParameterServer
-        self._options = asdict(strategy.server_options)
+        self._options = strategy.of_server
         self._pushing: dict[int, _Request] = {}  # by rank, first come first: the update waits
         self._pulling: dict[int, _Request] = {}  # the model is waited for
         self._workers = [_Worker(self, rank) for rank in range(run.workers)]

@@ -18,56 +18,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from typing_extensions import override
 
-from lightning_gossip.algorithm.checks import check_choice
-from lightning_gossip.algorithm.dpsgd import Begin, Complete, RoundsProtocol, StackedCorrection
+from lightning_gossip.algorithm.dpsgd import Begin, Complete, NeighbourOptions, RoundsProtocol, StackedCorrection
 from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.laws import FloatArray
+from lightning_gossip.algorithm.options import EpochEndOptions
 from lightning_gossip.algorithm.topology.generators import make_topology
-from lightning_gossip.algorithm.topology.mixing import MixingWeights
 from lightning_gossip.simulation.cluster.collective_costs import ring_all_reduce_s, transfer_s
 from lightning_gossip.simulation.problems.batch_assignment import Task
 from lightning_gossip.simulation.run import Process, Run
-from lightning_gossip.simulation.strategies.adpsgd import AtRendezvous, TopologySpec, check_at_rendezvous, topology_name
-from lightning_gossip.simulation.strategies.synchronous import Lockstep, Rounds, stall_if_failed
+from lightning_gossip.simulation.strategies.synchronous import Rounds, Synchronous, stall_if_failed
 
 _STATUS = 2  # elements that go with a model, as in the runtime
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPSGD(Lockstep):
-    """Synchronous averaging with the neighbours; the options of :class:`~lightning_gossip.strategies.DPSGDStrategy`.
-
-    Args:
-        topology: who averages with whom: a name, a topology, or the edges.
-        weights: of the mixing matrix, ``"metropolis"`` or ``"uniform"``.
-        overlap: average the models of before the step while the gradient is computed.
-        at_rendezvous: ``"adopt"`` makes every worker take the mean at an epoch's end; ``"evaluate"`` only looks at it.
-    """
+class DPSGD(NeighbourOptions, EpochEndOptions, Synchronous):
+    """Synchronous averaging with the neighbours; the options of :class:`~lightning_gossip.strategies.DPSGDStrategy`."""
 
     name = "dpsgd"
 
-    topology: TopologySpec = "ring"
-    weights: MixingWeights = "metropolis"
-    overlap: bool = True
-    at_rendezvous: AtRendezvous = "adopt"
-
-    def __post_init__(self) -> None:
-        check_choice("weights", self.weights, ("metropolis", "uniform"))
-        check_choice("overlap", self.overlap, (True, False))
-        check_at_rendezvous(self.at_rendezvous)
-
-    @property
-    def topology_name(self) -> str:
-        """See :class:`Strategy`."""
-        return topology_name(self.topology)
-
-    def check(self, workers: int) -> None:
-        """See :meth:`Strategy.check`."""
-        make_topology(self.topology, workers)
-
+    @override
     def rounds(self, run: Run) -> Rounds:
-        """See :meth:`Lockstep.rounds`."""
         return NeighbourRounds(self, run)
 
 
@@ -91,8 +64,8 @@ class NeighbourRounds(Rounds):
         self._clocks_s = self._sent_s = np.zeros(run.workers)
         self._transfers_s = self._transfer_times(0.0)
 
+    @override
     def round(self, number: int, tasks: Sequence[Task]) -> Process:
-        """See :meth:`Rounds.round`."""
         run = self._run
         starts_s = self._clocks_s
         for rank, task in enumerate(tasks):
@@ -124,8 +97,8 @@ class NeighbourRounds(Rounds):
         if x.numel():
             x.add_(self._correction)
 
+    @override
     def end_session(self) -> Process:
-        """See :meth:`Rounds.end_session`."""
         run = self._run
         came_s = self._clocks_s
         cost_s = ring_all_reduce_s(run.links, run.workers, run.nbytes, at_s=run.environment.now, seed=run.seed)

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_gossip.algorithm.compression.error_feedback_mean import CompressedMean, MeanWire, mean_bytes
 from lightning_gossip.algorithm.effects import perform
+from lightning_gossip.algorithm.options import EpochEndOptions
 from lightning_gossip.algorithm.periodic_averaging import protocol
 from lightning_gossip.algorithm.periodic_averaging.adaptive_period import AdaptivePeriod
 from lightning_gossip.algorithm.periodic_averaging.period import PeriodController
@@ -24,30 +26,17 @@ from lightning_gossip.algorithm.periodic_averaging.protocol import Averaged, Ave
 from lightning_gossip.simulation.cluster.collective_costs import all_reduce_bytes, ring_all_reduce_s
 from lightning_gossip.simulation.problems.batch_assignment import Task
 from lightning_gossip.simulation.run import Process, Run
-from lightning_gossip.simulation.strategies.adpsgd import AtRendezvous, check_at_rendezvous
-from lightning_gossip.simulation.strategies.synchronous import Lockstep, Rounds, stall_if_failed
+from lightning_gossip.simulation.strategies.synchronous import Rounds, Synchronous, stall_if_failed
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeriodicAveraging(AveragingOptions, Lockstep):
-    """Averaging now and then; the options of :class:`~lightning_gossip.strategies.PeriodicAveragingStrategy`.
-
-    Args:
-        period, optimizer_state, overlap, wire: see
-            :class:`~lightning_gossip.algorithm.periodic_averaging.protocol.AveragingOptions`.
-        at_rendezvous: ``"adopt"`` makes every worker take the mean at an epoch's end; ``"evaluate"`` only looks at it.
-    """
+class PeriodicAveraging(AveragingOptions, EpochEndOptions, Synchronous):
+    """Averaging now and then; the options of :class:`~lightning_gossip.strategies.PeriodicAveragingStrategy`."""
 
     name = "periodic_averaging"
 
-    at_rendezvous: AtRendezvous = "adopt"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_rendezvous(self.at_rendezvous)
-
+    @override
     def rounds(self, run: Run) -> Rounds:
-        """See :meth:`Lockstep.rounds`."""
         return AveragingRounds(self, run)
 
 
@@ -77,8 +66,8 @@ class AveragingRounds(Rounds):
         self._ends_s = 0.0  # of the averaging begun last
         run.averagings = 0
 
+    @override
     def round(self, epoch: int, tasks: Sequence[Task]) -> Process:
-        """See :meth:`Rounds.round`."""
         run, starts_s = self._run, self._clocks_s
         for rank, task in enumerate(tasks):
             run.models.begin(rank, task.batch)
@@ -97,8 +86,8 @@ class AveragingRounds(Rounds):
         yield run.environment.timeout(max(0.0, float(self._clocks_s.max()) - run.environment.now))
         run.evaluate_if_due(run.workers)
 
+    @override
     def end_session(self) -> Process:
-        """See :meth:`Rounds.end_session`."""
         run = self._run
         self._perform(self._protocol.arrive())
         distance = run.distance(self._models)

@@ -19,14 +19,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_choice
-from lightning_gossip.algorithm.compression.qsgd import Quantizer
+from lightning_gossip.algorithm.compression.qsgd import Norm, Quantizer
 from lightning_gossip.algorithm.compression.quantized_mean import QuantizedMean, message_bytes
+from lightning_gossip.algorithm.options import EpochEndOptions
 from lightning_gossip.simulation.cluster.collective_costs import all_reduce_bytes, ring_all_gather_s, ring_all_reduce_s
 from lightning_gossip.simulation.problems.batch_assignment import Session, Task
 from lightning_gossip.simulation.run import Process, Run, Strategy
@@ -49,14 +50,15 @@ class Rounds(ABC):
         """All workers have ended the epoch."""
 
 
-class Lockstep(Strategy):
+class Synchronous(Strategy):
     """Base of the strategies whose workers make the same steps, one round after the other."""
 
+    @override
     def check(self, workers: int) -> None:
-        """See :meth:`Strategy.check`."""
+        """Any number will do."""
 
+    @override
     def start(self, run: Run) -> None:
-        """See :meth:`Strategy.start`."""
         run.environment.process(_all_rounds(run, self.rounds(run)))
 
     @abstractmethod
@@ -100,13 +102,13 @@ def stall_if_failed(run: Run, ends_s: Sequence[float]) -> bool:
     return True
 
 
-class GradientAveraging(Lockstep):
+class GradientAveraging(Synchronous):
     """Every step all workers apply the mean of their gradients."""
 
     overlap: bool = False
 
+    @override
     def rounds(self, run: Run) -> Rounds:
-        """See :meth:`Lockstep.rounds`."""
         return GradientRounds(self, run)
 
     @abstractmethod
@@ -126,8 +128,8 @@ class GradientRounds(Rounds):
         self._run = run
         self._mean = strategy.averager(run)
 
+    @override
     def round(self, epoch: int, tasks: Sequence[Task]) -> Process:
-        """See :meth:`Rounds.round`."""
         strategy, run = self._strategy, self._run
         start_s = run.environment.now
         for rank, task in enumerate(tasks):
@@ -151,8 +153,8 @@ class GradientRounds(Rounds):
             run.count_step(rank, task.size)
         run.evaluate_if_due(run.workers)
 
+    @override
     def end_session(self) -> Process:
-        """See :meth:`Rounds.end_session`."""
         self._run.end_session(None)
         yield from ()
 
@@ -172,18 +174,18 @@ class AllReduce(GradientAveraging):
     def __post_init__(self) -> None:
         check_choice("overlap", self.overlap, (True, False))
 
+    @override
     def cost(self, run: Run, at_s: float) -> tuple[float, int]:
-        """See :meth:`GradientAveraging.cost`."""
         seconds = ring_all_reduce_s(run.links, run.workers, run.nbytes, at_s=at_s, seed=run.seed)
         return seconds, all_reduce_bytes(run.workers, run.nbytes)
 
+    @override
     def averager(self, run: Run) -> Callable[[Tensor], Tensor]:
-        """See :meth:`GradientAveraging.averager`."""
         return lambda gradients: gradients.sum(0).div_(run.workers)
 
 
 @dataclass(frozen=True, kw_only=True)
-class QSGD(GradientAveraging):
+class QSGD(EpochEndOptions, GradientAveraging):
     """All-reduce SGD with quantized gradients; the options of :class:`~lightning_gossip.strategies.QSGDStrategy`.
 
     Args:
@@ -197,11 +199,11 @@ class QSGD(GradientAveraging):
     bits: int = 4
     levels: int | None = None
     bucket_size: int = 512
-    norm: Literal["max", "l2"] = "max"
+    norm: Norm = "max"
     seed: int | None = None
-    at_rendezvous: Literal["adopt", "evaluate"] = "adopt"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.quantizer  # noqa: B018 - refuses what cannot work
 
     @property
@@ -209,15 +211,15 @@ class QSGD(GradientAveraging):
         """Of the gradients."""
         return Quantizer(bits=self.bits, levels=self.levels, bucket_size=self.bucket_size, norm=self.norm)
 
+    @override
     def cost(self, run: Run, at_s: float) -> tuple[float, int]:
-        """See :meth:`GradientAveraging.cost`."""
         numel = math.ceil(run.nbytes / run.models.x.element_size())
         payload = message_bytes(self.quantizer, numel)
         seconds = ring_all_gather_s(run.links, run.workers, payload, at_s=at_s, seed=run.seed)
         return seconds, (run.workers - 1) * payload
 
+    @override
     def averager(self, run: Run) -> Callable[[Tensor], Tensor]:
-        """See :meth:`GradientAveraging.averager`."""
         seed = run.seed if self.seed is None else self.seed
         workers = [QuantizedMean(self.quantizer, seed=seed, rank=rank) for rank in range(run.workers)]
 

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, DistributedSampler, Sampler
 from typing_extensions import override
 
 from lightning_gossip.algorithm.work_sharing import Batch, EpochPlan, at_least_one_each, check_enough_batches
-from lightning_gossip.runtime.work_sharing.claim_counter import EpochQueue, Store
+from lightning_gossip.runtime.work_sharing.claim_counter import EpochQueue, Speeds, Store
 from lightning_gossip.runtime.work_sharing.claim_prefetch import Claims
 from lightning_gossip.runtime.work_sharing.completion_log import CompletionLog
 
@@ -214,6 +214,7 @@ class SharedBatches(EpochBatches):
         check_enough_batches(len(plan), workers)
         super().__init__(plan, rank=rank, workers=workers, epoch=epoch, training=training, completion_log=completion_log)
         self._claims: Claims | None = None
+        self._speeds: Speeds | None = None  # of the present members
         self._store = store
         self._key = key
         self._lookahead = lookahead
@@ -239,7 +240,13 @@ class SharedBatches(EpochBatches):
     @override
     def _assign(self) -> Iterator[Batch]:
         batches = self._begin()
-        scope = "together" if self.completion_log is None else self.completion_log.scope
+        log = self.completion_log
+        scope, generation = ("together", 0) if log is None else (log.scope, log.generation)
+        speeds_key = f"{self._key}/{scope}/{generation}"
+        if self._speeds is None or self._speeds.key != speeds_key:
+            if self._speeds is not None:
+                self._speeds.forget()
+            self._speeds = Speeds(self._store, speeds_key, rank=self.rank, workers=self.workers)
         queue = EpochQueue(
             self._store,
             f"{self._key}/{scope}/{self._epoch()}/{self.assignments}",
@@ -247,7 +254,7 @@ class SharedBatches(EpochBatches):
             workers=self.workers,
             batches=len(batches),
             lookahead=self._lookahead,
-            speeds_key=f"{self._key}/{self.workers}",
+            speeds=self._speeds,
             gone=self._failed_ranks(),
         )
         self._claims = Claims(queue, self._batch_s)

@@ -13,6 +13,7 @@ from lightning.fabric.utilities import rank_zero_info
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
+from lightning_gossip.algorithm.options import WorkSharing
 from lightning_gossip.algorithm.work_sharing import EpochPlan
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.store_client import ReportingStore, another
@@ -22,7 +23,6 @@ from lightning_gossip.strategies.data.batch_samplers import EpochBatches, Nomina
 from lightning_gossip.strategies.lightning.loop_progress import epochs_processed
 from lightning_gossip.strategies.lightning.patches import Patches
 from lightning_gossip.strategies.lightning.validation import why_static_shares
-from lightning_gossip.strategies.options import WorkSharing
 
 
 class TrainingLoader:

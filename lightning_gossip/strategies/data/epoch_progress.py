@@ -19,13 +19,13 @@ from lightning.fabric.utilities.data import _auto_add_worker_init_fn
 from lightning.pytorch.utilities.data import _extract_batch_size
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from lightning_gossip.algorithm.options import WorkSharing
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.strategies.data.batch_samplers import EpochBatches, EpochPosition, SharedBatches, StaticBatches
 from lightning_gossip.strategies.data.dataloader import TrainingLoader, plan_of, with_epoch_batches
 from lightning_gossip.strategies.data.lr_schedulers import GlobalCount
 from lightning_gossip.strategies.lightning.loop_progress import align_epoch
 from lightning_gossip.strategies.lightning.patches import Patches
-from lightning_gossip.strategies.options import WorkSharing
 
 
 class FitWork:

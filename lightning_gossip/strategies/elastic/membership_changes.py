@@ -6,8 +6,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.runtime.membership.membership import Membership
-from lightning_gossip.runtime.membership.round_store import WorkerId
 from lightning_gossip.runtime.sync_point import gather
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.data.step_accounting import Account
@@ -51,14 +51,13 @@ class MembershipChanges:
         members = self._members
         if members is None:
             return
-        members.monitor.expect(self._initial_ranks)
         if members.outside:
             self._join(members, ready=0)
             self._due = False
             self._has_just_joined = True  # the others admit nobody else before this epoch
             self._lost_batches.follow_members()
         else:
-            members.admission.open()
+            members.open_admission()
 
     def begin_epoch(self, algorithm: Algorithm | None) -> bool:
         """Admit workers that wait, or join; nobody has taken a batch of the epoch yet.
@@ -114,24 +113,24 @@ class MembershipChanges:
     def end_fit(self) -> None:
         """Admit nobody any more."""
         if self._members is not None:
-            self._members.admission.close()
+            self._members.close_admission()
 
     def _admit(self, members: Membership) -> None:
         free = self._survival.most(self._trainer.strategy.workers) - len(members.members)  # type: ignore[attr-defined]
         joiners = gather(self._fitting(members), kind="the workers that fit")[0][: max(0, free)]
         if joiners:
             snapshot = members.broadcast(state_transfer.take_snapshot(self._trainer, self._work, steps=self._account.steps))
-            members.admission.admit(joiners, snapshot)
+            members.admit(joiners, snapshot)
             self._share_state(receives=False)
 
     def _fitting(self, members: Membership) -> list[WorkerId]:
         """The waiting workers that fit; rank 0, whose list counts, refuses the others, which would end the job as members."""
         fit = []
-        for worker, theirs in members.admission.waiting(self._initial_ranks).items():
+        for worker, theirs in members.waiting(self._initial_ranks).items():
             if theirs == self._about:
                 fit.append(worker)
             elif members.rank == 0:
-                members.admission.refuse(
+                members.refuse(
                     worker,
                     f"Rank {worker.initial_rank} came later with another model, data or batches ({theirs}) than the others"
                     f" ({self._about}), who go on without it. Start it with the same command.",
@@ -144,7 +143,7 @@ class MembershipChanges:
 
     def _join(self, members: Membership, *, ready: int) -> None:
         while members.outside:  # again, if it was excluded before it had all
-            snapshot = members.admission.join(members.timeout_s, self._about)
+            snapshot = members.join(members.timeout_s, self._about)
             state_transfer.apply_snapshot(snapshot, self._trainer, self._work, ready=ready)
             self._account.steps = snapshot.steps
             self._due = True
@@ -155,7 +154,7 @@ class MembershipChanges:
         start_equal(self._trainer.lightning_module)
         self._model.agree()
         if receives and self._members is not None:
-            self._members.admission.check_admitters()
+            self._members.check_admitters()
         if self._survival.joiner_optimizer == "copy":
             state_transfer.copy_optimizers(self._trainer, receives=receives)
 

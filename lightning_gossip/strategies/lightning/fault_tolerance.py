@@ -12,12 +12,11 @@ from torch._C._distributed_c10d import Store
 
 from lightning_gossip import version
 from lightning_gossip.algorithm.checks import check_integer
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.membership import membership
-from lightning_gossip.runtime.membership.join_requests import JoinRequests
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
-from lightning_gossip.runtime.membership.round_store import WorkerId
 from lightning_gossip.runtime.process_end import call_at_exit
 from lightning_gossip.runtime.store_client import another, connect, parse_address
 from lightning_gossip.strategies.options import check_choice, seconds_of
@@ -99,7 +98,7 @@ def begin(
 
     Returns:
         The membership; after the first of its rounds it is ``outside`` if this worker has to join by its
-        :attr:`Membership.admission`.
+        :meth:`Membership.join`.
     """
     prefix = f"{keys}/members"
     kept = membership.kept(prefix)
@@ -119,7 +118,7 @@ def begin(
         interface=interface,
     )
     me = WorkerId(initial_rank, store.add(f"{prefix}/incarnation/{initial_rank}", 1))
-    late = initial_rank >= workers or me.incarnation > 1 or JoinRequests(store, prefix).has_begun
+    late = initial_rank >= workers or me.incarnation > 1 or store.check([f"{prefix}/members"])
     theirs = store.compare_set(f"{prefix}/version", "", version.mine()).decode()
     if late:
         version.check([theirs, version.mine()])
@@ -138,7 +137,6 @@ def begin(
     )
     membership.set_current(made)
     monitor.observe(members, outside=late)
-    monitor.expect(range(survival.most(workers)))
     call_at_exit(made.rest)  # a script may let all meet after its last fit: rank 0 does not leave while others still read
     if late:
         log.warning("Rank %d comes later than the others: it will be admitted at the beginning of an epoch.", initial_rank)

@@ -25,9 +25,9 @@ from lightning.pytorch.trainer.call import _interrupt
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from typing_extensions import override
 
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime.membership import membership
-from lightning_gossip.runtime.membership.round_store import WorkerId
 from lightning_gossip.strategies.lightning.patches import Patches
 
 log = logging.getLogger(__name__)

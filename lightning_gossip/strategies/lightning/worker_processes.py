@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, get_args
 
@@ -25,6 +26,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from lightning_gossip import version
+from lightning_gossip.algorithm.checks import check_choice
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime import causes
 from lightning_gossip.runtime.membership import membership, uses
@@ -38,7 +40,7 @@ from lightning_gossip.strategies.lightning import fault_tolerance
 from lightning_gossip.strategies.lightning.fault_tolerance import Survival
 from lightning_gossip.strategies.lightning.launchers import CheckedMultiProcessingLauncher, CheckedSubprocessLauncher
 from lightning_gossip.strategies.lightning.validation import check_model, check_plugins, check_trainer
-from lightning_gossip.strategies.options import StartMethod, check_choice, refuse_unknown, seconds_of
+from lightning_gossip.strategies.options import StartMethod, refuse_unknown, seconds_of
 from lightning_gossip.strategies.state.atomic_checkpoint_io import WholeFiles
 from lightning_gossip.strategies.state.shared_tensors import start_equal
 from lightning_gossip.transport import network_interface
@@ -62,7 +64,7 @@ class WorkerProcesses(DDPStrategy):
         ConfigurationError: for a value that cannot work, and for an unknown argument.
     """
 
-    survival = Survival(on_peer_failure="raise")
+    survival: Survival | None = None  # where there is a membership: what happens when a worker fails
 
     def __init__(
         self,
@@ -164,7 +166,7 @@ class WorkerProcesses(DDPStrategy):
 
     @property
     def members(self) -> Membership | None:
-        """Who is in the job, where failures are survived."""
+        """Who is in the job, where that may change."""
         return self._members
 
     @property
@@ -205,7 +207,7 @@ class WorkerProcesses(DDPStrategy):
         else:
             launcher = CheckedMultiProcessingLauncher(self, start_method=self._start_method)
         launcher.preflight = self.preflight
-        launcher.survives = self.survival.survives
+        launcher.survives = self.survival is not None and self.survival.survives
         self._launcher = launcher
 
     @override
@@ -213,8 +215,8 @@ class WorkerProcesses(DDPStrategy):
         if self.interface is not None and self.workers > 1:
             self._environment = self._environment or network_interface.bind(self.interface)
         use, aborted = uses.begin() if self.workers > 1 else (0, False)
-        if self.workers > 1 and self.survival.survives:
-            self._connect_members(use, aborted)
+        if self.workers > 1 and self.survival is not None:
+            self._connect_members(self.survival, use, aborted)
         elif self.workers > 1:
             membership.set_current(None)  # of a Trainer before this one
             served = self._serve_store()
@@ -257,7 +259,7 @@ class WorkerProcesses(DDPStrategy):
         device = None if self.root_device.type == "cpu" else self.root_device
         return make_default_group(self._process_group_backend, self.timeout_s, device=device)
 
-    def _connect_members(self, use: int, aborted: bool) -> None:
+    def _connect_members(self, survival: Survival, use: int, aborted: bool) -> None:
         reset_seed()
         self._members = None  # so that the ranks are those that this process was started with
         self.set_world_ranks()
@@ -266,7 +268,7 @@ class WorkerProcesses(DDPStrategy):
         os.environ["MASTER_PORT"] = str(self.cluster_environment.main_port)
         self._process_group_backend = self._get_process_group_backend()
         self._members = members = fault_tolerance.begin(
-            self.survival,
+            survival if survival.survives else replace(survival, min_workers=self.workers),
             keys=self.keys,
             initial_rank=int(self.cluster_environment.global_rank()),
             workers=self.workers,

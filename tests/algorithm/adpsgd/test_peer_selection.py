@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker
-from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers, FixedPeers
+from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
 from lightning_gossip.algorithm.failure_detector import Verdict
 from lightning_gossip.algorithm.topology.generators import complete, ring
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import PeerError
-
-
-class Member(NamedTuple):
-    initial_rank: int
-
-    @property
-    def spoken(self) -> str:
-        return f"rank {self.initial_rank}"
-
-
-class Everybody:
-    """A monitor that hears everybody, except those that the test says."""
-
-    def __init__(self) -> None:
-        self.version = 0
-        self.verdicts: dict[Any, Verdict] = {}
-        self.asked = 0
-        self.seen_to_close: list[Any] = []
-
-    def verdict(self, worker: Any) -> Verdict:
-        self.asked += 1
-        return self.verdicts.get(worker, Verdict.ALIVE)
-
-    def connection_lost(self, worker: Any) -> None:
-        self.seen_to_close.append(worker)
-
-    def change(self, worker: Any, verdict: Verdict) -> None:
-        self.verdicts[worker] = verdict
-        self.version += 1
+from tests.runtime.peers import Everybody, Member, peers_of
 
 
 class Clock:
@@ -144,10 +116,29 @@ def test_the_role_of_a_worker_may_change_with_the_graph() -> None:
     assert peers.picker.neighbours == (1,)
 
 
-def test_with_fixed_peers_the_first_failure_is_raised() -> None:
-    peers = FixedPeers(PartnerPicker(ring(4), 0), 5.0)
-    error = PeerError("closed", rank=1, closed=True)
+def test_where_none_may_fail_the_first_one_ends_the_gossip() -> None:
+    monitor = Everybody()
+    peers = peers_of(COMPLETE, 0, monitor=monitor)
+    peers.raise_failure()
+    monitor.change(MEMBERS[2], Verdict.SUSPECTED)
+    peers.raise_failure()
+    monitor.change(MEMBERS[2], Verdict.FAILED)
+    with pytest.raises(PeerError, match="Rank 2 has failed") as caught:
+        peers.raise_failure()
+    assert caught.value.rank == 2
+    others, monitor, _ = of_rank_0()
+    monitor.change(MEMBERS[2], Verdict.FAILED)
+    others.raise_failure()
+
+
+def test_where_none_may_fail_a_broken_exchange_ends_the_gossip_and_a_late_answer_does_not() -> None:
+    peers = peers_of(COMPLETE, 0, timeout_s=30.0)
+    for _ in range(20):
+        peers.took(1, 0.1)
+    assert peers.deadline_s == 30.0
+    assert peers.answer_s < 30.0 < peers.drain_s
+    peers.exchange_failed(1, PeerError("late", rank=1, phase="reply", timed_out=True))
+    error = PeerError("closed", rank=1, phase="exchange", closed=True)
     with pytest.raises(PeerError) as caught:
         peers.exchange_failed(1, error)
     assert caught.value is error
-    assert (peers.deadline_s, peers.answer_s, peers.drain_s, peers.suspected()) == (5.0, 5.0, 5.0, [])

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lightning_gossip.algorithm.adpsgd.replica import Replica, half_difference
+from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.compression.pairwise import half_difference
 from lightning_gossip.algorithm.tensors.flat import chunk_slices, common_dtype, views_like
 from lightning_gossip.algorithm.topology.mixing import pair_matrix
 

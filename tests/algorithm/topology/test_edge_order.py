@@ -53,6 +53,31 @@ def test_all_edges_stand_after_about_as_many_steps_as_the_largest_degree(topolog
     assert steps(order) <= max(1, 2 * degree - 1)
 
 
+@pytest.mark.parametrize(
+    "topology",
+    [
+        *(ring(n) for n in (8, 16, 32, 64)),
+        *(star(n) for n in (9, 64)),
+        *(exponential(n) for n in (8, 12, 16, 64, 100, 256)),
+        *(complete(n) for n in (8, 16, 64)),
+        torus(64),
+        bipartite_complete(16),
+    ],
+    ids=lambda topology: f"{topology.name} {topology.n}",
+)
+def test_the_usual_graphs_stand_after_as_many_steps_as_the_largest_degree(topology: Topology) -> None:
+    degree = max(topology.degree(rank) for rank in range(topology.n))
+    assert steps([edge_order(topology, rank) for rank in range(topology.n)]) == degree
+    by_rank = steps([sorted(topology.neighbours(rank)) for rank in range(topology.n)])
+    assert by_rank == degree if topology.name == "star" else by_rank > 1.5 * degree  # shows that the order can fail
+
+
+@pytest.mark.parametrize("topology", [ring(33), complete(15), repaired(exponential(64), [*range(60)])])
+def test_an_odd_graph_takes_a_step_or_two_more(topology: Topology) -> None:
+    degree = max(topology.degree(rank) for rank in range(topology.n))
+    assert steps([edge_order(topology, rank) for rank in range(topology.n)]) <= degree + 2
+
+
 def test_a_longer_ring_takes_no_longer() -> None:
     longer = ring(200)
     assert steps([edge_order(longer, rank) for rank in range(longer.n)]) <= 3

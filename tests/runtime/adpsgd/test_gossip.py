@@ -163,7 +163,7 @@ def test_no_graph_deadlocks(topology: Topology, drop: float, longest_s: float, s
         ]
 
     cluster = Cluster(topology, faults={rank: lossy(rank) for rank in range(topology.n)}, seed=seed)
-    callers = [rank for rank in range(cluster.n) if cluster.pickers[rank].initiates]
+    callers = [rank for rank in range(cluster.n) if cluster.peers[rank].picker.initiates]
     before = cluster.total()
     with cluster.running():
         cluster.open_all()
@@ -232,7 +232,7 @@ def test_exchanges_start_at_the_pace_of_the_steps(rate: float, step_s: float) ->
         cluster.wait_for_exchanges(60)
         cluster.drain_all()
     for rank in range(cluster.n):
-        if cluster.pickers[rank].initiates:
+        if cluster.peers[rank].picker.initiates:
             starts = [interval.start_s for interval in cluster.timelines[rank].intervals()][2:]
             pace_s = statistics.median(np.diff(starts))
             assert pace_s == pytest.approx(step_s / rate, rel=0.2)
@@ -266,7 +266,7 @@ def test_no_exchange_at_rate_0() -> None:
 @pytest.mark.parametrize("topology", [pytest.param(ring(4), id="ring"), pytest.param(ring(5), id="odd ring")])
 def test_nothing_spins_before_a_step_time_is_known(topology: Topology) -> None:
     cluster = Cluster(topology)
-    callers = sum(picker.initiates for picker in cluster.pickers)
+    callers = sum(peers.picker.initiates for peers in cluster.peers)
     with cluster.running():
         cluster.open_all()
         cluster.wait_for_exchanges(callers)
@@ -282,27 +282,22 @@ def test_a_responder_starts_no_exchange() -> None:
         cluster.wait_for_exchanges(50)
         cluster.drain_all()
     for rank in range(4):
-        names = [thread.name for thread in cluster.gossips[rank]._threads]
-        if cluster.pickers[rank].initiates:
-            assert names == ["gossip-listener", "gossip-responder", "gossip-initiator"]
-        else:
-            assert names == ["gossip-listener", "gossip-responder"]
-            assert cluster.transports[rank]._numbers["request"] == 0
+        asked = cluster.transports[rank]._numbers["request"]
+        assert (asked > 0) == cluster.peers[rank].picker.initiates
 
 
 # -- failures --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["request", "swap"])
 @pytest.mark.parametrize("number", [0, 5])
-def test_a_failure_on_a_gossip_thread_is_raised_on_the_training_thread(where: str, number: int) -> None:
-    cluster = Cluster(ring(4), faults={0: [Fault("fail", where, at=[number])]}, timeout_s=1.0)  # type: ignore[arg-type]
+def test_a_failure_on_a_gossip_thread_is_raised_on_the_training_thread(number: int) -> None:
+    cluster = Cluster(ring(4), faults={0: [Fault("fail", "swap", at=[number])]}, timeout_s=1.0)
     gossip = cluster.gossips[0]
     cluster.start()
     try:
         cluster.open_all()
         assert eventually(lambda: gossip._protocol.failure is not None or stepped(cluster, 0))
-        with pytest.raises(PeerError, match=f"injected at {where} {number}") as caught:
+        with pytest.raises(PeerError, match=f"injected at swap {number}") as caught:
             gossip.step(cluster.x[0], step_s=FAST_S)
         frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
         assert "_strike" in frames
@@ -311,7 +306,7 @@ def test_a_failure_on_a_gossip_thread_is_raised_on_the_training_thread(where: st
         start_s = time.monotonic()
         with pytest.raises(PeerError, match="injected"):
             gossip.drain(cluster.x[0])
-        gossip.close(together=False)
+        gossip.close()
         assert time.monotonic() - start_s < PATIENCE_S / 2
         with pytest.raises(PeerError, match="injected"):
             gossip.open(gossip._open_replica(), session=9, layout=1)
@@ -347,7 +342,7 @@ def test_a_peer_that_stops_in_mid_exchange_is_named_within_the_deadline() -> Non
 
 
 def test_a_worker_that_has_failed_accepts_no_more() -> None:
-    cluster = Cluster(ring(5), faults={0: [Fault("fail", "request", at=[0])]}, timeout_s=1.0)
+    cluster = Cluster(ring(5), faults={0: [Fault("fail", "swap", at=[0])]}, timeout_s=1.0)
     cluster.start()
     try:
         cluster.open_all()
@@ -370,9 +365,9 @@ def test_drain_ends_by_its_deadline_if_the_peer_never_answers() -> None:
         cluster.open_all()
         assert eventually(lambda: cluster.gossips[0]._protocol.busy)
         start_s = time.monotonic()
-        with pytest.raises(PeerError):
-            cluster.gossips[0].drain(cluster.x[0])
+        cluster.gossips[0].drain(cluster.x[0])
         assert time.monotonic() - start_s < PATIENCE_S / 2
+        assert cluster.peers[0].failed_exchanges == 1
     finally:
         cluster.abandon()
 
@@ -497,8 +492,8 @@ def test_200_ends_at_random_moments() -> None:
                 here.wait(PATIENCE_S)
                 gossip.drain(cluster.x[rank])
                 here.wait(PATIENCE_S)
-            gossip.close(together=True)
-            gossip.close(together=True)
+            gossip.close()
+            gossip.close()
 
         before = cluster.total()
         try:
@@ -516,9 +511,7 @@ def test_a_thread_that_does_not_end_in_time_finds_the_transport_closed() -> None
     try:
         cluster.open_all()
         assert eventually(lambda: cluster.gossips[1]._protocol.busy)
-        run_threads(
-            [lambda gossip=gossip: gossip.close(together=True, timeout_s=0.1) for gossip in cluster.gossips], PATIENCE_S
-        )  # type: ignore[misc]
+        run_threads([lambda gossip=gossip: gossip.close(timeout_s=0.1) for gossip in cluster.gossips], PATIENCE_S)  # type: ignore[misc]
         threads = cluster.gossips[1]._threads
         assert eventually(lambda: not any(thread.is_alive() for thread in threads), PATIENCE_S / 3)
     finally:

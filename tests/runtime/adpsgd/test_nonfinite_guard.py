@@ -15,11 +15,13 @@ from lightning_gossip.algorithm.apsgd import ParameterServer
 from lightning_gossip.algorithm.topology.generators import complete, ring
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import NonFiniteError
+from lightning_gossip.runtime.adpsgd.cuda_replica import replica_of
 from lightning_gossip.runtime.adpsgd.exchange import Exchanger, Outcome
 from lightning_gossip.runtime.apsgd.client import RemoteServer, Update
 from lightning_gossip.runtime.apsgd.server import Server
-from lightning_gossip.transport import Kind, MemoryNetwork, Message
+from lightning_gossip.transport import Kind, Message
 from tests.runtime.cluster import PATIENCE_S, Cluster, eventually
+from tests.transport.memory import MemoryNetwork
 from tests.workers import run_threads
 
 FAST_S = 1e-4
@@ -28,7 +30,7 @@ FAST_S = 1e-4
 def exchanged(models: list[torch.Tensor], chunk: int = 4) -> tuple[list[Replica], list[Outcome]]:
     """Two models after one exchange in chunks of a few elements."""
     network = MemoryNetwork(2)
-    replicas = [Replica([model]) for model in models]
+    replicas = [replica_of([model]) for model in models]
     exchangers = [Exchanger(network.transport(rank), chunk_bytes=4 * chunk, timeout_s=PATIENCE_S) for rank in range(2)]
     outcomes = run_threads([lambda r=r: exchangers[r].run(1 - r, replicas[r]) for r in range(2)], PATIENCE_S)  # type: ignore[misc]
     return replicas, outcomes

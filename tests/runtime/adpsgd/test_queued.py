@@ -13,27 +13,28 @@ from typing_extensions import override
 from lightning_gossip.algorithm.adpsgd import peer_selection
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker
 from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
-from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.algorithm.topology.generators import star
+from lightning_gossip.runtime.adpsgd.cuda_replica import replica_of
 from lightning_gossip.runtime.adpsgd.gossip import Gossip
 from lightning_gossip.runtime.clock import now_s
-from lightning_gossip.runtime.membership.round_store import WorkerId
 from lightning_gossip.runtime.store_client import another
-from lightning_gossip.transport import Kind, MemoryNetwork, Message
+from lightning_gossip.transport import Kind, Message
 from lightning_gossip.transport.base import Pending
 from lightning_gossip.transport.pairwise_groups import EdgeTransport
-from tests.algorithm.adpsgd.test_peer_selection import Everybody
-from tests.runtime.cluster import PATIENCE_S, eventually
+from tests.runtime.cluster import eventually
+from tests.runtime.peers import PATIENCE_S, Everybody, peers_of
+from tests.transport.memory import MemoryNetwork
 from tests.workers import run_threads
 
 
 def test_who_has_to_wait_is_told_at_once_and_how_long() -> None:
     network = MemoryNetwork(4)
     transports = [network.transport(rank) for rank in range(4)]
-    gossip = Gossip(transports[0], PartnerPicker(star(4), 0), timeout_s=PATIENCE_S)
+    gossip = Gossip(transports[0], peers_of(star(4), 0))
     gossip.start()
     try:
-        gossip.open(Replica([torch.zeros(4)]), session=1, layout=1)
+        gossip.open(replica_of([torch.zeros(4)]), session=1, layout=1)
         ask = Message(Kind.EXCHANGE, session=1, layout=1, value=7)
         assert transports[1].request(0, ask, PATIENCE_S).kind is Kind.ACCEPT  # and sends nothing yet
         for place, rank in enumerate((2, 3), 1):
@@ -47,23 +48,7 @@ def test_who_has_to_wait_is_told_at_once_and_how_long() -> None:
         assert eventually(lambda: gossip.counters.exchanges == 3)
         gossip.drain([torch.zeros(4)])
     finally:
-        gossip.close(together=False)
-        transports[0].close()
-        for thread in gossip._threads:
-            thread.join(PATIENCE_S)
-
-
-def test_who_asks_a_worker_whose_gossip_has_ended_is_refused_at_once() -> None:
-    network = MemoryNetwork(2)
-    transports = [network.transport(rank) for rank in range(2)]
-    gossip = Gossip(transports[0], PartnerPicker(star(2), 0), timeout_s=PATIENCE_S)
-    gossip.start()
-    gossip.open(Replica([torch.zeros(4)]), session=1, layout=1)
-    gossip.close(together=False)  # which leaves the listener alone
-    assert [thread.name for thread in gossip._threads if thread.is_alive()] == ["gossip-listener"]
-    assert transports[1].request(0, Message(Kind.EXCHANGE, session=1, layout=1), PATIENCE_S).kind is Kind.REFUSE
-    transports[0].close()
-    gossip._threads[0].join(PATIENCE_S)
+        gossip.close()
 
 
 class SlowLink(EdgeTransport):
@@ -91,12 +76,12 @@ def test_nobody_gives_up_or_takes_for_dead_a_worker_that_is_busy_with_the_others
         drawn.append(
             ChangingPeers(watches[rank], rank, members, star(n), roles="auto", picker=picker, ceiling_s=PATIENCE_S, now_s=now_s)
         )
-        gossips.append(Gossip(transport, drawn[rank], chunk_bytes=40, timeout_s=PATIENCE_S))
+        gossips.append(Gossip(transport, drawn[rank], chunk_bytes=40))
     models = [[torch.full((10 * chunks,), float(rank))] for rank in range(n)]
     try:
         for rank, gossip in enumerate(gossips):
             gossip.start()
-            gossip.open(Replica(models[rank]), session=1, layout=1)
+            gossip.open(replica_of(models[rank]), session=1, layout=1)
             gossip.step(models[rank], step_s=0.01)
         assert eventually(lambda: gossips[0].counters.exchanges >= n)
         before, began_s = gossips[0].counters.exchanges, time.monotonic()
@@ -105,7 +90,7 @@ def test_nobody_gives_up_or_takes_for_dead_a_worker_that_is_busy_with_the_others
         run_threads([lambda r=r: gossips[r].drain(models[r]) for r in range(n)], PATIENCE_S)  # type: ignore[misc]
         each = [gossip.counters.exchanges for gossip in gossips[1:]]
     finally:
-        run_threads([lambda gossip=gossip: gossip.close(together=True) for gossip in gossips], PATIENCE_S)  # type: ignore[misc]
+        run_threads([lambda gossip=gossip: gossip.close() for gossip in gossips], PATIENCE_S)  # type: ignore[misc]
     assert [each.failed_exchanges for each in drawn] == [0] * n
     assert [watch.seen_to_close for watch in watches] == [[]] * n
     assert per_s > 0.5 / (chunks * SlowLink.CHUNK_S)

@@ -16,11 +16,11 @@ from lightning_gossip.algorithm.apsgd_worker import Served
 from lightning_gossip.algorithm.tensors.flat import Fading
 from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
 from lightning_gossip.runtime.apsgd.client import RemoteServer, Update
-from lightning_gossip.transport import Kind, MemoryNetwork, Message
+from lightning_gossip.transport import Kind, Message
 from lightning_gossip.transport.base import Pending
-from lightning_gossip.transport.memory import MemoryTransport
 from tests.runtime.cluster import PATIENCE_S, eventually
 from tests.runtime.service import EXTRA, LAYOUT, SHORT_S, N, Service, Watched, law, step, train
+from tests.transport.memory import MemoryNetwork, MemoryTransport
 from tests.workers import run_threads
 
 # -- chosen interleavings --------------------------------------------------------------------------------------------------

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from lightning_gossip.errors import PeerError, ProtocolError
-from lightning_gossip.transport import Kind, MemoryNetwork, Message
+from lightning_gossip.transport import Kind, Message
 from lightning_gossip.transport.base import Pending
-from lightning_gossip.transport.memory import MemoryTransport
 from tests.runtime.cluster import PATIENCE_S, eventually
 from tests.runtime.service import EXTRA, LAYOUT, SHORT_S, N, Service
+from tests.transport.memory import MemoryNetwork, MemoryTransport
 from tests.workers import run_threads
 
 # -- failures --------------------------------------------------------------------------------------------------------------

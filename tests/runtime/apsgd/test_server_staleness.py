@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gossip.transport import MemoryNetwork
 from lightning_gossip.transport.base import Pending
-from lightning_gossip.transport.memory import MemoryTransport
 from tests.runtime.cluster import PATIENCE_S, eventually
 from tests.runtime.service import LAWS, N, Progress, Service, law, step, train, up_to
+from tests.transport.memory import MemoryNetwork, MemoryTransport
 from tests.workers import run_threads
 
 # -- staleness -------------------------------------------------------------------------------------------------------------

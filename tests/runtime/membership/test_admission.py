@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from lightning_gossip.algorithm.failure_detector import Verdict
+from lightning_gossip.algorithm.membership.membership import MakeGroup
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime.membership.membership import Membership
-from lightning_gossip.runtime.membership.round_store import WorkerId
 from tests.runtime.party import HEARTBEAT_S, PATIENCE_S, Party
 
 LATE_S = 1.0  # for tests in which late heartbeats mean something: much longer than a heartbeat, much shorter than the patience
@@ -35,8 +36,6 @@ def requesting(member: Membership) -> list[WorkerId]:
 def outsiders(made: Party, *workers: WorkerId) -> list[Membership]:
     """Workers that come later, whom everybody expects."""
     made_outside = [made.add(worker) for worker in workers]
-    for member in made.all:
-        member.monitor.expect(range(10))
     for outsider in made_outside:
         outsider.stay_outside()
     return made_outside
@@ -45,10 +44,10 @@ def outsiders(made: Party, *workers: WorkerId) -> list[Membership]:
 def freeze(member: Membership) -> Callable[[], None]:
     """Stop a worker's heartbeats as SIGSTOP would; returns what lets it go on."""
     monitor = member.monitor
-    send, monitor._send = monitor._send, lambda: None  # type: ignore[method-assign]
+    drive, monitor._drive = monitor._drive, lambda steps: None  # type: ignore[method-assign]
 
     def go_on() -> None:
-        monitor._send = send  # type: ignore[method-assign]
+        monitor._drive = drive  # type: ignore[method-assign]
 
     return go_on
 
@@ -66,7 +65,7 @@ def test_all_that_wait_for_members_that_have_died_end(party: Callable[..., Party
 
     def script(member: Membership) -> Any:
         if member in waiting:
-            return member.admission.join(PATIENCE_S)
+            return member.join(PATIENCE_S)
         member.hello()
         freeze(member)
         return None
@@ -82,7 +81,7 @@ def test_who_waits_for_members_that_end_by_an_exception_ends_and_says_why(party:
 
     def script(member: Membership) -> Any:
         if member is outsider:
-            return member.admission.join(PATIENCE_S)
+            return member.join(PATIENCE_S)
         member.hello()
         try:
             if member.rank == 1:
@@ -104,7 +103,7 @@ def test_an_aborted_worker_that_was_excluded_keeps_nobody_out(party: Callable[..
 
     def script(member: Membership) -> Any:
         if member is outsider:
-            return member.admission.join(PATIENCE_S)
+            return member.join(PATIENCE_S)
         member.hello()
         if member.me.initial_rank == 1:
             made.bury(member.me)
@@ -112,8 +111,8 @@ def test_an_aborted_worker_that_was_excluded_keeps_nobody_out(party: Callable[..
             member.monitor.abort("ArithmeticError: no")
             return member.monitor.rest()
         member.gather(None)
-        until(lambda: made.store.get("p/heartbeat/1.1").find(b"ArithmeticError") > 0)
-        member.admission.admit(until(lambda: requesting(member)), "snapshot")
+        until(lambda: made.store.get("p/news").find(b"ArithmeticError") > 0)
+        member.admit(until(lambda: requesting(member)), "snapshot")
         return None
 
     assert made.run(script)[2] == "snapshot"
@@ -125,10 +124,10 @@ def test_who_comes_before_the_job_has_begun_waits_for_it(party: Callable[..., Pa
 
     def script(member: Membership) -> Any:
         if member is outsider:
-            return member.admission.join(PATIENCE_S)
+            return member.join(PATIENCE_S)
         threading.Event().wait(10 * HEARTBEAT_S)
         member.hello()
-        return member.admission.admit(until(lambda: requesting(member)), "snapshot")
+        return member.admit(until(lambda: requesting(member)), "snapshot")
 
     assert made.run(script)[1] == "snapshot"
 
@@ -139,14 +138,14 @@ def test_a_worker_frozen_while_it_asks_to_join_is_admitted_when_its_heartbeats_g
 
     def script(member: Membership) -> Any:
         if member is outsider:
-            return member.admission.join(PATIENCE_S)
+            return member.join(PATIENCE_S)
         member.hello()
         until(lambda: requesting(member))
         thaw = freeze(outsider)
         until(lambda: member.monitor.verdict(outsider.me) is Verdict.FAILED)
         assert not requesting(member)
         thaw()
-        return member.admission.admit(until(lambda: requesting(member)), None)
+        return member.admit(until(lambda: requesting(member)), None)
 
     assert made.run(script) == [None, None]
     assert made.all[0].members == (WorkerId(0, 1), WorkerId(1, 1))
@@ -159,17 +158,15 @@ def test_a_worker_outside_for_long_declares_no_member_failed(party: Callable[...
     def script(member: Membership) -> Any:
         if member is away:
             until(lambda: made.store.check(["p/heartbeat/0.1"]) and away.monitor.verdict(WorkerId(0, 1)) is Verdict.ALIVE)
-            away._leave()
-            away.monitor.expect(())  # nor does it listen to the members
+            away._perform(away._protocol._leave())
             end_s = time.monotonic() + 2 * LATE_S
             until(lambda: away.monitor.verdict(WorkerId(0, 1)) is Verdict.FAILED or time.monotonic() > end_s)
-            assert away.admission.join(PATIENCE_S) == "snapshot"
+            assert away.join(PATIENCE_S) == "snapshot"
             assert away.monitor.verdict(WorkerId(0, 1)) is not Verdict.FAILED
         else:
             made.bury(WorkerId(1, 1))
             member.gather(None)
-            member.monitor.expect(range(2))
-            member.admission.admit(until(lambda: requesting(member)), "snapshot")
+            member.admit(until(lambda: requesting(member)), "snapshot")
         return [len(member.gather(None)) for _ in range(3)]
 
     assert made.run(script) == [[2, 2, 2]] * 2
@@ -182,16 +179,16 @@ def test_a_worker_excluded_right_after_its_grant_asks_once_more(party: Callable[
 
     def script(member: Membership) -> Any:
         if member is outsider:
-            made.store.set("p/join_request/1", "1 ")
+            member.monitor.protocol.request("")
             assert lost.wait(PATIENCE_S)
-            return member.admission.join(PATIENCE_S), member.outside, member.me
+            return member.join(PATIENCE_S), member.outside, member.me
         member.hello()
         until(lambda: requesting(member))
         made.bury(outsider.me)
-        member.admission.admit([outsider.me], "too early")
+        member.admit([outsider.me], "too early")
         assert member.excluded == [outsider.me]
         lost.set()
-        return member.admission.admit(until(lambda: requesting(member)), "snapshot")
+        return member.admit(until(lambda: requesting(member)), "snapshot")
 
     assert made.run(script)[1] == ("snapshot", False, WorkerId(1, 2))
 
@@ -200,17 +197,16 @@ def test_an_excluded_incarnation_is_not_admitted_again(party: Callable[..., Part
     made, gathered = party(2), threading.Event()
 
     def script(member: Membership) -> Any:
-        member.monitor.expect(range(2))
         member.gather(None)
         if member.me.initial_rank == 1:
-            made.store.set("p/join_request/1", "1 ")
+            member.monitor.protocol.request("")
             gathered.set()
             return until(lambda: made.all[0].excluded)
         assert gathered.wait(PATIENCE_S)
         until(lambda: member.monitor.verdict(WorkerId(1, 1)) is Verdict.ALIVE)
-        member._exclude([WorkerId(1, 1)])  # by the word of a third one, who is gone too
+        member._protocol._exclude([WorkerId(1, 1)])  # by the word of a third one, who is gone too
         until(lambda: requesting(member))
-        return member.admission.waiting(range(2))
+        return member.waiting(range(2))
 
     assert made.run(script)[0] == {}
 
@@ -222,13 +218,13 @@ def test_who_was_started_again_while_it_was_frozen_ends(party: Callable[..., Par
 
     def script(member: Membership) -> Any:
         if member is outsider:
-            return member.admission.join(PATIENCE_S), member.gather("successor")
+            return member.join(PATIENCE_S), member.gather("successor")
         if member.me == thawed:
             until(lambda: len(made.all[0].members) == 2 and successor in made.all[0].members)
             return member.gather("predecessor")
         made.bury(thawed)
         member.hello()
-        member.admission.admit(until(lambda: requesting(member)), "snapshot")
+        member.admit(until(lambda: requesting(member)), "snapshot")
         return member.gather("admitter")
 
     results = made.run(script)
@@ -242,7 +238,7 @@ def test_a_worker_started_again_while_it_asks_to_join_ends(party: Callable[..., 
     first = outsiders(made, WorkerId(1, 1), WorkerId(1, 2))[0]
     made.run(lambda member: member.hello() if member.me.initial_rank == 0 else None)
     with pytest.raises(PeerError, match="has been started again"):
-        first.admission.join(PATIENCE_S)
+        first.join(PATIENCE_S)
 
 
 def test_a_joiner_whose_admitters_have_all_died_ends(party: Callable[..., Party]) -> None:
@@ -251,11 +247,11 @@ def test_a_joiner_whose_admitters_have_all_died_ends(party: Callable[..., Party]
 
     def script(member: Membership) -> Any:
         if member is outsider:
-            return member.admission.join(PATIENCE_S)
+            return member.join(PATIENCE_S)
         member.hello()
         until(lambda: requesting(member))
-        member.make_groups = lambda: made.die(member)  # type: ignore[method-assign]
-        return member.admission.admit([outsider.me], "snapshot")
+        member._operations._by_type[MakeGroup] = lambda effect: made.die(member)
+        return member.admit([outsider.me], "snapshot")
 
     error = made.run(script)[1]
     assert isinstance(error, PeerError)
@@ -268,11 +264,11 @@ def test_admission_is_closed_though_rank_0_dies_at_the_very_end(party: Callable[
 
     def script(member: Membership) -> Any:
         if member is outsider:
-            return member.admission.join(PATIENCE_S)
+            return member.join(PATIENCE_S)
         member.hello()
         if member.rank == 0:
             made.die(member)
-        return member.admission.close()
+        return member.close_admission()
 
     assert "comes too late" in str(made.run(script)[2])
 
@@ -283,14 +279,14 @@ def test_a_worker_outside_waits_as_long_as_a_member_sends_heartbeats(party: Call
 
     def script(member: Membership) -> Any:
         if member is back:
-            return member.admission.join(patience_s)
+            return member.join(patience_s)
         if member.me.initial_rank == 1:
             return member.hello()
         made.bury(WorkerId(1, 1))
         member.hello()
         until(lambda: requesting(member))
         threading.Event().wait(5 * patience_s)  # the epoch goes on
-        return member.admission.admit(requesting(member), "snapshot")
+        return member.admit(requesting(member), "snapshot")
 
     assert made.run(script)[2] == "snapshot"
 
@@ -301,6 +297,6 @@ def test_who_waits_for_a_job_that_does_not_begin_gives_up(party: Callable[..., P
 
     def script(member: Membership) -> Any:
         # the other sends heartbeats, and has not said hello
-        return member.admission.join(10 * HEARTBEAT_S) if member is outsider else None
+        return member.join(10 * HEARTBEAT_S) if member is outsider else None
 
     assert "has heard no member" in str(made.run(script)[1])

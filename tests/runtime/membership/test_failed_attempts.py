@@ -14,10 +14,11 @@ import torch
 import torch.distributed as dist
 
 from lightning_gossip.algorithm.failure_detector import Verdict
+from lightning_gossip.algorithm.membership.news import Aborted
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
-from lightning_gossip.runtime.membership.round_store import WorkerId
 from lightning_gossip.runtime.peer_errors import answering
 from lightning_gossip.runtime.process_groups import make_default_group
 from lightning_gossip.runtime.store_client import another
@@ -243,7 +244,7 @@ def test_a_failure_is_known_by_the_worker_that_failed_first(party: Callable[...,
         return member.gather(None)
 
     made.run(_uses(1, work))
-    assert all(member.monitor._message["aborted"] == [1, 1, "ArithmeticError: no"] for member in made.all)
+    assert all(member.monitor.protocol._abort == Aborted(1, member.me, 1, "ArithmeticError: no") for member in made.all)
 
 
 def test_a_worker_that_dies_between_two_uses_is_excluded_from_the_next(party: Callable[..., Party]) -> None:
@@ -267,7 +268,7 @@ def test_workers_that_know_of_different_deaths_agree_when_the_next_use_begins(pa
         if use == 1 and member.me.initial_rank == 2:
             made.die(member)
         if use == 1 and member.me.initial_rank == 0:  # it has read the round that the dead one was absent in; the other has not
-            member._exclude([WorkerId(2, 1)])
+            member._protocol._exclude([WorkerId(2, 1)])
             raise ArithmeticError("no")
         return member.gather(member.rank), member.generation, len(member.members)
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from lightning_gossip.runtime.membership import local_processes, monitor
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
+from lightning_gossip.runtime.membership import local_processes, store_operations
 from lightning_gossip.runtime.membership.local_processes import has_ended, identity
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
-from lightning_gossip.runtime.membership.round_store import WorkerId
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,9 @@ def test_the_end_of_a_worker_takes_one_file_to_see(monkeypatch: pytest.MonkeyPat
 
 def test_the_monitor_asks_the_kernel_while_its_lock_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     store, other = dist.HashStore(), WorkerId(1, 1)
-    store.set("p/incarnation/1", "1")
     there = HeartbeatMonitor(store, "p", other, fail_after_s=60.0)
     there.observe([WorkerId(0, 1), other])
-    there._send()
+    there._drive(there.protocol.send())
     here = HeartbeatMonitor(store, "p", WorkerId(0, 1), fail_after_s=60.0)
     here.observe([WorkerId(0, 1), other])
     waited: list[bool] = []
@@ -72,6 +71,6 @@ def test_the_monitor_asks_the_kernel_while_its_lock_is_free(monkeypatch: pytest.
         waited.append(asks.is_alive())
         return local_processes.has_ended(name)
 
-    monkeypatch.setattr(monitor, "has_ended", slow)
-    here._tick()
+    monkeypatch.setattr(store_operations, "has_ended", slow)
+    here._drive(here.protocol.tick())
     assert waited == [False]

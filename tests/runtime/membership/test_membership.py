@@ -21,11 +21,14 @@ import torch
 import torch.distributed as dist
 
 from lightning_gossip.algorithm.failure_detector import Verdict
+from lightning_gossip.algorithm.membership.news import News
+from lightning_gossip.algorithm.membership.store import Await, ReadAll
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
 from lightning_gossip.runtime.membership.local_processes import has_ended, identity
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
-from lightning_gossip.runtime.membership.round_store import RoundStore, WorkerId
+from lightning_gossip.runtime.membership.store_operations import StoreOperations
 from lightning_gossip.runtime.process_groups import make_default_group
 from lightning_gossip.runtime.store_client import another
 from tests.runtime.party import FAIL_AFTER_S, HEARTBEAT_S, PATIENCE_S, Party
@@ -78,23 +81,12 @@ def test_the_value_of_a_worker_that_dies_after_it_wrote_counts_in_that_round(par
 
     def script(member: Membership) -> Any:
         if member.me.initial_rank == 1:
-            member._rounds._round_store.write(0, member.me, pickle.dumps(("values", 7)))
+            made.store.set("p/round/0/1.1", b"0 +" + pickle.dumps(("values", 7)))
             made.die(member)
         return member.gather(member.me.initial_rank), member.gather(member.me.initial_rank)
 
     results = made.run(script)
     assert [results[0], results[2]] == [([0, 7, 2], [0, 2])] * 2
-
-
-def test_the_first_to_write_has_decided() -> None:
-    store = dist.HashStore()
-    round_store, worker = RoundStore(store, "r"), WorkerId(1, 1)
-    round_store.mark_absent(0, worker)
-    assert not round_store.write(0, worker, b"too late")
-    assert round_store.write(1, worker, b"in time")
-    round_store.mark_absent(1, worker)
-    assert round_store.read(0, [worker]) == [None]
-    assert round_store.read(1, [worker]) == [b"in time"]
 
 
 class Vanishing:
@@ -106,8 +98,8 @@ class Vanishing:
     def __getattr__(self, name: str) -> Any:
         def call(*args: Any) -> Any:
             result = getattr(self._store, name)(*args)
-            for key in ("r/0/1.1", "r/0/full"):
-                if name in ("check", "wait") and args[0] == [key]:
+            if name in ("check", "wait"):
+                for key in args[0]:
                     self._store.delete_key(key)
             return result
 
@@ -115,18 +107,14 @@ class Vanishing:
 
 
 def test_what_is_deleted_while_it_is_looked_at_holds_nobody_up() -> None:
-    store, worker = dist.HashStore(), WorkerId(1, 1)
-    store.set_timeout(timedelta(seconds=PATIENCE_S / 4))
-    round_store = RoundStore(Vanishing(store), "r")  # type: ignore[arg-type]
-    assert round_store.read(0, [worker]) is None
-    round_store.mark_absent(0, worker)
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=HEARTBEAT_S))
+    do = StoreOperations(Vanishing(store))  # type: ignore[arg-type]
     began_s = time.monotonic()
-    round_store.is_absent(0, worker)
-    round_store.wake(0, "full")
-    assert round_store.wait(0, PATIENCE_S) == "the round is over"
-    round_store.write(1, worker, bytes(5 << 20))
-    store.delete_key("r/1/1.1/0")
-    assert round_store.read(1, [worker]) is None
+    store.set("key", "value")
+    assert do(ReadAll(("key",))) is None
+    store.set("key", "value")
+    assert do(Await("key", HEARTBEAT_S)) is None
     assert time.monotonic() - began_s < PATIENCE_S / 4
 
 
@@ -252,22 +240,21 @@ def test_an_excluded_worker_is_outside_until_it_is_admitted_again(party: Callabl
 
     def script(member: Membership) -> Any:
         numbers = range(3)
-        member.monitor.expect(numbers)
         if member.me.initial_rank == 2:
             monitor = member.monitor
-            send, monitor._send = monitor._send, lambda: None  # type: ignore[method-assign]  # frozen
+            drive, monitor._drive = monitor._drive, lambda steps: None  # type: ignore[method-assign]  # frozen
             made.bury(member.me)
             assert thawed.wait(PATIENCE_S)
-            monitor._send = send  # type: ignore[method-assign]
+            monitor._drive = drive  # type: ignore[method-assign]
             assert member.gather("lonely") == ["lonely"]
             assert member.outside
-            snapshot = member.admission.join(PATIENCE_S)
+            snapshot = member.join(PATIENCE_S)
             return snapshot, member.gather(member.me), member.rank
         assert len(member.gather(None)) == 2
         thawed.set()
         while not (waiting := member.gather(list(member.monitor.join_requests(numbers)))[0]):
             taken_in.wait(HEARTBEAT_S)
-        member.admission.admit(waiting, "snapshot")
+        member.admit(waiting, "snapshot")
         return member.gather(member.me)
 
     results = made.run(script)
@@ -277,11 +264,10 @@ def test_an_excluded_worker_is_outside_until_it_is_admitted_again(party: Callabl
 
 def test_who_was_away_while_the_others_left_a_round_behind_is_outside(party: Callable[..., Party]) -> None:
     made = party(2)
-    away, other = made.members
-    round_store = RoundStore(made.store, "p/round")
-    round_store.write(0, other, b"")  # both were in the round; the answer did not reach the one whose network was gone
-    round_store.mark_absent(1, away)
-    round_store.forget(0, other)
+    away = made.members[0]
+    # both were in the round; the answer did not reach the one whose network was gone, and the other has gone on without it
+    made.store.set("p/round/1/0.1", "-")
+    made.store.set("p/news", News(1, failed=frozenset({away})).encode())
     made.all.pop()
 
     def script(member: Membership) -> list[str]:
@@ -296,23 +282,22 @@ def test_a_new_worker_comes_last_in_the_ranks_and_too_late_is_told_so(party: Cal
     newcomer = made.add(WorkerId(2, 1))
 
     def script(member: Membership) -> Any:
-        member.monitor.expect(range(3))
         if member is newcomer:
             member.stay_outside()
-            member.admission.join(PATIENCE_S)
+            member.join(PATIENCE_S)
             member.gather("here")
             made.die(member)
         while not (waiting := member.gather(list(member.monitor.join_requests(range(3))))[0]):
             threading.Event().wait(HEARTBEAT_S)
-        member.admission.admit(waiting, None)
+        member.admit(waiting, None)
         both = member.gather("here"), member.gather(None), len(member.members)
-        member.admission.close()
+        member.close_admission()
         return both
 
     results = made.run(script)
     assert results[:2] == [(["here"] * 3, [None, None], 2)] * 2
     with pytest.raises(PeerError, match="comes too late"):
-        made.add(WorkerId(1, 2)).admission.join(1.0)
+        made.add(WorkerId(1, 2)).join(1.0)
 
 
 def test_a_worker_that_asks_to_join_while_admission_is_closed_is_told_so_at_once(party: Callable[..., Party]) -> None:
@@ -322,10 +307,10 @@ def test_a_worker_that_asks_to_join_while_admission_is_closed_is_told_so_at_once
     def script(member: Membership) -> Any:
         if member is newcomer:
             member.stay_outside()
-            return member.admission.join(PATIENCE_S)
-        while not made.store.check(["p/join_request/1"]):
+            return member.join(PATIENCE_S)
+        while b"1, 1" not in made.store.get("p/news"):
             threading.Event().wait(HEARTBEAT_S)
-        return member.admission.close()  # it expects nobody, as in the half second before its monitor reads the request
+        return member.close_admission()  # it expects nobody, as in the half second before its monitor reads the request
 
     began_s = time.monotonic()
     assert "comes too late" in str(made.run(script)[1])
@@ -337,18 +322,17 @@ def test_a_worker_that_does_not_fit_or_gives_up_ends_nobody_else(party: Callable
     newcomer = made.add(WorkerId(2, 1))
 
     def script(member: Membership) -> Any:
-        member.monitor.expect(range(3))
         if member is newcomer:
             member.stay_outside()
             try:
-                return member.admission.join(PATIENCE_S, "another model")
+                return member.join(PATIENCE_S, "another model")
             finally:
                 member.monitor.abort("ConfigurationError: another model")
                 member.monitor.rest()
         while not (waiting := member.gather(member.monitor.join_requests(range(3)))[0]):
             threading.Event().wait(HEARTBEAT_S)
         if member.rank == 0:
-            member.admission.refuse(next(iter(waiting)), f"it is {next(iter(waiting.values()))}")
+            member.refuse(next(iter(waiting)), f"it is {next(iter(waiting.values()))}")
         threading.Event().wait(10 * HEARTBEAT_S)
         return member.gather("here")
 
@@ -362,7 +346,7 @@ def test_an_excluded_worker_says_so_at_the_end(party: Callable[..., Party], capl
     made = party(2)
     member = made.all[1]
     member.stay_outside()
-    member.admission.close()
+    member.close_admission()
     assert "its model is its own" in caplog.text
     assert not made.store.check(["p/closed"])
 
@@ -373,7 +357,7 @@ def test_an_exception_in_the_monitor_of_one_ends_all(party: Callable[..., Party]
     def script(member: Membership) -> Any:
         member.gather(None)
         if member.rank == 0:
-            member.monitor.verdict = {}.__getitem__  # type: ignore[assignment, method-assign]  # KeyError in the next tick
+            member.monitor.protocol._hear = {}.__getitem__  # type: ignore[assignment, method-assign]  # an error in the next tick
         while member.rank == 1 and not member.monitor.has_aborted:
             threading.Event().wait(HEARTBEAT_S)
         return member.gather(None)
@@ -381,7 +365,7 @@ def test_an_exception_in_the_monitor_of_one_ends_all(party: Callable[..., Party]
     began_s = time.monotonic()
     mine, others = made.run(script)
     assert isinstance(mine, ProtocolError)
-    assert isinstance(mine.__cause__, KeyError)
+    assert isinstance(mine.__cause__, TypeError)
     assert "Rank 0 has failed" in str(others)
     assert time.monotonic() - began_s < PATIENCE_S / 2
 
@@ -428,19 +412,11 @@ def test_the_end_of_a_resting_process_is_seen() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     place = " ".join((identity() or "").split(" ")[:-2])
-    said = {
-        "count": 9,
-        "process": f"{place} {child} 1",
-        "connections_lost": [],
-        "processes_ended": [],
-        "aborted": None,
-        "resting": True,
-    }
+    said = {"count": 9, "process": f"{place} {child} 1", "use": 0, "resting": True, "outside": False}
     store.set("p/heartbeat/1.1", json.dumps(said))
-    store.set("p/incarnation/1", "1")
     monitor = HeartbeatMonitor(store, "p", WorkerId(0, 1), fail_after_s=FAIL_AFTER_S)
     monitor.observe([WorkerId(0, 1), rests])
-    monitor._tick()
+    monitor._drive(monitor.protocol.tick())
     assert monitor.verdict(rests) is Verdict.FAILED
 
 
@@ -501,26 +477,19 @@ def test_the_monitor_says_when_somebody_may_have_failed_and_only_then() -> None:
     monitor.observe([me, *others])
     for count in range(5):
         for worker in others:
-            said = {
-                "count": count,
-                "process": None,
-                "connections_lost": [],
-                "processes_ended": [],
-                "aborted": None,
-                "resting": False,
-                "outside": False,
-            }
+            said = {"count": count, "process": None, "use": 0, "resting": False, "outside": False}
             store.set(f"p/heartbeat/{worker}", json.dumps(said))
-            store.set(f"p/incarnation/{worker.initial_rank}", "1")
-        monitor._tick()
+        monitor._drive(monitor.protocol.tick())
     assert monitor.version == 0
     monitor.connection_lost(others[0])  # with silence it is dead
     monitor.process_ended(others[1])
-    store.set("p/incarnation/3", "2")  # started again
+    successor = HeartbeatMonitor(store, "p", WorkerId(3, 2), fail_after_s=FAIL_AFTER_S)  # started again
+    successor._drive(successor.protocol.send())
+    successor._drive(successor.protocol.publish())
     seen = monitor.version
     assert seen == 2
-    monitor._tick()
+    monitor._drive(monitor.protocol.tick())
     assert monitor.version == seen + 1
-    monitor._tick()
+    monitor._drive(monitor.protocol.tick())
     assert monitor.version == seen + 1
     assert [monitor.verdict(worker) for worker in others] == [Verdict.ALIVE, Verdict.FAILED, Verdict.FAILED]

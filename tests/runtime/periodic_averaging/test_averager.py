@@ -449,7 +449,7 @@ def survivors(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("use", "phase"),
-    [("an averaging", "all-reduce"), ("the next one", "all-reduce"), ("bytes", "all-gather"), ("values", "gathering")],
+    [("an averaging", "all-reduce"), ("the next one", "all-reduce"), ("bytes", "all-gather"), ("values", "values")],
 )
 def test_a_worker_that_dies_is_a_peer_error_at_the_others(survivors: list[dict[str, Any]], use: str, phase: str) -> None:
     for worker in survivors:

@@ -2,12 +2,14 @@ import functools
 import math
 import statistics
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 import torch.distributed as dist
 
-from lightning_gossip.runtime.work_sharing.claim_counter import EpochQueue
+from lightning_gossip.algorithm.work_sharing import Leave
+from lightning_gossip.runtime.work_sharing.claim_counter import EpochQueue, Speeds, Store
 from tests.runtime.epochs import BATCHES_EACH, FIRST_EPOCHS, EagerQueue, Epoch, Worker, first_epoch_bound_s, run_epochs
 
 MEDIANS = 1.5  # a worker that took batches until none were left waits no longer than this many median steps
@@ -169,9 +171,7 @@ def test_the_last_worker_never_leaves() -> None:
     slow, *others = queues
     for queue in others:
         queue.claim(1.0)
-        queue._done = True
-        store.add("e/left", 1)
-        queue._write(1.0, left=True)
+        queue._do(Leave(queue.protocol._own.term))
     taken = 0
     while slow.claim(1000.0) is not None:
         slow.ledger.step()
@@ -180,23 +180,140 @@ def test_the_last_worker_never_leaves() -> None:
     assert not slow.left_early
 
 
+def epoch(
+    store: Store, name: str, speeds: list[Speeds], rank: int, batches: int, gone: frozenset[int] = frozenset()
+) -> EpochQueue:
+    return EpochQueue(
+        store,
+        name,
+        rank=rank,
+        workers=len(speeds),
+        batches=batches,
+        lookahead=1,
+        speeds=speeds[rank],
+        gone=lambda: gone,
+    )
+
+
 def test_step_times_outlive_the_epoch_and_leaving_does_not() -> None:
     store = dist.HashStore()
-    first = EpochQueue(store, "e0", rank=0, workers=2, batches=8, lookahead=1, speeds_key="fit")
-    other = EpochQueue(store, "e0", rank=1, workers=2, batches=8, lookahead=1, speeds_key="fit")
-    for queue, step_s in ((first, 1.0), (other, 100.0)):
+    speeds = [Speeds(store, "fit", rank=rank, workers=2) for rank in range(2)]
+    for rank, step_s in ((0, 1.0), (1, 100.0)):
+        queue = epoch(store, "e0", speeds, rank, 8)
         while queue.claim(step_s) is not None:
             queue.ledger.step()
-    slow = EpochQueue(store, "e1", rank=1, workers=2, batches=8, lookahead=1, speeds_key="fit")
+    slow = epoch(store, "e1", speeds, 1, 8)
     assert slow.claim(100.0) == 1
     assert slow.claim(100.0) is None  # it knows of rank 0, which has not begun this epoch
     assert slow.left_early
-    fast = EpochQueue(store, "e1", rank=0, workers=2, batches=8, lookahead=1, speeds_key="fit")
+    fast = epoch(store, "e1", speeds, 0, 8)
     taken = []
     while (position := fast.claim(1.0)) is not None:
         taken.append(position)
         fast.ledger.step()
     assert taken == [0, 2, 3, 4, 5, 6, 7]
+
+
+class Counting:
+    """Notes what each call reads and writes."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self.store = store
+        self.calls: list[tuple[str, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.store, name)
+
+        def call(key: str | list[str], *args: Any) -> Any:
+            self.calls.append((name, len(key) if isinstance(key, list) else 1))
+            return method(key, *args)
+
+        return call
+
+
+@pytest.mark.parametrize("n", [2, 16, 128])
+def test_a_claim_reads_as_much_however_many_the_workers(n: int) -> None:
+    store = Counting(dist.HashStore())
+    queues = [EpochQueue(store, "e", rank=rank, workers=n, batches=100 * n, lookahead=1) for rank in range(n)]
+    for queue in queues:
+        queue.claim(1.0)  # tells its step time, and has the batch that it is sure of
+    first, *others = queues
+    kinds = []
+    for _ in range(99):
+        store.calls.clear()
+        first.claim(1.0)
+        first.ledger.step()
+        kinds.append(tuple(store.calls))
+        for queue in others:
+            queue.claim(1.0)
+            queue.ledger.step()
+    assert kinds[0] == (("add", 1),) * 4  # three are there from now on
+    assert set(kinds[1:]) == {(("add", 1),), (("multi_get", 3), ("add", 1))}
+    assert sum(len(kind) > 1 for kind in kinds) <= 99 // 16 + 5  # now and then, and in the last few steps
+
+
+def slow_claims(gone: frozenset[int], *, left: bool = False, known: bool = True) -> bool:
+    """Whether a slow worker takes one of the last batches, when another one has died, or has not."""
+    store = dist.HashStore()
+    speeds = [Speeds(store, "fit", rank=rank, workers=3) for rank in range(3)]
+    slow, fast, other = (epoch(store, "e", speeds, rank, 8, gone) for rank in range(3))
+    fast.claim(1.0 if known else None)
+    if left:
+        fast._do(Leave(speeds[1].own.term or 1))
+    other.claim(10.0)
+    slow.claim(10.0)
+    return slow.claim(10.0) is not None
+
+
+def test_what_a_dead_worker_has_told_does_not_count() -> None:
+    assert not slow_claims(frozenset())
+    assert slow_claims(frozenset({1}))
+    assert slow_claims(frozenset({1}), known=False)
+
+
+def test_a_dead_worker_that_had_left_is_not_taken_for_two() -> None:
+    assert slow_claims(frozenset(), left=True)
+    assert slow_claims(frozenset({1}), left=True)
+    store = dist.HashStore()
+    speeds = [Speeds(store, "fit", rank=rank, workers=3) for rank in range(3)]
+    slow, fast, left = (epoch(store, "e", speeds, rank, 8, frozenset({2})) for rank in range(3))
+    for queue, step_s in ((left, 1.0), (fast, 1.0), (slow, 100.0)):
+        queue.claim(step_s)
+    left._do(Leave(speeds[2].own.term))
+    assert slow.claim(100.0) is None  # the fast one still claims
+    assert slow.left_early
+
+
+def test_a_worker_that_never_began_and_died_holds_nobody_up() -> None:
+    store = dist.HashStore()
+    speeds = [Speeds(store, "fit", rank=rank, workers=2) for rank in range(2)]
+    queue = epoch(store, "e", speeds, 0, 40, frozenset({1}))
+    taken = 0
+    while queue.claim(1.0) is not None:
+        taken += 1  # it holds them all
+    assert taken == 39
+    assert not queue.left_early
+
+
+@pytest.mark.parametrize("tcp", [False, True], ids=["HashStore", "TCPStore"])
+def test_a_sum_of_large_rates_is_read_as_it_was_written(tcp: bool) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if tcp else dist.HashStore()
+    queues = [EpochQueue(store, "e", rank=rank, workers=2, batches=400, lookahead=1) for rank in range(2)]
+    for queue in queues:
+        assert queue.claim(1e-300) is not None
+        assert queue.claim(1e-300) is not None
+        assert queue.claim(1e-300) is not None
+    assert queues[0]._look().rates == sum(queue.protocol._own.term for queue in queues) > 2**61
+
+
+def test_members_that_have_changed_leave_no_step_times_behind() -> None:
+    store = dist.HashStore()
+    speeds = Speeds(store, "fit", rank=0, workers=2)
+    epoch(store, "e", [speeds, speeds], 0, 8).claim(1.0)
+    assert store.check(["fit/rate/0"])
+    speeds.forget()
+    speeds.forget()
+    assert not store.check(["fit/rate/0"])
 
 
 def test_what_nobody_claimed_can_be_told_when_the_epoch_is_interrupted() -> None:

@@ -1,25 +1,23 @@
-"""What the benchmarks share: bounded processes, a table on the screen and a JSON file beside it."""
+"""A table on the screen and a JSON file beside it."""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import platform
-import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = Path(__file__).resolve().parent / "results"
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
@@ -59,36 +57,12 @@ def machine() -> dict[str, Any]:
     return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
 
 
-def bounded(function: Callable[..., None], *args: Any, timeout_s: float) -> None:
-    """Run a function in a forked process group of its own, which does not outlive this call.
-
-    Raises:
-        TimeoutError: if it took longer.
-        RuntimeError: if it failed.
-    """
-    process = multiprocessing.get_context("fork").Process(target=_as_group_leader, args=(function, *args))
-    process.start()
-    try:
-        process.join(timeout_s)
-        if process.is_alive():
-            raise TimeoutError(f"A benchmark's processes did not end within {timeout_s:.0f} s.")
-    finally:
-        kill_group(process.pid)
-        process.join()
-    if process.exitcode != 0:
-        raise RuntimeError(f"A benchmark's processes failed with exit code {process.exitcode}; see its traceback above.")
-
-
-def kill_group(leader: int | None) -> None:
-    """Kill a process and whatever it started."""
-    if leader is None:
-        return
-    for kill in (os.killpg, os.kill):  # it may not lead its group yet
-        with suppress(ProcessLookupError):
-            kill(leader, signal.SIGKILL)
-
-
-def _as_group_leader(function: Callable[..., None], *args: Any) -> None:
-    os.setsid()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    function(*args)
+def axes_of(rows: int = 1, columns: int = 1, *, width: float = 5.2, height: float = 3.8, **options: Any) -> tuple[Figure, Any]:
+    """A figure and its panels, rows of columns; each of so many inches."""
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, **options)
+    for axes in panels.flat:
+        axes.grid(alpha=0.3, which="both" if rows > 1 else "major")
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, panels

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_gossip.runtime.membership.round_store import WorkerId
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
 
 
 def test_a_worker_is_called_by_its_rank_and_by_its_start_if_it_came_back() -> None:

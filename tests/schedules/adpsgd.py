@@ -37,13 +37,15 @@ from lightning_gossip.algorithm.adpsgd.protocol import (
     Verdict,
     Wait,
 )
-from lightning_gossip.algorithm.adpsgd.replica import Replica, half_difference
+from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.compression.pairwise import half_difference
 from lightning_gossip.algorithm.failure_detector import Verdict as Health
 from lightning_gossip.algorithm.topology.generators import complete, exponential, ring, star
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import PeerError
 from tests.schedules.choices import Choices
 from tests.schedules.network import LATE_S, PROMPT_S, SLOW_S, Network
+from tests.schedules.violation import Violation
 
 SUSPECTED_S, DEAD_S = 2.0, 30.0  # of silence
 CHUNKS, DEPTH = 3, 2  # of a model; in flight
@@ -51,10 +53,6 @@ CEILING_S = 3.0  # the longest deadline; a worker of a slow star is queued for l
 EVENTS = 60_000  # a schedule has a thousand or so; one that has more goes on for ever
 
 GRAPHS: tuple[Callable[[int], Topology], ...] = (ring, complete, exponential, star)
-
-
-class Violation(AssertionError):
-    """An invariant does not hold."""
 
 
 class Member(NamedTuple):

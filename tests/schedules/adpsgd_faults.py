@@ -134,14 +134,14 @@ class TakesQueuedForRefused(GossipProtocol):
                 result = Answer(Verdict.REFUSED, result.session, result.layout)
 
 
-FAULTS: dict[str, tuple[type[GossipProtocol], dict[str, Any]]] = {
-    "accepts while it asks": (AcceptsWhileBusy, {}),
-    "does not tell who is queued": (AnswersInSilence, {}),
-    "gives the queued the deadline of an answer": (QueueHasNoTime, {}),
-    "closes a session while it is busy": (ClosesWhileBusy, {}),
-    "accepts while it drains": (DrainsWithoutRefusing, {}),
-    "stays busy when an initiator is lost": (StaysBusyAfterALoss, {}),
-    "is not woken by a request": (WakesNobody, {}),
-    "takes queued for refused": (TakesQueuedForRefused, {}),
-    "takes an earlier connection's answer for the present one's": (GossipProtocol, {"numbered": False}),
+FAULTS: dict[str, dict[str, Any]] = {
+    "accepts while it asks": {"protocol": AcceptsWhileBusy},
+    "does not tell who is queued": {"protocol": AnswersInSilence},
+    "gives the queued the deadline of an answer": {"protocol": QueueHasNoTime},
+    "closes a session while it is busy": {"protocol": ClosesWhileBusy},
+    "accepts while it drains": {"protocol": DrainsWithoutRefusing},
+    "stays busy when an initiator is lost": {"protocol": StaysBusyAfterALoss},
+    "is not woken by a request": {"protocol": WakesNobody},
+    "takes queued for refused": {"protocol": TakesQueuedForRefused},
+    "takes an earlier connection's answer for the present one's": {"protocol": GossipProtocol, "numbered": False},
 }

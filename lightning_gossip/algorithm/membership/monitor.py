@@ -1,0 +1,426 @@
+r"""The monitor of one worker: it sends heartbeats, listens to a few others', and spreads the news.
+
+SWIM (Das, Gupta, Motivala, DSN 2002) is the model: a worker watches a few others, whatever the number of workers, and what one
+has found out all get to know. Here the store carries both.
+
+| key | written by | says |
+|---|---|---|
+| ``heartbeat/<worker>`` | its owner, about twice a second | a counter, its process, whether it is resting or outside |
+| ``news`` | whoever finds out something (:mod:`.news`) | who has failed, who has aborted, who asks to join |
+| ``members`` | the first member, when they change | who they are, for workers that come later |
+
+A tick asks the store three times: it writes the heartbeat, and reads those of the workers that it watches and the news. Nine
+workers or fewer watch each other. Of more each watches eight, at equal distances around the ring of the members, so that a
+host that is lost with all its workers is noticed by others; those that have failed are skipped, so that somebody watches
+whoever is left.
+
+Which of them has failed :class:`~lightning_gossip.algorithm.failure_detector.FailureDetector` decides. A failure counts once
+it is news: then it is the same for all, and for good.
+
+A worker *outside* has asked to join, or has been excluded and will. It listens to members, to know whether there is anybody
+who could admit it, and declares nobody failed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from lightning_gossip.algorithm.failure_detector import FailureDetector, Verdict
+from lightning_gossip.algorithm.membership.news import Aborted, News
+from lightning_gossip.algorithm.membership.rounds import LOOK
+from lightning_gossip.algorithm.membership.store import Decide, HaveEnded, Read, ReadAll, Steps, Swap, Write
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
+from lightning_gossip.errors import PeerError, another_aborted
+
+WATCHED = 8  # workers that one watches, of those around the ring
+_SUSPECT_HEARTBEATS = 4  # a busy host delays a thread by a second now and then
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """What a worker tells those who watch it.
+
+    Args:
+        count: one more each time.
+        process: what names its process on its machine; None if that cannot be told.
+        use: of a Trainer, that it is in.
+        resting: it is between two uses, and sends no heartbeats.
+        outside: it is no member.
+    """
+
+    count: int
+    process: str | None
+    use: int
+    resting: bool
+    outside: bool
+
+
+class Monitor:
+    """What one worker knows of the others, and how it gets to know it. :meth:`tick` and :meth:`read_news` are protocols.
+
+    Args:
+        prefix: of the keys.
+        me: this worker.
+        process: what names this process on its machine.
+        now_s: the clock, in seconds.
+        fail_after_s: time without a heartbeat after which a worker has failed, in seconds.
+        heartbeat_s: time between two ticks, in seconds.
+
+    Attributes:
+        version: another one whenever some worker may have failed that had not before, or the reverse.
+        news: as far as they were read.
+        broken: the error that ends this worker, since it cannot be monitored any more.
+        waiting_for: key that the training thread waits for, in a round.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        me: WorkerId,
+        process: str | None,
+        now_s: Callable[[], float],
+        *,
+        fail_after_s: float,
+        heartbeat_s: float,
+    ) -> None:
+        self.me = me
+        self.version = 0
+        self.news = News()
+        self.broken: Exception | None = None
+        self._prefix = prefix
+        self._now_s = now_s
+        self._detector = FailureDetector[WorkerId](
+            suspect_after_s=min(_SUSPECT_HEARTBEATS * heartbeat_s, fail_after_s), fail_after_s=fail_after_s
+        )
+        self._sent = Heartbeat(0, process, 0, resting=False, outside=False)
+        self._read: bytes | None = None  # the news as they were read
+        self._members: tuple[WorkerId, ...] = ()
+        self._neighbours: frozenset[WorkerId] = frozenset()
+        self._watched: tuple[WorkerId, ...] = ()
+        self._seen: set[WorkerId] = set()  # workers that have sent a heartbeat; its key is never deleted
+        # found out here, and to be added to the news
+        self._found = {WorkerId(me.initial_rank, earlier) for earlier in range(1, me.incarnation)}
+        self._lost: set[WorkerId] = set()
+        self._noted: set[WorkerId] = set()  # lost connections that the detector knows of
+        self._heard_since: set[WorkerId] = set()  # of these
+        self._last_failed: frozenset[WorkerId] = frozenset(self._found)
+        self._abort: Aborted | None = None
+        self._request: str | None = None  # to join
+        # of a worker outside
+        self._nobody_admits: str | None = None
+        self._hears_a_member = False
+        # of the round that the training thread waits for
+        self.waiting_for: str | None = None
+        self._changes = 0  # of the news that a round depends on
+        self._known_changes = 0  # to the thread that waits
+
+    # -- what others tell it -----------------------------------------------------------------------------------------
+
+    def observe(self, members: Sequence[WorkerId], *, outside: bool = False) -> None:
+        """Set the members of the job, this worker among them.
+
+        Args:
+            members: in the order of their ranks.
+            outside: whether this worker is no member of the job, but waits to be admitted.
+        """
+        self._members = tuple(members)
+        self._sent = replace(self._sent, outside=outside)
+        self._nobody_admits, self._hears_a_member = None, False
+        self._choose()
+
+    def watch(self, neighbours: Sequence[WorkerId]) -> None:
+        """Listen to these members too, with whom this one exchanges; to the first few of them, if they are many."""
+        self._neighbours = frozenset(neighbours[:WATCHED])
+        self._choose()
+
+    def take_identity(self, me: WorkerId) -> None:
+        """Go on as a new incarnation, since the present one was excluded."""
+        self._found.add(self.me)
+        self.me = me
+
+    def begin_use(self, use: int) -> None:
+        """Another use of a Trainer begins: an abort of one before counts no more."""
+        self._sent = replace(self._sent, use=use)
+
+    def rest(self, resting: bool) -> None:
+        """Say whether heartbeats stop between two uses."""
+        self._sent = replace(self._sent, resting=resting)
+
+    def connection_lost(self, worker: WorkerId) -> None:
+        """Note that a connection with a worker was lost."""
+        self._lost.add(worker)
+        self._note(worker)
+        self.version += 1  # with late heartbeats it has failed
+
+    def process_ended(self, worker: WorkerId) -> None:
+        """Note that a worker's process has ended without a word."""
+        self._detector.process_ended(worker)
+        self._found.add(worker)
+        self._note_version()
+
+    def abort(self, reason: str) -> None:
+        """Tell the others that an exception has ended the present use of a Trainer on this worker: they end it too.
+
+        A worker that aborts because of another one passes that one's reason on, since it is the one to be known.
+        """
+        if not self._has_told_of_abort:
+            theirs = self._aborted_by
+            first = (self.me.initial_rank, reason) if theirs is None else (theirs.rank, theirs.reason)
+            self._abort = Aborted(self._sent.use, self.me, *first)
+
+    def request(self, about: str | None) -> None:
+        """Ask to join, with what this worker's model and data are; None: no more."""
+        self._request = about
+
+    def waits_for(self, key: str | None) -> None:
+        """Which key the training thread waits for; None: none."""
+        self.waiting_for = key
+
+    # -- what it knows -----------------------------------------------------------------------------------------------
+
+    def verdict(self, worker: WorkerId) -> Verdict:
+        """The state of one worker, now; one that this worker does not watch is alive until its failure is news."""
+        if worker in self.news.failed or worker in self._found:
+            return Verdict.FAILED
+        return self._detector.verdict(worker) if worker in self._watched else Verdict.ALIVE
+
+    def has_failed(self, worker: WorkerId) -> bool:
+        """Whether a worker's failure is news."""
+        return worker in self.news.failed
+
+    @property
+    def has_aborted(self) -> bool:
+        """Whether this worker or another one has aborted this use of a Trainer, or the store does not answer."""
+        return self.broken is not None or self._has_told_of_abort or self._aborted_by is not None
+
+    def raise_failure(self) -> None:
+        """Raise if another worker has aborted, or this one cannot be monitored any more.
+
+        Raises:
+            PeerError: naming the first that has aborted.
+            GossipError: that which this worker is broken by.
+        """
+        if self.broken is not None:
+            raise self.broken
+        if (told := self._aborted_by) is not None:
+            raise another_aborted(told.rank, told.reason, phase="watch")
+
+    def join_requests(self, initial_ranks: Sequence[int]) -> dict[WorkerId, str]:
+        """Workers that ask to join and are alive, as the first member knows, and what each says of its model and data."""
+        present = {worker.initial_rank: worker.incarnation for worker in self._members}
+        return {
+            worker: about
+            for worker, about in self.news.joining
+            if worker.initial_rank in initial_ranks
+            and worker.incarnation > present.get(worker.initial_rank, 0)
+            and self.verdict(worker) is Verdict.ALIVE
+        }
+
+    def hears_a_member(self) -> bool:
+        """Whether a member of the job sends heartbeats, as seen by a worker outside.
+
+        Raises:
+            PeerError: if no member is left, saying why.
+        """
+        if self._nobody_admits is not None:
+            raise PeerError(self._nobody_admits, rank=self.me.initial_rank, phase="join")
+        return self._hears_a_member
+
+    @property
+    def _aborted_by(self) -> Aborted | None:
+        told = self.news.abort_of(self._sent.use)
+        return told if told is not None and told.by != self.me and told.by in self._members else None
+
+    @property
+    def _has_told_of_abort(self) -> bool:
+        return self._abort is not None and self._abort.use == self._sent.use
+
+    @property
+    def _is_outside(self) -> bool:
+        return self._sent.outside
+
+    @property
+    def _leads(self) -> bool:
+        first = next((worker for worker in self._members if worker not in self.news.failed), None)
+        return first == self.me and not self._is_outside
+
+    # -- protocols ---------------------------------------------------------------------------------------------------
+
+    def tick(self) -> Steps[None]:
+        """Send a heartbeat, listen, and spread what was found out."""
+        yield from self.send()
+        if self._is_outside:
+            yield from self._look_for_members()
+        if self._leads:
+            self._choose()  # those that ask to join, too
+        for worker in self._watched:
+            if worker not in self._seen and (yield Read(self._heartbeat_key(worker))) is not None:
+                self._seen.add(worker)
+        known = tuple(worker for worker in self._watched if worker in self._seen)
+        keys = (self._news_key, *map(self._heartbeat_key, known))
+        news, *heartbeats = yield ReadAll(keys, exist=True)
+        at_s = self._now_s()
+        self._take(news)
+        heard = {worker: Heartbeat(**json.loads(said)) for worker, said in zip(known, heartbeats, strict=True)}
+        ended = yield HaveEnded(tuple(heartbeat.process for heartbeat in heard.values()))
+        for (worker, heartbeat), has_ended in zip(heard.items(), ended, strict=True):
+            self._hear(worker, heartbeat, at_s, has_ended=has_ended)
+        if not self._is_outside:
+            self._found |= {worker for worker in self._all_failed if worker in self._members}
+        else:
+            self._weigh(heard)
+        self._note_version()
+        yield from self.publish()
+        if self.waiting_for is not None and self._known_changes < self._changes:
+            yield Decide(self.waiting_for, LOOK)
+
+    def send(self) -> Steps[None]:
+        """Send a heartbeat."""
+        self._sent = replace(self._sent, count=self._sent.count + 1)
+        yield Write(self._heartbeat_key(self.me), json.dumps(asdict(self._sent)).encode())
+        if self._read is None:
+            self._take((yield Decide(self._news_key, News().encode())))
+
+    def publish(self) -> Steps[None]:
+        """Add to the news what was found out here; again, if somebody else was faster."""
+        while self._read is not None and (wanted := self._wanted()) != self.news:
+            later = replace(wanted, number=self.news.number + 1)
+            self._take((yield Swap(self._news_key, self._read, later.encode())))
+
+    def read_news(self) -> Steps[None]:
+        """Read the news, for the training thread."""
+        news = yield Read(self._news_key)
+        if news is not None:
+            self._take(news)
+        self._known_changes = self._changes
+
+    # -- details -----------------------------------------------------------------------------------------------------
+
+    def _wanted(self) -> News:
+        """The news with what was found out here."""
+        news = self.news
+        failed = news.failed | self._found
+        joining = {worker.initial_rank: (worker, about) for worker, about in news.joining}
+        asks = joining.get(self.me.initial_rank)
+        if self._request is not None:
+            joining[self.me.initial_rank] = (self.me, self._request)
+        elif asks is not None and asks[0].incarnation <= self.me.incarnation:
+            del joining[self.me.initial_rank]
+        return News(
+            news.number,
+            failed,
+            ((news.lost | self._lost) - self._heard_since) - failed,
+            news.with_abort(self._abort) if self._abort is not None and not self._is_outside else news.aborted,
+            tuple(joining[rank] for rank in sorted(joining)),
+        )
+
+    def _take(self, value: bytes) -> None:
+        if value == self._read:
+            return
+        before, news = self.news, News.decode(value)
+        if self._read is not None and news.number < before.number:
+            return  # read by one thread before, and taken after, the other has read later ones
+        self._read, self.news = value, news
+        self._lost -= self.news.lost
+        self._heard_since &= self.news.lost
+        concerned = {*self._members, self.me}
+        if (self.news.failed ^ before.failed) & concerned or self.news.aborted != before.aborted:
+            self._changes += 1
+        if self.news.failed != before.failed:
+            self._choose()
+            self._note_version()
+
+    @property
+    def _all_failed(self) -> frozenset[WorkerId]:
+        return frozenset(worker for worker in self._watched if self.verdict(worker) is Verdict.FAILED) | self._found
+
+    def _note_version(self) -> None:
+        failed = self._all_failed | self.news.failed
+        self.version += failed != self._last_failed
+        self._last_failed = failed
+
+    def _choose(self) -> None:
+        """Whom to watch."""
+        if self._is_outside:
+            return  # see _look_for_members
+        watched = dict.fromkeys(_around(self._members, self.me, self.news.failed))
+        watched |= dict.fromkeys(sorted((self._neighbours & {*self._members}) - self.news.failed - {self.me}))
+        if self._leads:
+            watched |= {worker: None for worker, _ in self.news.joining if worker not in self._members and worker != self.me}
+        self._watched = tuple(watched)
+
+    def _hear(self, worker: WorkerId, heartbeat: Heartbeat, at_s: float, *, has_ended: bool) -> None:
+        # a worker between two uses counts as alive
+        count = heartbeat.count if not heartbeat.resting else -round(at_s * 1000)
+        self._detector.heard(worker, count=count, at_s=at_s, is_member=worker in self._members)
+        if worker in self._noted and worker not in self._detector.connections_lost:
+            self._noted.discard(worker)
+            self._heard_since.add(worker)
+        elif worker in self.news.lost and worker not in self._noted and worker not in self._heard_since:
+            self._note(worker)
+        # the end of a resting worker excludes it only from a round that needs it
+        if has_ended:
+            self._detector.process_ended(worker)
+
+    def _note(self, worker: WorkerId) -> None:
+        self._detector.connection_lost(worker)
+        self._noted.add(worker)
+
+    def _look_for_members(self) -> Steps[None]:
+        record = yield Read(f"{self._prefix}/members")
+        members = [] if record is None else [WorkerId(*worker) for worker in json.loads(record)]
+        if self._is_outside:  # else it has been admitted meanwhile
+            gone = {worker for worker in members if self.verdict(worker) is Verdict.FAILED}
+            self._watched = _around((*members, self.me), self.me, self.news.failed if len(members) <= WATCHED else gone)
+            if members and gone == set(members) - {self.me}:
+                self._nobody_admits = self._said_at_the_end("all its members have failed")
+
+    def _weigh(self, heard: dict[WorkerId, Heartbeat]) -> None:
+        """Find out whether there is anybody who could admit this worker."""
+        members = {worker: said for worker, said in heard.items() if not said.outside}
+        alive = {worker: said for worker, said in members.items() if self.verdict(worker) is not Verdict.FAILED}
+        self._hears_a_member = any(self.verdict(worker) is Verdict.ALIVE for worker in alive)
+        if self.me in self.news.failed:
+            self._nobody_admits = str(replaced(self.me))
+        elif alive and all(said.resting for said in alive.values()):
+            aborts = [self.news.abort_of(said.use) for said in alive.values()]
+            if (told := aborts[0]) is not None and None not in aborts:
+                self._nobody_admits = self._said_at_the_end(f"rank {told.rank} has failed: {told.reason}")
+
+    def _said_at_the_end(self, why: str) -> str:
+        return (
+            f"Rank {self.me.initial_rank} waits to be admitted by a job that nobody is in any more: {why}. Start all of it,"
+            " with a new store if it has one, from its last checkpoint."
+        )
+
+    @property
+    def _news_key(self) -> str:
+        return f"{self._prefix}/news"
+
+    def _heartbeat_key(self, worker: WorkerId) -> str:
+        return f"{self._prefix}/heartbeat/{worker}"
+
+
+def _around(members: Sequence[WorkerId], me: WorkerId, failed: Any) -> tuple[WorkerId, ...]:
+    """Whom a worker watches: all others if they are few, else some at equal distances around the ring; none that has failed."""
+    if len(members) <= WATCHED + 1:
+        return tuple(worker for worker in members if worker != me and worker not in failed)
+    place, watched = members.index(me), dict[WorkerId, None]()
+    for step in range(WATCHED):
+        start = place + max(1, step * len(members) // WATCHED)
+        around = (members[(start + further) % len(members)] for further in range(len(members)))
+        found = next((worker for worker in around if worker != me and worker not in failed and worker not in watched), None)
+        if found is not None:
+            watched[found] = None
+    return tuple(watched)
+
+
+def replaced(me: WorkerId) -> PeerError:
+    """What ends the older of two processes of one initial rank."""
+    return PeerError(
+        f"Rank {me.initial_rank} sent no heartbeat, and has been started again. This process, the older one, ends.",
+        rank=me.initial_rank,
+        phase="join",
+    )

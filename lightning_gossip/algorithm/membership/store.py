@@ -1,0 +1,89 @@
+"""What the protocols of this package ask of the store that all workers share: operations of torch.distributed's stores.
+
+Each is an effect (:mod:`lightning_gossip.algorithm.effects`): a driver does it and sends its result back. Each happens at once
+and for all workers. Values are bytes and never empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, NamedTuple, TypeVar
+
+Result = TypeVar("Result")
+Steps = Generator[Any, Any, Result]
+"""A protocol under way: it yields effects and returns a result."""
+
+
+class Decide(NamedTuple):
+    """Write a value unless the key has one. The result is the value that stands: whoever comes first has decided."""
+
+    key: str
+    value: bytes
+
+
+class Swap(NamedTuple):
+    """Write a value if the key has the expected one. The result is the value that stands."""
+
+    key: str
+    expected: bytes
+    value: bytes
+
+
+class Write(NamedTuple):
+    """Write a value in place of the one before. No result."""
+
+    key: str
+    value: bytes
+
+
+class Count(NamedTuple):
+    """Add one to a counter. The result is what it has become."""
+
+    key: str
+
+
+class Read(NamedTuple):
+    """The result is the value of a key, None if it has none."""
+
+    key: str
+
+
+class ReadAll(NamedTuple):
+    """The result is the values of keys, None if one of them has none.
+
+    Args:
+        keys: in which order.
+        exist: whether all are known to have been written, and are never deleted: asks the store once less.
+    """
+
+    keys: tuple[str, ...]
+    exist: bool = False
+
+
+class Await(NamedTuple):
+    """Wait until a key has a value. The result is the value, None if it has none in time."""
+
+    key: str
+    seconds: float
+
+
+class Delete(NamedTuple):
+    """Delete a key, which may have no value. No result."""
+
+    key: str
+
+
+class HaveEnded(NamedTuple):
+    """Ask the kernel which processes of this machine have ended. The result is one bool for each.
+
+    Args:
+        processes: their names; None for one without.
+    """
+
+    processes: tuple[str | None, ...]
+
+
+class Pause(NamedTuple):
+    """Let some time pass. No result."""
+
+    seconds: float

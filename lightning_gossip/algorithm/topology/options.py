@@ -1,0 +1,59 @@
+"""A topology as an option."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from lightning_gossip.algorithm.options import Options
+from lightning_gossip.algorithm.topology.generators import TOPOLOGIES, make_topology
+from lightning_gossip.algorithm.topology.topology import Topology
+from lightning_gossip.errors import ConfigurationError
+
+TopologySpec = str | Topology | Iterable[tuple[int, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopologyOptions(Options):
+    """Of an algorithm on a graph.
+
+    Args:
+        topology: who averages with whom: a name, a topology, or the edges.
+    """
+
+    topology: TopologySpec = "ring"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "topology", topology_of(self.topology))
+
+    @property
+    def topology_name(self) -> str:
+        """What the graph is called in logs."""
+        return self.topology if isinstance(self.topology, str) else getattr(self.topology, "name", "custom")
+
+    def check(self, workers: int) -> None:
+        """Refuse what does not fit the number of workers.
+
+        Raises:
+            ConfigurationError: naming the option.
+        """
+        make_topology(self.topology, workers)
+
+
+def topology_of(spec: TopologySpec) -> str | Topology | tuple[tuple[int, int], ...]:
+    """A topology whose size is not known yet: a name that exists, a Topology, or the edges.
+
+    Raises:
+        ConfigurationError: for an unknown name, and for what is no topology.
+    """
+    if isinstance(spec, str):
+        make_topology(spec, 1)
+    elif not isinstance(spec, Topology):
+        try:
+            return tuple((int(a), int(b)) for a, b in spec)
+        except (TypeError, ValueError):
+            raise ConfigurationError(
+                f"topology={spec!r} is neither a name ({', '.join(TOPOLOGIES)}) nor pairs of ranks such as [(0, 1), (1, 2)]."
+            ) from None
+    return spec

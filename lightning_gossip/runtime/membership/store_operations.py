@@ -1,0 +1,107 @@
+"""The effects of the protocols of membership, done on a store of torch.distributed, and a driver for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from lightning_gossip.algorithm.membership.store import (
+    Await,
+    Count,
+    Decide,
+    Delete,
+    HaveEnded,
+    Pause,
+    Read,
+    ReadAll,
+    Result,
+    Steps,
+    Swap,
+    Write,
+)
+from lightning_gossip.runtime.clock import now_s
+from lightning_gossip.runtime.membership.local_processes import has_ended
+from lightning_gossip.runtime.store_client import look_up
+
+
+class StoreOperations:
+    """Does the effects through one connection.
+
+    Args:
+        store: the connection; used by one thread at a time.
+        others: what does the effects that are not the store's, by their type.
+    """
+
+    def __init__(self, store: Store, others: dict[type, Callable[[Any], Any]] | None = None) -> None:
+        self._store = store
+        self._by_type: dict[type, Callable[[Any], Any]] = {
+            Decide: lambda effect: store.compare_set(effect.key, "", effect.value),
+            Swap: lambda effect: store.compare_set(effect.key, effect.expected, effect.value),
+            Write: lambda effect: store.set(effect.key, effect.value),
+            Count: lambda effect: store.add(effect.key, 1),
+            Read: lambda effect: look_up(store, effect.key),
+            ReadAll: self._read_all,
+            Await: self._await,
+            Delete: lambda effect: store.delete_key(effect.key),
+            HaveEnded: lambda effect: [has_ended(process) for process in effect.processes],
+            Pause: lambda effect: threading.Event().wait(effect.seconds),
+            **(others or {}),
+        }
+
+    def __call__(self, effect: Any) -> Any:
+        """Do an effect and return its result."""
+        return self._by_type[type(effect)](effect)
+
+    def _read_all(self, effect: ReadAll) -> list[bytes] | None:
+        if not effect.exist and not self._store.check(list(effect.keys)):
+            return None
+        try:
+            values: list[bytes] = self._store.multi_get(list(effect.keys))
+        except dist.DistNetworkError:
+            raise
+        except dist.DistStoreError:  # deleted since, and waited for in vain
+            return None
+        return None if b"" in values else values
+
+    def _await(self, effect: Await) -> bytes | None:
+        give_up_s = now_s() + effect.seconds
+        while True:
+            try:
+                self._store.wait([effect.key], timedelta(seconds=max(0.001, give_up_s - now_s())))
+            except dist.DistNetworkError:
+                raise
+            except dist.DistStoreError:
+                return None
+            if (value := look_up(self._store, effect.key)) is not None:  # else it has been deleted since
+                return value
+
+
+def drive(steps: Steps[Result], do: Callable[[Any], Any], lock: threading.Condition) -> Result:
+    """Run a protocol to its end on this thread.
+
+    Args:
+        steps: the protocol.
+        do: does its effects. What it raises ends the protocol.
+        lock: guards what this protocol shares with others; held between two effects, never during one.
+
+    Returns:
+        What the protocol returns.
+    """
+    outcome = None
+    try:
+        while True:
+            with lock:
+                try:
+                    effect = steps.send(outcome)
+                except StopIteration as end:
+                    result: Result = end.value
+                    return result
+            outcome = do(effect)
+    finally:
+        with lock:
+            steps.close()

@@ -1,0 +1,5 @@
+"""What a schedule has broken."""
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
