@@ -49,6 +49,12 @@ def gather(mine: Any, group: dist.ProcessGroup | None = None, *, kind: str = "va
     return of_one_kind(everyones)
 
 
+def gather_for(rank: int, mine: Any, *, kind: str = "values") -> list[Any]:
+    """As :func:`gather`, for one rank, where the others may get an empty list: of large values."""
+    members = membership.current()
+    return gather(mine, kind=kind) if members is None else members.gather_for(rank, mine, kind)
+
+
 def together(collective: Callable[[], T]) -> T:
     """Run collectives on the default group; where failures are survived, again with the members that are left, if one fails.
 
@@ -60,6 +66,19 @@ def together(collective: Callable[[], T]) -> T:
         return members.attempt(collective)
     with answering("a collective"):
         return collective()
+
+
+def together_and_tell(collective: Callable[[], T], tell: Callable[[], Any]) -> tuple[T, list[Any]]:
+    """As :func:`together`; and all are told, by rank, what each has to tell when the collectives have worked.
+
+    Args:
+        collective: leaves its inputs as they are, if it fails.
+        tell: any picklable value of this worker.
+    """
+    members = membership.current()
+    if members is not None:
+        return members.attempt_and_tell(collective, tell)
+    return together(collective), gather(tell())
 
 
 class Purpose(IntEnum):
@@ -263,6 +282,20 @@ class SyncPoint:
 
         found = together(both) if values else []
         return [-value for value in found[len(values) :]], found[: len(values)]
+
+    def gather(self, mine: Sequence[int]) -> list[list[int]]:
+        """The integers of all workers, by rank.
+
+        Where failures are survived, call it in :func:`together`.
+
+        Args:
+            mine: of this worker; as many on every worker.
+        """
+        own = torch.tensor(mine, dtype=torch.int64, device=self._device)
+        everyones = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        with answering("gathering"):
+            dist.all_gather(everyones, own)
+        return [theirs.tolist() for theirs in everyones]
 
     def copy(self, make: Callable[[], Tensor], *, source: int) -> Tensor:
         """The bytes of one rank, on all.

@@ -30,7 +30,7 @@ from lightning_gossip.runtime.adpsgd.nonfinite_guard import GossipCounters, OnNo
 from lightning_gossip.runtime.clock import Timeline, now_s
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.store_client import another
-from lightning_gossip.runtime.sync_point import SyncPoint, together
+from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.lightning.fault_tolerance import JoinerOptimizer, OnPeerFailure, Survival
 from lightning_gossip.strategies.options import check_nonfinite, seconds_of
@@ -168,6 +168,7 @@ class GossipAlgorithm(Algorithm):
         self._layout = 0  # of the replica
         self._session = 0
         self._restored_picker: dict[str, Any] | None = None
+        self._has_averaged = False  # since this worker has settled
 
     @override
     def start(self) -> None:
@@ -247,6 +248,7 @@ class GossipAlgorithm(Algorithm):
 
     @override
     def settle(self) -> None:
+        self._has_averaged = False
         with self._watching_health():
             self._running.drain(self._model.tensors)
 
@@ -267,16 +269,10 @@ class GossipAlgorithm(Algorithm):
     def average(self, sync_point: SyncPoint) -> float:
         replica = self._replica
         assert replica is not None
-        begun = False
-
-        def average() -> float:
-            nonlocal begun
-            if begun:  # a worker failed in the middle: y is half averaged, and x still is what it was
-                replica.push_pull(self._model.tensors, forward_passes=0)
-            begun = True
-            return sync_point.average(replica.settle())
-
-        distance = together(average)
+        if self._has_averaged:  # a worker failed in the middle: y is half averaged, and x still is what it was
+            replica.push_pull(self._model.tensors, forward_passes=0)
+        self._has_averaged = True
+        distance = sync_point.average(replica.settle())
         # of a mean that is not finite every worker's distance is not; else a distance that is not has overflowed
         if self._strategy.refuse_nonfinite and not (math.isfinite(distance) or all_finite(replica.settle())):
             names, rule, rank = self._model.names, self._strategy.on_nonfinite, self._strategy.global_rank
@@ -284,8 +280,12 @@ class GossipAlgorithm(Algorithm):
             if not was_finite:
                 self._counters.adopted += 1
                 OptimizerStates(self._strategy.optimizers).reset()
-        replica.copy_out(self._model.tensors)
         return distance
+
+    @override
+    def adopt(self) -> None:
+        assert self._replica is not None
+        self._replica.copy_out(self._model.tensors)
 
     @override
     def close(self, *, together: bool) -> None:

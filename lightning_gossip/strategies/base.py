@@ -121,7 +121,12 @@ class DecentralizedStrategy(WorkerProcesses):
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
-        synchronize_results(trainer, self._patches, end_session=self._end_session)
+        synchronize_results(
+            trainer,
+            self._patches,
+            end_session=self._end_session,
+            logs_nothing=lambda: self._fit is not None and self._fit.logs_nothing,
+        )
         share_evaluation(trainer, self._patches)
         if trainer.state.fn == TrainerFn.FITTING:
             self._begin_fit(trainer)
@@ -309,14 +314,15 @@ class DecentralizedStrategy(WorkerProcesses):
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
         together = self._fit is not None and not self._fit.aborted and not self._fit.in_session
-        if self._fit is not None and together:
-            self._fit.extend_checkpoint(checkpoint, filepath)
         members = self.members
-        if members is None or not together:
+        if self._fit is None or members is None or not together:
+            if self._fit is not None and together:
+                self._fit.extend_checkpoint(checkpoint, filepath)
             super().save_checkpoint(checkpoint, filepath, storage_options)
             return
         writer = None
         while writer not in members.members:  # killed while it wrote: the next one does
+            self._fit.extend_checkpoint(checkpoint, filepath)
             writer = members.members[0]
             super().save_checkpoint(checkpoint, filepath, storage_options)
             gather(None, kind="the end of a checkpoint's writing")

@@ -108,11 +108,17 @@ class Algorithm(ABC):
 
     @abstractmethod
     def average(self, sync_point: SyncPoint) -> float:
-        """Leave the exact mean of all models in this worker's, of the tensors that the session shares.
+        """Form the exact mean of all models, of the tensors that the session shares. Collective.
+
+        Where failures are survived it may be called again, before :meth:`adopt`.
 
         Returns:
             This worker's squared distance to the mean before, ‖x_i − x̄‖².
         """
+
+    def adopt(self) -> None:
+        """Leave the mean in this worker's model, where :meth:`average` has not done so."""
+        return
 
     @abstractmethod
     def close(self, *, together: bool) -> None:

@@ -31,6 +31,7 @@ from lightning_gossip.algorithm.membership.membership import (
     TellChange,
 )
 from lightning_gossip.algorithm.membership.monitor import Monitor
+from lightning_gossip.algorithm.membership.news import News
 from lightning_gossip.algorithm.membership.store import (
     Await,
     Count,
@@ -107,6 +108,7 @@ class Worker:
         self.rests = self.is_resting = False
         self.stops = False  # its monitor
         self.end: str | None = None  # how its program has ended
+        self.aborted: set[int] = set()  # uses that an exception has ended
         self.threads: list[Thread] = []
 
 
@@ -131,8 +133,9 @@ class World:
         self.last_loss_s = 0.0  # when somebody was killed, frozen or restarted last
         self.faults = self._drawn_faults()
         self.had_faults = len(self.faults)
-        self.aborts = {(fault[2], fault[3]) for fault in self.faults if fault[1] == "abort"}
-        self.aborted_uses: set[int] = set()
+        self.aborts = {(fault[2], fault[3]) for fault in self.faults if fault[1] in ("abort", "crash")}
+        self.crashes = {(whom, how[0]): how[1] for _, kind, whom, how in self.faults if kind == "crash"}
+        self.crashed: set[int] = set()  # uses that an exception has ended whose worker did not go on
         self.meets: dict[str, set[str]] = {}  # who has come to the making of a group, or a collective
         members = [WorkerId(rank, 1) for rank in range(self.n)]
         self.workers = [self._started(worker, members, late=False) for worker in members]
@@ -145,10 +148,10 @@ class World:
         """When, what, to whom, for how long or where."""
         faults: list[tuple[float, str, int, Any]] = []
         for _ in range(self.choices.of((0, 1, 1, 2, 3))):
-            kind = self.choices.of(("freeze", "kill", "restart", "abort", "fail"))
+            kind = self.choices.of(("freeze", "kill", "restart", "abort", "fail", "crash"))
             at_s = self.choices.of((0.0, 0.3, 1.0, 2.0, 4.0, 9.0, 15.0))
             whom = self.choices.below(self.n)
-            if kind in ("abort", "fail"):
+            if kind in ("abort", "fail", "crash"):
                 use = self.choices.below(len(self.program))
                 how: Any = (use, self.choices.below(len(self.program[use])))
             else:
@@ -207,13 +210,16 @@ class World:
                         raise
                     if not self._is_expected(use, error):
                         raise
-                    self.aborted_uses.add(use)
+                    worker.aborted.add(use)
                     monitor.abort(f"{type(error).__name__}: {error}")
                     aborted = True
                 use, place = use + 1, 0
                 monitor.rest(resting=True)
                 worker.rests = True
                 yield Until(lambda: worker.is_resting)
+                if aborted and self._crashes(worker, use - 1):
+                    self._kill(worker)
+                    return
                 yield from membership.rest()
             if not membership.outside:
                 yield from membership.joining.close()
@@ -229,7 +235,7 @@ class World:
         """Whether an exception of this use may end it."""
         if isinstance(error, Aborts):
             return True
-        return any(kind in ("abort", "fail") and how[0] == use for _, kind, _, how in self.faults_drawn)
+        return any(kind in ("abort", "fail", "crash") and how[0] == use for _, kind, _, how in self.faults_drawn)
 
     @property
     def faults_drawn(self) -> list[tuple[float, str, int, Any]]:
@@ -238,7 +244,8 @@ class World:
     def _may_end_by(self, error: Exception) -> bool:
         said = str(error)
         reasons = ["comes too late", "nobody is in any more", "before it had their model", "has been started again"]
-        reasons += ["Has it begun"] if "p/members" not in self.store else []
+        silent = "p/members" not in self.store or any(worker.frozen_s > SHORT_S for worker in self.workers)
+        reasons += ["Has it begun"] if silent else []
         return self.had_faults > 0 and isinstance(error, PeerError) and any(reason in said for reason in reasons)
 
     def _call(self, worker: Worker, use: int, place: int) -> Generator[Any, Any, None]:
@@ -270,6 +277,16 @@ class World:
             result = waiting
         if not membership.outside and call != "epoch":
             self._check_agreement(worker, (use, place, call), (result, membership.members, membership.generation))
+
+    def _crashes(self, worker: Worker, use: int) -> bool:
+        """Whether a worker whose exception has ended a use does not go on."""
+        told = News.decode(self.store["p/news"]).abort_of(use)
+        where = self.crashes.get((worker.began_as.initial_rank, use))
+        if where is None or told is None or told.by != worker.membership.me:
+            return False
+        if any(call != "epoch" for call in self.program[use][where:]):  # else the others may have ended the use
+            self.crashed.add(use)
+        return True
 
     def _check_agreement(self, worker: Worker, where: tuple[int, int, str], got: Any) -> None:
         others = self.said.setdefault(where, got)
@@ -434,7 +451,7 @@ class World:
 
     def _strike(self) -> None:
         _, kind, whom, how = self.faults.pop(0)
-        if kind in ("abort", "fail"):
+        if kind in ("abort", "fail", "crash"):
             return
         worker = next(worker for worker in reversed(self.workers) if worker.began_as.initial_rank == whom)
         if not worker.alive or worker.end is not None:
@@ -448,16 +465,22 @@ class World:
             return
         if not others:
             return
+        self._kill(worker)
+        if kind == "restart":
+            incarnation = int(self.store[f"p/incarnation/{whom}"]) + 1
+            self.workers.append(self._started(WorkerId(whom, incarnation), [WorkerId(whom, incarnation)], late=True))
+
+    def _kill(self, worker: Worker) -> None:
         worker.alive = False
-        for other in others:
-            heartbeat = self.store.get(f"p/heartbeat/{worker.membership.me}")
+        self.last_loss_s = self.now_s
+        heartbeat = self.store.get(f"p/heartbeat/{worker.membership.me}")
+        for other in self.workers:
+            if not other.alive:
+                continue
             if heartbeat is None or b'"resting": true' in heartbeat:
                 other.monitor.process_ended(worker.membership.me)  # its launcher has seen it: nobody else can
             elif self.choices.below(2):
                 other.monitor.connection_lost(worker.membership.me)
-        if kind == "restart":
-            incarnation = int(self.store[f"p/incarnation/{whom}"]) + 1
-            self.workers.append(self._started(WorkerId(whom, incarnation), [WorkerId(whom, incarnation)], late=True))
 
     # -- the end ---------------------------------------------------------------------------------------------------------
 
@@ -466,6 +489,8 @@ class World:
         for worker in undisturbed:
             if worker.end != "done" and worker.began_as.incarnation == 1:
                 raise Violation(f"{worker.began_as.spoken} was never disturbed, and has ended by {worker.end}")
+            if worker.began_as.incarnation == 1 and (missed := self.crashed - worker.aborted):
+                raise Violation(f"{worker.began_as.spoken} has not heard of the exception that ended use {missed}")
         left = [key for key in self.store if "/round/" in key or "/group/" in key or "/resting/" in key]
         rounds = {key.split("/")[2] for key in left if "/round/" in key}
         if not self.had_faults and len(rounds) > 1:
@@ -477,7 +502,7 @@ class World:
 def monitor_requests(worker: Worker) -> list[WorkerId]:
     """The workers whose join requests a member has read."""
     excluded = worker.membership.excluded
-    return [other for other in worker.monitor.join_requests(range(9)) if other not in excluded]
+    return [other for other in worker.monitor.join_requests() if other not in excluded]
 
 
 def run(choices: Choices, **replacements: Any) -> World:

@@ -57,7 +57,9 @@ def of_a_model(rank: int, sync_point: SyncPoint) -> dict[str, Any]:
     module.late.requires_grad_(rank == 1)  # thawed by one that is further on
     found = compare_rest(model, sync_point, flag=rank == 2)
     own = [tensor.tolist() for tensor in found.tensors]
-    distance = unite(found, sync_point)
+    united = unite(found, sync_point)
+    united.write()
+    distance = united.distance
     again = compare_rest(model, sync_point)
     return {
         "means": [place.name for place in found.means],
@@ -77,23 +79,23 @@ def of_parts(rank: int, sync_point: SyncPoint) -> dict[str, Any]:
     module = nn.Linear(2, 1)
     nn.init.constant_(module.weight, float("nan") if rank == 0 else rank)
     nn.init.constant_(module.bias, 0.0)
-    unite(compare(places(module), sync_point), sync_point)
+    unite(compare(places(module), sync_point), sync_point).write()
     seen["healthy"] = module.weight.tolist()
 
     nn.init.constant_(module.weight, rank)
-    unite(compare(places(module), sync_point), sync_point, takes_part=rank == 1)
+    unite(compare(places(module), sync_point), sync_point, takes_part=rank == 1).write()
     seen["one"] = module.weight.tolist()
 
     nn.init.constant_(module.weight, rank)
-    unite(compare(places(module), sync_point), sync_point, takes_part=False)
+    unite(compare(places(module), sync_point), sync_point, takes_part=False).write()
     seen["none"] = module.weight.tolist()
 
     nn.init.constant_(module.weight, rank)
     if rank == 1:
         module.register_buffer("extra", torch.ones(1))
-    unite(compare(places(module), sync_point), sync_point)
+    unite(compare(places(module), sync_point), sync_point).write()
     seen["common"] = module.weight.tolist()
-    seen["nothing"] = unite(compare([], sync_point), sync_point)
+    seen["nothing"] = unite(compare([], sync_point), sync_point).distance
     return seen
 
 

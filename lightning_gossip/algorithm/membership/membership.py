@@ -42,10 +42,12 @@ class Outcome(NamedTuple):
     Args:
         reason: why it has failed; None if it has worked.
         may_pass: whether it may work when it is made once more.
+        value: what all are told beside, if it has worked.
     """
 
     reason: str | None
     may_pass: bool = True
+    value: Any = None
 
 
 class MakeGroup(NamedTuple):
@@ -117,6 +119,7 @@ class Membership:
         generation: how often the members or their groups have changed.
         excluded: workers that were excluded, in that order.
         outside: whether this worker is no member (any more, or not yet): every collective is then its own.
+        waiting: workers that ask to join, as the first member knew in the last round, and what each says of its model.
         met: whether there has been a first round.
         joining: how workers come later.
     """
@@ -137,6 +140,7 @@ class Membership:
         self.excluded: list[WorkerId] = []
         self.outside = False
         self.met = False
+        self.waiting: dict[WorkerId, str] = {}
         self.joining = Joining(prefix, monitor, now_s)
         self._prefix = prefix
         self._monitor = monitor
@@ -212,16 +216,22 @@ class Membership:
 
     def _hear(self, mine: tuple[str, Any], payload: bytes | None = None) -> Steps[dict[WorkerId, tuple[str, Any]] | None]:
         """Hold one round, with nobody excluded yet; None if this worker itself was absent, and is outside now."""
-        said = yield from self._rounds.hold(self.members, pickle.dumps(mine), payload)
+        waiting = self._monitor.join_requests() if self.rank == 0 else {}
+        said = yield from self._rounds.hold(self.members, pickle.dumps((*mine, waiting)), payload)
         if said is None:
             yield from self._leave()
             return None
-        return {worker: pickle.loads(value) for worker, value in said.items()}
+        heard = {worker: pickle.loads(value) for worker, value in said.items()}
+        self.waiting = next(iter(heard.values()))[2]
+        return {worker: (kind, value) for worker, (kind, value, _) in heard.items()}
 
     # -- attempts ----------------------------------------------------------------------------------------------------
 
-    def attempt(self) -> Steps[None]:
+    def attempt(self) -> Steps[list[Any]]:
         """Run collectives on the default group, of workers that have met, until they have worked for all that are left.
+
+        Returns:
+            The values of their outcomes, by rank.
 
         What fails although no member has failed is tried once more, on new groups. If it fails again, or must (out of memory, a
         bad argument), all workers raise, and new groups are there for whoever catches that.
@@ -240,7 +250,7 @@ class Membership:
             if self._is_outside():  # since now
                 break
             if not _failed(outcomes):
-                return
+                return [said.value for said in outcomes.values()]
             if self.generation != generation:  # somebody was excluded
                 tried = False
                 continue
@@ -252,8 +262,10 @@ class Membership:
             if ends:
                 raise _failure_of(outcomes, mine)
             tried = True
-        if (yield Run()).reason is not None:
+        own = yield Run()
+        if own.reason is not None:
             raise OwnFailureError
+        return [own.value]
 
     def make_groups(self) -> Steps[None]:
         """Make the default process group of the present members; those that fail meanwhile are excluded.

@@ -186,6 +186,10 @@ class Monitor:
             return Verdict.FAILED
         return self._detector.verdict(worker) if worker in self._watched else Verdict.ALIVE
 
+    def failed(self) -> frozenset[WorkerId]:
+        """The workers that have failed, as far as is known here."""
+        return self._all_failed | self.news.failed
+
     def has_failed(self, worker: WorkerId) -> bool:
         """Whether a worker's failure is news."""
         return worker in self.news.failed
@@ -207,15 +211,13 @@ class Monitor:
         if (told := self._aborted_by) is not None:
             raise another_aborted(told.rank, told.reason, phase="watch")
 
-    def join_requests(self, initial_ranks: Sequence[int]) -> dict[WorkerId, str]:
+    def join_requests(self) -> dict[WorkerId, str]:
         """Workers that ask to join and are alive, as the first member knows, and what each says of its model and data."""
         present = {worker.initial_rank: worker.incarnation for worker in self._members}
         return {
             worker: about
             for worker, about in self.news.joining
-            if worker.initial_rank in initial_ranks
-            and worker.incarnation > present.get(worker.initial_rank, 0)
-            and self.verdict(worker) is Verdict.ALIVE
+            if worker.incarnation > present.get(worker.initial_rank, 0) and self.verdict(worker) is Verdict.ALIVE
         }
 
     def hears_a_member(self) -> bool:
@@ -337,7 +339,7 @@ class Monitor:
         return frozenset(worker for worker in self._watched if self.verdict(worker) is Verdict.FAILED) | self._found
 
     def _note_version(self) -> None:
-        failed = self._all_failed | self.news.failed
+        failed = self.failed()
         self.version += failed != self._last_failed
         self._last_failed = failed
 

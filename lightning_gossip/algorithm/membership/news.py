@@ -50,12 +50,16 @@ class News:
     joining: tuple[tuple[WorkerId, str], ...] = ()
 
     def abort_of(self, use: int) -> Aborted | None:
-        """How a use was ended, None if it was not; the word of a worker that has failed does not count."""
-        return next((told for told in self.aborted if told.use == use and told.by not in self.failed), None)
+        """How a use was ended, None if it was not."""
+        return next((told for told in self.aborted if told.use == use), None)
 
     def with_abort(self, told: Aborted) -> tuple[Aborted, ...]:
-        """The aborts with one more, unless its use was ended by another one before, or is long over."""
-        if self.abort_of(told.use) is not None:
+        """The aborts with one more.
+
+        Unless its use was ended by another one before, or is long over, or whoever says so is no member any more: it has failed
+        for the others. If it fails afterwards its word stays.
+        """
+        if self.abort_of(told.use) is not None or told.by in self.failed:
             return self.aborted
         uses = {other.use: other for other in self.aborted} | {told.use: told}
         return tuple(uses[use] for use in sorted(uses)[-_USES:])

@@ -1,4 +1,4 @@
-r"""Rounds: each member says one value, or has failed, and all learn the same (decisions/018).
+r"""Rounds: each member says one value, or has failed, and all learn the same (decisions/019).
 
 Chandra and Toueg (Unreliable failure detectors for reliable distributed systems, J. ACM 43, 1996) have the problem: agreement
 of workers that may fail, told by detectors that may err. The store makes it simple, since it lets the first of several writers

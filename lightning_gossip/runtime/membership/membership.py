@@ -1,4 +1,4 @@
-"""The members of the job as one worker knows them, and collectives that survive the failure of a member (decisions/005, 018).
+"""The members of the job as one worker knows them, and collectives that survive the failure of a member (decisions/005, 019).
 
 The protocol is :class:`lightning_gossip.algorithm.membership.membership.Membership`; here are the store, the process groups
 and the exceptions."""
@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from lightning_gossip.algorithm.failure_detector import Verdict
 from lightning_gossip.algorithm.membership import membership as protocol
 from lightning_gossip.algorithm.membership.store import Steps
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
@@ -78,6 +77,7 @@ class Membership:
         self._make_group = make_group
         self._collective_timeout_s = collective_timeout_s
         self._hurries = False  # whether collectives are made whose workers have all met
+        self._attempting = False
         self._failure: Exception | None = None  # of the last attempt
         # the default group that was made last; held, its connections would stay when it is destroyed
         self._group: Callable[[], dist.ProcessGroup | None] = lambda: None
@@ -128,14 +128,12 @@ class Membership:
 
     def failed_ranks(self) -> Callable[[], frozenset[int]]:
         """A function to be called later: which of the present members have failed since, by their present ranks."""
-        present, failed = self.members, Verdict.FAILED
+        present = self.members
+        ranks = {worker: rank for rank, worker in enumerate(present)}
 
         def failed_ranks() -> frozenset[int]:
-            return frozenset(
-                rank
-                for rank, worker in enumerate(present)
-                if worker not in self.members or self.monitor.verdict(worker) is failed
-            )
+            left = set() if self.members is present else {*present}.difference(self.members)
+            return frozenset(ranks[worker] for worker in left | self.monitor.failed() if worker in ranks)
 
         return failed_ranks
 
@@ -169,6 +167,8 @@ class Membership:
         What fails although no member has failed is tried once more, on new groups. If it fails again, or must (out of memory, a
         bad argument), all workers raise, and new groups are there for whoever catches that.
 
+        In one that is under way another one is part of it: the whole is made again.
+
         Args:
             collective: may be called again, and then with other members; must leave its inputs as they are.
 
@@ -176,10 +176,21 @@ class Membership:
             PeerError: as :meth:`gather`, and if it has failed on other workers only.
             Exception: what the collective has raised on this worker.
         """
+        return self.attempt_and_tell(collective, lambda: None)[0]
+
+    def attempt_and_tell(self, collective: Callable[[], T], tell: Callable[[], Any]) -> tuple[T, list[Any]]:
+        """As :meth:`attempt`, and gather what each member tells when it has worked, in the same round.
+
+        Returns:
+            The result of the collective, and what all have told, by rank.
+        """
+        if self._attempting:
+            return collective(), [tell()]
         result: T | None = None
 
         def run(_: Any) -> protocol.Outcome:
             nonlocal result
+            self._attempting = True
             try:
                 with self._hurrying():
                     result = collective()
@@ -187,10 +198,12 @@ class Membership:
                 raise
             except Exception as error:  # noqa: BLE001 - raised in the end, or made good
                 return self._note_failure(error)
-            return protocol.Outcome(None)
+            finally:
+                self._attempting = False
+            return protocol.Outcome(None, value=tell())
 
-        self._perform(self._protocol.attempt(), {protocol.Run: run})
-        return result  # type: ignore[return-value]
+        told = self._perform(self._protocol.attempt(), {protocol.Run: run})
+        return result, told  # type: ignore[return-value]
 
     @contextmanager
     def _hurrying(self) -> Iterator[None]:
@@ -250,10 +263,16 @@ class Membership:
     # -- joining -----------------------------------------------------------------------------------------------------
 
     def waiting(self, initial_ranks: Sequence[int]) -> dict[WorkerId, str]:
-        """The workers that wait to be admitted, as far as is known, and what each says of its model and data."""
-        requests = self.monitor.join_requests(initial_ranks)
-        # one that was excluded asks again as a new incarnation
-        return {worker: about for worker, about in requests.items() if worker not in self.excluded}
+        """The workers that ask to join with one of these ranks, and what each says of its model and data.
+
+        Those that rank 0 knew of in the last round: the same on all members.
+        """
+        others = {*self.excluded, *self.members}  # one that was excluded asks again as a new incarnation
+        return {
+            worker: about
+            for worker, about in self._protocol.waiting.items()
+            if worker.initial_rank in initial_ranks and worker not in others
+        }
 
     def admit(self, joiners: Sequence[WorkerId], snapshot: Any) -> None:
         """Admit workers that wait, at the end of the ranks. All members call it with the same joiners and snapshot.

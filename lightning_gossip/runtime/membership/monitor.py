@@ -113,10 +113,10 @@ class HeartbeatMonitor:
         with self.lock:
             self.protocol.watch(neighbours)
 
-    def join_requests(self, initial_ranks: Sequence[int]) -> dict[WorkerId, str]:
+    def join_requests(self) -> dict[WorkerId, str]:
         """Workers that wait to be admitted and are alive, as far as is known, and what each says of its model and data."""
         with self.lock:
-            return self.protocol.join_requests(initial_ranks)
+            return self.protocol.join_requests()
 
     def connection_lost(self, worker: WorkerId) -> None:
         """Note that a connection with a worker was lost."""
@@ -146,6 +146,11 @@ class HeartbeatMonitor:
         """The state of one worker, now."""
         with self.lock:
             return self.protocol.verdict(worker)
+
+    def failed(self) -> frozenset[WorkerId]:
+        """The workers that have failed, as far as is known here."""
+        with self.lock:
+            return self.protocol.failed()
 
     def raise_failure(self) -> None:
         """Raise if another worker has aborted, the store does not answer, or this worker sends no heartbeats any more.

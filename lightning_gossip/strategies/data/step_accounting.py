@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from lightning_gossip.runtime.clock import StepTimer, Timeline, now_s
 from lightning_gossip.runtime.membership import membership
-from lightning_gossip.runtime.sync_point import gather
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.report import FitReport, WorkerReport
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
@@ -113,12 +114,15 @@ class Account:
         self.own.wait_s += self.own.last_wait_s
         self._waited_s = algorithm.waited_s
 
-    def publish(self, work: FitWork, algorithm: Algorithm | None) -> None:
-        """Tell all workers, and hear from them. Collective."""
+    def described(self, work: FitWork, algorithm: Algorithm | None) -> tuple[int, dict[str, Any]]:
+        """What the others are told: the steps that schedules count, and this worker's report."""
         self.own.samples, self.own.left_early, self.own.batch_s = work.samples, work.left_early, self.batch_s
         if algorithm is not None:
             algorithm.complete(self.own)
-        everyones = gather((self.steps, self.own.as_dict()), kind="the accounts")
+        return self.steps, self.own.as_dict()
+
+    def publish(self, everyones: Sequence[tuple[int, dict[str, Any]]]) -> None:
+        """A stretch of training has ended, with these descriptions of all workers, by rank."""
         self.steps = round(sum(steps for steps, _ in everyones) / len(everyones))  # schedules by step go on alike
         self.report.workers = [WorkerReport(**own) for _, own in everyones]
         self.report.rendezvous += 1

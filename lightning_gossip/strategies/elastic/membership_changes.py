@@ -117,7 +117,7 @@ class MembershipChanges:
 
     def _admit(self, members: Membership) -> None:
         free = self._survival.most(self._trainer.strategy.workers) - len(members.members)  # type: ignore[attr-defined]
-        joiners = gather(self._fitting(members), kind="the workers that fit")[0][: max(0, free)]
+        joiners = self._fitting(members)[: max(0, free)]
         if joiners:
             snapshot = members.broadcast(state_transfer.take_snapshot(self._trainer, self._work, steps=self._account.steps))
             members.admit(joiners, snapshot)

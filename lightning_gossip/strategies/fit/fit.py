@@ -17,12 +17,20 @@ from torch import Tensor
 
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline, now_s
-from lightning_gossip.runtime.sync_point import Agreement, Arrival, Purpose, SyncPoint, agree, gather
+from lightning_gossip.runtime.sync_point import (
+    Agreement,
+    Arrival,
+    Purpose,
+    SyncPoint,
+    agree,
+    gather,
+    together_and_tell,
+)
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.data.step_accounting import Account
 from lightning_gossip.strategies.elastic.membership_changes import MembershipChanges
 from lightning_gossip.strategies.fit import resume
-from lightning_gossip.strategies.fit.metrics import LocalMetrics
+from lightning_gossip.strategies.fit.metrics import LocalMetrics, logs_something
 from lightning_gossip.strategies.lightning.asking import Ask
 from lightning_gossip.strategies.lightning.csv_logger_takeover import local_log_dir
 from lightning_gossip.strategies.lightning.loop_progress import epochs_processed, mean_step, set_global_step
@@ -31,7 +39,7 @@ from lightning_gossip.strategies.state import checkpoint_contents
 from lightning_gossip.strategies.state.averaged_weights import AveragedWeights
 from lightning_gossip.strategies.state.local_model import OwnModel
 from lightning_gossip.strategies.state.nonfinite import warn_of_mean
-from lightning_gossip.strategies.state.one_model import compare_rest, unite
+from lightning_gossip.strategies.state.one_model import Differences, United, compare_rest, unite
 from lightning_gossip.strategies.state.shared_tensors import SharedModel, check_averaged_buffers
 from lightning_gossip.strategies.state.step_watch import StepWatch
 from lightning_gossip.strategies.worker_algorithm import Algorithm
@@ -78,6 +86,7 @@ class Fit:
         self.aborted = False
         self.at_epoch_end: Callable[[], None] | None = None  # a schedule by epoch that waits for the epoch's end
         self.is_cut = False  # the epoch has ended, for all, before its last batch
+        self.logs_nothing = False  # no worker had logged anything for the epoch when all met at its end
         self.log_dir: tuple[str | None, str | None] = (None, None)  # this worker's own, and rank 0's
         self._stopped_together = False
         self._make_algorithm = make_algorithm
@@ -86,6 +95,7 @@ class Fit:
         self._restored = restored
         self._restored_from = restored_from
         self._sync_point = SyncPoint(strategy.root_device)
+        self._accounts: list[tuple[int, dict[str, Any]]] = []  # of all workers, at the last synchronisation point
         self._optimizer_stepped = False
         self._lr = 0.0
         self._in_step = False
@@ -136,7 +146,7 @@ class Fit:
 
     def before_batch(self, batch: Any) -> None:
         """A batch has been fetched and is about to be trained on."""
-        self._under_way, self.is_cut = True, False
+        self._under_way, self.is_cut, self.logs_nothing = True, False, False
         if not self.in_session:
             self._open_session()
         self.work.begin_batch(batch)
@@ -344,7 +354,7 @@ class Fit:
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def extend_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
-        """Add our part to a checkpoint that all workers are writing together."""
+        """Add our part to a checkpoint that all workers are writing together; again, if rank 0 fails meanwhile."""
         replicas = self._options.checkpoint == "replicas"
         checkpoint[checkpoint_contents.KEY] = resume.describe(
             self.trainer,
@@ -355,7 +365,8 @@ class Fit:
             replicas=replicas,
         )
         checkpoint[checkpoint_contents.KEY]["trained"] = sorted(self._model.trained)
-        resume.mark_as_unfinished(checkpoint)
+        if self.trainer.is_global_zero:
+            resume.mark_as_unfinished(checkpoint)
         if replicas:
             with self._own_model.in_place():
                 checkpoint_contents.save_replica(path, self.trainer.global_rank, checkpoint_contents.own_state(self.trainer))
@@ -434,17 +445,29 @@ class Fit:
         agreement = self._sync_point.agree(arrival)
         self.account.waited(arrived_s, algorithm)
         algorithm.settle()
-        rest = compare_rest(self._model, self._sync_point, flag=self._averages.are_there)
-        if self._options.at_rendezvous == "evaluate":
-            self._own_model.set_aside(self._model.tensors, rest.tensors)
-        self.account.own.distance = algorithm.average(self._sync_point)
-        if not math.isfinite(self.account.own.distance):
+
+        def meet() -> tuple[Differences, United, float]:  # changes nothing that is needed if it has to be made again
+            rest = compare_rest(self._model, self._sync_point, flag=self._averages.are_there)
+            if self._options.at_rendezvous == "evaluate":
+                self._own_model.set_aside(self._model.tensors, rest.tensors)
+            distance = algorithm.average(self._sync_point)
+            united = unite(rest, self._sync_point)
+            self.account.own.distance = distance + united.distance
+            return rest, united, self._sync_point.mean(self.account.own.distance)
+
+        def tell() -> tuple[int, dict[str, Any], bool]:
+            return *self.account.described(self.work, algorithm), logs_something(self.trainer)
+
+        (rest, united, self.account.report.consensus_distance), told = together_and_tell(meet, tell)
+        algorithm.adopt()
+        united.write()
+        if not math.isfinite(self.account.own.distance or 0.0):
             warn_of_mean(self._model.tensors)
-        self.account.own.distance += unite(rest, self._sync_point)
         self._own_model.is_replaced()
+        self._accounts = [(steps, account) for steps, account, _ in told]
+        self.logs_nothing = not any(logs for _, _, logs in told)
         if rest.flag:
             self._averages.unite(self._sync_point, steps=mean_step(agreement.optimizer_steps))
-        self.account.report.consensus_distance = self._sync_point.mean(self.account.own.distance)
         return agreement
 
     def _carry_out(self, agreement: Agreement) -> None:
@@ -477,7 +500,7 @@ class Fit:
         self.at_epoch_end = None
         if not pending and (agreement.stop or purpose is Purpose.EPOCH_END):
             self.work.end_epoch()
-        self.account.publish(self.work, self._algorithm)
+        self.account.publish(self._accounts or [self.account.described(self.work, self._algorithm)])
         if agreement.stop and pending:
             raise SIGTERMException
 

@@ -13,11 +13,14 @@ from lightning_gossip.strategies.fit.metrics import SynchronizedResults
 from lightning_gossip.strategies.lightning.patches import Patches
 
 
-def synchronize_results(trainer: pl.Trainer, patches: Patches, *, end_session: Callable[[], None]) -> None:
+def synchronize_results(
+    trainer: pl.Trainer, patches: Patches, *, end_session: Callable[[], None], logs_nothing: Callable[[], bool]
+) -> None:
     """One value of every epoch metric on all ranks, in every loop that logs.
 
     Args:
         end_session: brings all workers together, if they are not: a worker may leave the loop before its last batch.
+        logs_nothing: whether all know that no value of the training epoch waits, before the hooks of its end.
     """
     train_loop = trainer.fit_loop.epoch_loop
     for loop in (train_loop, train_loop.val_loop, trainer.validate_loop, trainer.test_loop):
@@ -34,7 +37,8 @@ def synchronize_results(trainer: pl.Trainer, patches: Patches, *, end_session: C
     def synchronized_epoch_end() -> None:  # before the hooks of the epoch's end
         end_session()
         epoch_end_reached()
-        synchronize()
+        if not (trainer.training and logs_nothing()):
+            synchronize()
 
     def synchronized_train_epoch() -> None:  # and what these hooks have logged
         synchronize()

@@ -13,16 +13,15 @@ from functools import wraps
 from typing import Any
 from weakref import WeakValueDictionary
 
+import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities import rank_zero_warn
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lightning_gossip.runtime.membership import membership
 from lightning_gossip.runtime.peer_errors import answering
-from lightning_gossip.runtime.sync_point import gather
-from lightning_gossip.strategies.lightning.fault_tolerance import with_survivors
+from lightning_gossip.runtime.sync_point import gather, together
 from lightning_gossip.strategies.lightning.patches import Patches
 
 _warned: set[str] = set()
@@ -44,12 +43,9 @@ class SynchronizedResults(_ResultCollection):
             kwargs["sync_dist"] = False
         super().log(fx, name, value, **kwargs)
 
-    def synchronize(self) -> None:
-        """Reduce the epoch's values over the workers that logged them. Collective: every worker calls it at the same points.
-
-        After it, reading a value communicates no more, so that a progress bar on rank 0 may.
-        """
-        due = {
+    def due(self) -> dict[str, Any]:
+        """The epoch's values that are not reduced yet."""
+        return {
             key: metric
             for key, metric in self.items()
             if metric.meta.on_epoch
@@ -57,6 +53,13 @@ class SynchronizedResults(_ResultCollection):
             and metric._computed is None
             and not metric.meta.sync.rank_zero_only
         }
+
+    def synchronize(self) -> None:
+        """Reduce the epoch's values over the workers that logged them. Collective: every worker calls it at the same points.
+
+        After it, reading a value communicates no more, so that a progress bar on rank 0 may.
+        """
+        due = self.due()
         mine = {key: _state_of(metric) for key, metric in due.items() if metric.is_tensor}
         everyones = gather(mine, kind="the logged values")
         for key, metric in sorted(due.items()):
@@ -65,6 +68,12 @@ class SynchronizedResults(_ResultCollection):
                 metric._computed = torch.as_tensor(value, dtype=metric.value.dtype, device=metric.value.device)
             else:
                 metric.compute()  # torchmetrics reduces by itself
+
+
+def logs_something(trainer: pl.Trainer) -> bool:
+    """Whether values of the training epoch wait to be reduced."""
+    results = trainer.fit_loop.epoch_loop._results
+    return bool(results.due()) if isinstance(results, SynchronizedResults) else bool(results)
 
 
 def _state_of(metric: _ResultMetric) -> tuple[float, float]:
@@ -150,10 +159,10 @@ def _gated(synchronize: Callable[..., None]) -> Callable[..., None]:
 
         own = dist_sync_fn is not None or process_group is not None or metric.process_group is not None
         with answering("synchronizing a metric"):
-            if own or membership.current() is None:
+            if own:
                 gathering(dist_sync_fn)
-            else:
-                with_survivors(gathering)
+            else:  # a metric sets its states when it has gathered them all, so they may be gathered again
+                together(lambda: gathering(None))
 
     return sync
 

@@ -8,7 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.fabric.utilities import rank_zero_warn
 
-from lightning_gossip.runtime.sync_point import gather
+from lightning_gossip.runtime.sync_point import gather_for
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.lightning.loop_progress import mean_step, set_global_step
 from lightning_gossip.strategies.state import checkpoint_contents
@@ -18,7 +18,7 @@ from lightning_gossip.strategies.worker_algorithm import Algorithm
 def describe(
     trainer: pl.Trainer, work: FitWork, algorithm: Algorithm | None, *, steps: int, global_step: int, replicas: bool
 ) -> dict[str, Any]:
-    """Where the fit stands, in plain values. All workers call it together.
+    """Where the fit stands, in plain values, on rank 0, which writes it. All workers call it together.
 
     Args:
         steps: that this worker has made.
@@ -31,7 +31,7 @@ def describe(
         "rng": checkpoint_contents.rng_state(),
         "algorithm": algorithm.state_dict() if algorithm is not None else {},
     }
-    everyones = gather(mine, kind="where the fit stands")
+    everyones = gather_for(0, mine, kind="where the fit stands") or [mine]
     return {
         "world_size": trainer.world_size,
         "strategy": getattr(trainer.strategy, "name", None),

@@ -1,4 +1,4 @@
-"""Fault tolerance of a strategy: the options, the start of the membership, metrics of the workers that are left."""
+"""Fault tolerance of a strategy: the options, and the start of the membership."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from torch._C._distributed_c10d import Store
 
@@ -154,31 +154,3 @@ def keys_of(launch: int) -> str:
     several = os.environ.get("LOCAL_WORLD_SIZE", "1") != "1"
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if several else ""
     return f"lightning_gossip/{run}/{restarts}/{launch}"
-
-
-def with_survivors(synchronize: Callable[[Callable[..., list[Any]]], None]) -> None:
-    """Synchronise a metric's states among the members, all states from the same ones.
-
-    Args:
-        synchronize: gathers each state by the function that it is given, and sets them when it has all.
-    """
-    members = membership.current()
-    assert members is not None
-
-    def gathered(state: Any, group: Any = None) -> list[Any]:
-        before = members.members
-        states = [theirs.to(state.device) for theirs in members.gather(state.detach().cpu(), "a metric")]
-        if members.members != before:
-            raise _MembersChanged
-        return states
-
-    while True:
-        try:
-            synchronize(gathered)
-        except _MembersChanged:
-            continue  # states are set when all have been gathered, so this one is as it was
-        return
-
-
-class _MembersChanged(Exception):
-    """A worker was excluded between two states of one metric."""

@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging, WeightAveraging
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from lightning_gossip.runtime.sync_point import SyncPoint, gather
-from lightning_gossip.strategies.state.one_model import compare, unite
+from lightning_gossip.runtime.sync_point import SyncPoint, gather, together
+from lightning_gossip.strategies.state.one_model import United, compare, unite
 from lightning_gossip.strategies.state.shared_tensors import places
 
 
@@ -71,13 +72,16 @@ class AveragedWeights:
         for key in sorted(set(everyones[0]).intersection(*everyones[1:])):
             average = mine[key]
             theirs = [worker[key] for worker in everyones]
-            found = compare(places(average.module, self._averaged_buffers), sync_point)
-            unite(found, sync_point, takes_part=average.count > 0)
+            together(partial(self._united, average, sync_point)).write()
             counts = [count for count, _ in theirs if count]
             if counts and average.counter is not None:
                 average.counter.fill_(round(sum(counts) / len(counts)))
             if isinstance(average.callback, WeightAveraging):
                 average.callback._latest_update_step = steps - theirs[0][1]
+
+    def _united(self, average: _Average, sync_point: SyncPoint) -> United:
+        found = compare(places(average.module, self._averaged_buffers), sync_point)
+        return unite(found, sync_point, takes_part=average.count > 0)
 
     def _steps_since(self, callback: Callback) -> int:
         """Optimizer steps since the last one that was averaged; a callback compares the two."""

@@ -2,25 +2,23 @@
 
 Workers compare the exact bits of each such tensor by a number (:mod:`lightning_gossip.algorithm.tensors.fingerprint`), so that
 a frozen base of gigabytes is read once and never sent. What differs is averaged if there is a mean of it, and otherwise taken
-from one
-rank: a queue and its pointer, a unit vector, a codebook and its counts stay what they are together.
+from one rank: a queue and its pointer, a unit vector, a codebook and its counts stay what they are together.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 from lightning.fabric.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_gossip.algorithm.tensors.fingerprint import fingerprints, has_bits
 from lightning_gossip.algorithm.tensors.finite import all_finite
 from lightning_gossip.algorithm.tensors.flat import FlatModel, LiveTensors
-from lightning_gossip.runtime.sync_point import SyncPoint, gather, together
+from lightning_gossip.runtime.sync_point import SyncPoint, gather
 from lightning_gossip.strategies.state.shared_tensors import Place, SharedModel, digest
 
 
@@ -82,32 +80,49 @@ def compare_rest(model: SharedModel, sync_point: SyncPoint, *, flag: bool = Fals
     return found
 
 
-def unite(found: Differences, sync_point: SyncPoint, *, takes_part: bool = True) -> float:
-    """Make one of what differs. Collective, unless nothing differs.
+@dataclass(frozen=True)
+class United:
+    """What differed, made one, and not in its place yet.
+
+    Args:
+        distance: this worker's squared distance to the means; 0 if it does not take part.
+        write: puts it there.
+    """
+
+    distance: float
+    write: Callable[[], None]
+
+
+def unite(found: Differences, sync_point: SyncPoint, *, takes_part: bool = True) -> United:
+    """Make one of what differs. Collective, unless nothing differs; changes nothing yet.
 
     Args:
         found: by :func:`compare`.
         sync_point: the collectives.
         takes_part: whether this worker's tensors count; if nobody's do, all take those of rank 0. Where a mean is made, those
             that are not finite count only if no others are there.
-
-    Returns:
-        This worker's squared distance to the means before; 0 if it does not take part.
     """
     if not found.means and not found.follows:
-        return 0.0
+        return United(0.0, lambda: None)
     finite = all(all_finite(place.real) for place in found.means)
-    everyones = gather((takes_part, finite))
+    everyones = sync_point.gather([takes_part, finite])
     nobody = not any(theirs for theirs, _ in everyones)
     healthy = any(theirs and theirs_finite for theirs, theirs_finite in everyones)
     source = 0 if nobody else next(rank for rank, (theirs, _) in enumerate(everyones) if theirs)
-    distance = 0.0
+    distance, writes = 0.0, []
     if found.means and not nobody:
-        distance = _average(found.means, sync_point, takes_part=takes_part and (finite or not healthy))
+        mean = _average(found.means, sync_point, takes_part=takes_part and bool(finite or not healthy))
+        distance = mean.distance
+        writes.append(mean.write)
     follows = [*found.follows, *found.means] if nobody else found.follows
     if follows:
-        _follow(follows, sync_point, source)
-    return distance
+        writes.append(_follow(follows, sync_point, source))
+
+    def write() -> None:
+        for each in writes:
+            each()
+
+    return United(distance, write)
 
 
 def assign(tensor: Tensor, value: Tensor) -> None:
@@ -119,26 +134,28 @@ def assign(tensor: Tensor, value: Tensor) -> None:
             tensor.data = value.to(tensor.device, tensor.dtype)
 
 
-def _average(means: Sequence[Place], sync_point: SyncPoint, *, takes_part: bool) -> float:
+def _average(means: Sequence[Place], sync_point: SyncPoint, *, takes_part: bool) -> United:
     tensors = [place.real for place in means]
     flat = FlatModel(tensors)
-    distance = together(lambda: sync_point.average_of(flat.read(tensors), takes_part=takes_part))
-    flat.write(tensors)
-    return distance if takes_part else 0.0
+    distance = sync_point.average_of(flat.read(tensors), takes_part=takes_part)
+    return United(distance if takes_part else 0.0, lambda: flat.write(tensors))
 
 
-def _follow(follows: Sequence[Place], sync_point: SyncPoint, source: int) -> None:
+def _follow(follows: Sequence[Place], sync_point: SyncPoint, source: int) -> Callable[[], None]:
     def mine() -> Tensor:
         file = io.BytesIO()
         torch.save({place.name: place.tensor.detach().cpu().clone() for place in follows}, file)
         return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
 
-    # if the source fails meanwhile, there may be fewer ranks
-    data = together(lambda: sync_point.copy(mine, source=min(source, dist.get_world_size() - 1)))
+    data = sync_point.copy(mine, source=source)
     theirs = torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=True)
-    for place in follows:
-        if place.name in theirs:
-            assign(place.tensor, theirs[place.name])
+
+    def write() -> None:
+        for place in follows:
+            if place.name in theirs:
+                assign(place.tensor, theirs[place.name])
+
+    return write
 
 
 def _common(here: Sequence[Place]) -> list[Place]:

@@ -30,7 +30,7 @@ def until(condition: Callable[[], Any]) -> Any:
 
 def requesting(member: Membership) -> list[WorkerId]:
     """The workers whose join requests a member has read."""
-    return list(member.monitor.join_requests(range(10)))
+    return list(member.monitor.join_requests())
 
 
 def outsiders(made: Party, *workers: WorkerId) -> list[Membership]:
@@ -98,7 +98,7 @@ def test_who_waits_for_members_that_end_by_an_exception_ends_and_says_why(party:
 
 
 def test_an_aborted_worker_that_was_excluded_keeps_nobody_out(party: Callable[..., Party]) -> None:
-    made = party(2)
+    made, rested = party(2), threading.Event()
     (outsider,) = outsiders(made, WorkerId(2, 1))
 
     def script(member: Membership) -> Any:
@@ -109,9 +109,10 @@ def test_an_aborted_worker_that_was_excluded_keeps_nobody_out(party: Callable[..
             made.bury(member.me)
             until(lambda: made.all[0].excluded)
             member.monitor.abort("ArithmeticError: no")
-            return member.monitor.rest()
+            member.monitor.rest()
+            return rested.set()
         member.gather(None)
-        until(lambda: made.store.get("p/news").find(b"ArithmeticError") > 0)
+        assert rested.wait(PATIENCE_S)
         member.admit(until(lambda: requesting(member)), "snapshot")
         return None
 

@@ -81,7 +81,7 @@ def test_the_value_of_a_worker_that_dies_after_it_wrote_counts_in_that_round(par
 
     def script(member: Membership) -> Any:
         if member.me.initial_rank == 1:
-            made.store.set("p/round/0/1.1", b"0 +" + pickle.dumps(("values", 7)))
+            made.store.set("p/round/0/1.1", b"0 +" + pickle.dumps(("values", 7, {})))
             made.die(member)
         return member.gather(member.me.initial_rank), member.gather(member.me.initial_rank)
 
@@ -239,7 +239,6 @@ def test_an_excluded_worker_is_outside_until_it_is_admitted_again(party: Callabl
     thawed, taken_in = threading.Event(), threading.Event()
 
     def script(member: Membership) -> Any:
-        numbers = range(3)
         if member.me.initial_rank == 2:
             monitor = member.monitor
             drive, monitor._drive = monitor._drive, lambda steps: None  # type: ignore[method-assign]  # frozen
@@ -252,7 +251,7 @@ def test_an_excluded_worker_is_outside_until_it_is_admitted_again(party: Callabl
             return snapshot, member.gather(member.me), member.rank
         assert len(member.gather(None)) == 2
         thawed.set()
-        while not (waiting := member.gather(list(member.monitor.join_requests(numbers)))[0]):
+        while not (waiting := member.gather(list(member.monitor.join_requests()))[0]):
             taken_in.wait(HEARTBEAT_S)
         member.admit(waiting, "snapshot")
         return member.gather(member.me)
@@ -287,7 +286,7 @@ def test_a_new_worker_comes_last_in_the_ranks_and_too_late_is_told_so(party: Cal
             member.join(PATIENCE_S)
             member.gather("here")
             made.die(member)
-        while not (waiting := member.gather(list(member.monitor.join_requests(range(3))))[0]):
+        while not (waiting := member.gather(list(member.monitor.join_requests()))[0]):
             threading.Event().wait(HEARTBEAT_S)
         member.admit(waiting, None)
         both = member.gather("here"), member.gather(None), len(member.members)
@@ -329,7 +328,7 @@ def test_a_worker_that_does_not_fit_or_gives_up_ends_nobody_else(party: Callable
             finally:
                 member.monitor.abort("ConfigurationError: another model")
                 member.monitor.rest()
-        while not (waiting := member.gather(member.monitor.join_requests(range(3)))[0]):
+        while not (waiting := member.gather(member.monitor.join_requests())[0]):
             threading.Event().wait(HEARTBEAT_S)
         if member.rank == 0:
             member.refuse(next(iter(waiting)), f"it is {next(iter(waiting.values()))}")
