@@ -41,6 +41,8 @@ _LIBRARY_VARIABLES = {"KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):  # in a worker of pytest-xdist
         config.pluginmanager.register(Turns(Path(__file__), Path(__file__).with_name("turns.py")))
+    elif config.getoption("numprocesses", None) and not config.option.collectonly:
+        warm.share()  # imports while the workers collect tests
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -121,7 +123,7 @@ def _no_child_process_left() -> Iterator[None]:
 def _descendants() -> set[int]:
     """Processes below this one, as the kernel lists them; too many tests ask for looking at all processes each time."""
     found: set[int] = set()
-    parents = [os.getpid()]
+    parents = [os.getpid(), *filter(None, [warm.server()])]
     while parents:
         with contextlib.suppress(OSError):  # it has ended
             for path in Path(f"/proc/{parents.pop()}/task").iterdir():

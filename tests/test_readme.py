@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.strategies.test_launchers import finish, start
+from tests.scripts import run
 
 ROOT = Path(__file__).parents[1]
 
@@ -18,10 +18,10 @@ def test_the_script_of_the_readme_runs(tmp_path: Path) -> None:
     assert len(blocks) == 1
     script = tmp_path / "script.py"
     script.write_text(blocks[0])
-    code, output, left = finish(start([str(script)], cwd=tmp_path))
-    assert code == 0, output
-    assert left == []
-    assert re.findall(r"rank (\d): \d+ steps, [1-9]\d* exchanges", output) == ["0", "1", "2", "3"]
+    ended = run(str(script), folder=tmp_path)
+    assert ended.returncode == 0, ended.output
+    assert ended.left == []
+    assert re.findall(r"rank (\d): \d+ steps, [1-9]\d* exchanges", ended.output) == ["0", "1", "2", "3"]
 
 
 def test_links_and_files_of_the_readme_exist() -> None:

@@ -24,7 +24,7 @@ def test_the_staleness_of_16_workers_has_the_mean_15_and_the_law_s_spread(law: L
     assert seen.delay.mean == pytest.approx(of_staleness(seen.law).mean)
 
 
-@pytest.mark.parametrize("law", [Exponential(0.1), Erlang(0.1, 4), LogNormal(0.1, 0.7)])
+@pytest.mark.parametrize("law", [Exponential(0.1), pytest.param(Erlang(0.1, 4), marks=pytest.mark.slow), LogNormal(0.1, 0.7)])
 def test_simulating_a_server_gives_what_the_renewals_give(law: Law) -> None:
     simulated = arrivals(6, law, active_workers=6, updates=30_000)
     drawn = free_arrivals(6, law, updates=30_000)

@@ -87,9 +87,18 @@ def test_simulated_workers_have_exactly_these_second_moments(number: int, shape:
     assert seen == pytest.approx(exact, rel=0.1)
 
 
-@pytest.mark.parametrize("shape", [1, 4])
-@pytest.mark.parametrize("product", [0.1, 0.2, 1.0, 1.5])
-def test_simulated_workers_decay_as_predicted(shape: int, product: float) -> None:
+QUICK = [(0.1, 4), (0.2, 1), (1.0, 4), (1.5, 1)]
+
+
+@pytest.mark.parametrize(
+    ("product", "shape"),
+    [
+        pytest.param(product, shape, marks=[] if (product, shape) in QUICK else pytest.mark.slow)
+        for product in (0.1, 0.2, 1.0, 1.5)
+        for shape in (1, 4)
+    ],
+)
+def test_simulated_workers_decay_as_predicted(product: float, shape: int) -> None:
     """The mean within 5 % of the roots, the root mean square within 10 % of the second moments; not beside the double root."""
     number = 16
     law = Exponential(1.0) if shape == 1 else Erlang(1.0, shape)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pandas as pd
 import pytest
 
 from benchmarks.cluster import unavailable
-from benchmarks.harness import ROOT
 from benchmarks.network import __main__ as command
 from benchmarks.network.contenders import CONTENDERS
 from benchmarks.network.measures import ideal_rates, pace
@@ -23,7 +21,7 @@ from benchmarks.network.runner import Run
 from benchmarks.network.scenarios import SCENARIOS, Condition
 from benchmarks.network.summary import median_and_spread, summarize, time_to, value_at
 from benchmarks.network.workload import BATCH_SIZE, COMPUTE_S, WORKS
-from tests import warm
+from tests.scripts import run
 
 CALM = Condition("1 Gb/s", 1000)
 
@@ -176,12 +174,13 @@ def test_a_small_run_leaves_results_and_goes_on_where_it_was(tmp_path: Path) -> 
         str(tmp_path / "network.json"),
     ]
 
-    def run(*more: str) -> str:
-        line = [warm.python(), "-m", "benchmarks.network", *arguments, "--contenders", *more]
-        return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=150, check=True).stdout
+    def measured(*more: str) -> str:
+        ended = run("-m", "benchmarks.network", *arguments, "--contenders", *more)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
 
-    run("ddp")
-    assert "1 of 2 runs are there already" in run("ddp", "adpsgd", "--resume")
+    measured("ddp")
+    assert "1 of 2 runs are there already" in measured("ddp", "adpsgd", "--resume")
     kept = json.loads((tmp_path / "network.json").read_text())
     assert [run["contender"] for run in kept["runs"]] == ["ddp", "adpsgd"]
     assert all(0 < run["share"] < 1.1 for run in kept["runs"])

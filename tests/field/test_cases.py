@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,7 +19,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from tests import warm
+from tests.scripts import run
 from tests.strategies.launch import outcomes
 
 pytestmark = pytest.mark.processes
@@ -98,7 +97,5 @@ def test_what_takes_minutes_works(name: str, strategy: str) -> None:
 
 def run_script(name: str, strategy: str) -> None:
     """A case as a user would start it."""
-    command = [warm.python(), str(CASES / f"{name}.py"), strategy]
-    environment = {**os.environ, "PYTHONPATH": str(CASES.parents[2])}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=175, check=False)
+    ended = run(str(CASES / f"{name}.py"), strategy)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]

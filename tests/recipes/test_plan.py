@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,10 +31,9 @@ from recipes.planning.choices import Choices, choices_of, save
 from recipes.planning.events import trigger
 from recipes.simulate import compose_strategies
 from recipes.train import CONF
-from tests import warm
 from tests.recipes.test_train import command
+from tests.scripts import run as run_script
 
-ROOT = Path(__file__).resolve().parents[2]
 GROUPS = {
     "topology": "ring",
     "schedule": "constant",
@@ -265,16 +263,14 @@ def test_a_measured_run_is_planned_and_the_plan_is_trained_by_the_command(tmp_pa
     common = ("recipe=digits_mlp", "recipe.epochs=3", "recipe.model.hidden=32", "logger=none")
     measured = command(*common, "strategy=apsgd", f"hydra.run.dir={tmp_path / 'measured'}")
     assert measured.returncode == 0, measured.stderr
-    call = [warm.python(), "-m", "recipes.plan", f"measured={tmp_path / 'measured'}", "workers=[2]", "strategies=[apsgd]"]
-    done = subprocess.run(
-        [*call, f"hydra.run.dir={tmp_path / 'plan'}"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+    call = ("-m", "recipes.plan", f"measured={tmp_path / 'measured'}", "workers=[2]", "strategies=[apsgd]")
+    done = run_script(*call, f"hydra.run.dir={tmp_path / 'plan'}")
     assert done.returncode == 0, done.stderr
     assert "Measured:" in done.stdout
     assert "hidden: 32" in (tmp_path / "plan" / "plan.yaml").read_text()
     trained = command("--config-dir", str(tmp_path / "plan"), "--config-name", "plan", f"hydra.run.dir={tmp_path / 'run'}")
     assert trained.returncode == 0, trained.stderr
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["strategy"] == "apsgd"
-    wrong = subprocess.run([*call, "recipe.model.lr=0"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    wrong = run_script(*call, "recipe.model.lr=0")
     assert wrong.returncode == 2
     assert "ConfigurationError: recipe.model.lr=0" in wrong.stderr

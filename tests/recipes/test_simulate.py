@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,9 @@ from recipes.job import plain_errors
 from recipes.simulate import compose_strategies, run
 from recipes.simulated.scenario import scenario_of, strategy_of
 from recipes.train import CONF
-from tests import warm
 from tests.recipes.test_config import LIBRARY, options
 from tests.recipes.test_outputs import KEYS, WORKER_KEYS
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.scripts import run as run_script
 
 
 def composed(*overrides: str, folder: Path | None = None) -> DictConfig:
@@ -194,15 +191,13 @@ def test_steps_take_the_place_of_epochs() -> None:
 
 @pytest.mark.processes
 def test_the_command_sweeps_and_the_report_takes_its_folders(tmp_path: Path) -> None:
-    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-        line = [warm.python(), "-m", *arguments]
-        return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-
     sweep = f"hydra.sweep.dir={tmp_path}"
-    done = command("recipes.simulate", "--multirun", "strategy=ddp,adpsgd", "failures=null,{7:1.0}", "recipe.epochs=1", sweep)
+    done = run_script(
+        "-m", "recipes.simulate", "--multirun", "strategy=ddp,adpsgd", "failures=null,{7:1.0}", "recipe.epochs=1", sweep
+    )
     assert done.returncode == 1
     assert "2 of 4 jobs finished" in done.stdout
     assert "failures names the rank 7" in done.stdout
-    reported = command("recipes.report", str(tmp_path), "--out", str(tmp_path / "page"))
+    reported = run_script("-m", "recipes.report", str(tmp_path), "--out", str(tmp_path / "page"))
     assert reported.returncode == 0, reported.stderr
     assert (tmp_path / "page" / "report.html").exists()

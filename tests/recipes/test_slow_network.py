@@ -2,15 +2,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from lightning_gossip import ConfigurationError
 from recipes.slow_network import limited
-from tests import warm
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.scripts import Ended, run
 
 TRANSFER = """
 import socket, sys, threading, time
@@ -33,13 +30,12 @@ sys.exit(7)
 """
 
 
-def slowly(rate: str, *command: str) -> subprocess.CompletedProcess[str]:
-    line = [warm.python(), "-m", "recipes.slow_network", rate, *command]
-    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
+def slowly(rate: str, *command: str) -> Ended:
+    return run("-m", "recipes.slow_network", rate, *command)
 
 
 @pytest.fixture(scope="module")
-def done() -> subprocess.CompletedProcess[str]:
+def done() -> Ended:
     """A transfer over a slow loopback."""
     try:
         limited("20mbit", ["true"])
@@ -50,7 +46,7 @@ def done() -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.processes
 def test_the_loopback_of_the_command_has_the_rate_and_that_of_the_machine_has_not(
-    done: subprocess.CompletedProcess[str],
+    done: Ended,
 ) -> None:
     assert done.stdout, done.stderr
     assert 0.7 < float(done.stdout) < 10  # 20 Mbit at 20 Mbit/s, less what the bucket lets pass at once
@@ -58,7 +54,7 @@ def test_the_loopback_of_the_command_has_the_rate_and_that_of_the_machine_has_no
 
 
 @pytest.mark.processes
-def test_the_exit_status_is_the_commands(done: subprocess.CompletedProcess[str]) -> None:
+def test_the_exit_status_is_the_commands(done: Ended) -> None:
     assert done.returncode == 7, done.stderr
 
 

@@ -21,7 +21,8 @@ from recipes import sweep
 from recipes.processes import run_workers, started_from_outside
 from recipes.tracking import name_of_sweep
 from tests import warm
-from tests.recipes.test_train import ROOT, command
+from tests.recipes.test_train import command
+from tests.scripts import ROOT
 
 
 def _fails(cfg: DictConfig) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ import torch
 
 from recipes.digits import DigitsClassifier, DigitsData
 from recipes.sweep import FAILED
-from tests import warm
-from tests.recipes.test_train import ROOT, command, summary_of
+from tests.recipes.test_train import command, summary_of
 from tests.recipes.wandb_files import records
+from tests.scripts import Ended, run
 
 pytestmark = pytest.mark.processes
 
@@ -23,7 +22,7 @@ EPOCHS = 5  # models trained apart for less may still have a useful mean
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
     """Three jobs of AD-PSGD, each going on from its own models: gossiping, not, and one that fails."""
     folder = tmp_path_factory.mktemp("swept")
     done = command(
@@ -36,7 +35,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Co
 
 
 @pytest.fixture(scope="module")
-def sweep(swept: tuple[Path, subprocess.CompletedProcess[str]]) -> Path:
+def sweep(swept: tuple[Path, Ended]) -> Path:
     """The folder of its jobs."""
     return swept[0]
 
@@ -109,13 +108,7 @@ def test_wandb_gets_the_configuration_the_histogram_the_pictures_and_the_summary
 
 
 def test_the_command_compares_the_jobs_of_a_sweep(sweep: Path) -> None:
-    compared = subprocess.run(
-        [warm.python(), "-m", "recipes.compare", str(sweep), "--of", "strategy.exchanges_per_step"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
+    compared = run("-m", "recipes.compare", str(sweep), "--of", "strategy.exchanges_per_step")
+    assert compared.returncode == 0, compared.stderr
     assert "0 ÷ 1" in compared.stdout
     assert (sweep / "comparison.png").stat().st_size > 10_000

@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests import warm
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.scripts import Ended, run
 
 
-def command(*overrides: str, devices: int = 2, timeout_s: float = 170.0) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "HYDRA_FULL_ERROR"}
-    arguments = [warm.python(), "-m", "recipes.train", *overrides, f"trainer.devices={devices}"]
-    process = subprocess.Popen(
-        arguments,
-        cwd=ROOT,
-        env=environment | {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        stdout, stderr = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGABRT)  # each process then says where its threads are
-        stdout, stderr = process.communicate(timeout=timeout_s)
-        raise AssertionError(f"{arguments} did not end within {timeout_s:g} s.\n{stdout}\n{stderr}") from None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
+def command(*overrides: str, devices: int = 2) -> Ended:
+    return run("-m", "recipes.train", *overrides, f"trainer.devices={devices}")
 
 
 def summary_of(folder: Path) -> dict[str, Any]:

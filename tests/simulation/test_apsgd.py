@@ -32,8 +32,8 @@ ROUNDS, DISCARDED = 3_300, 300
     ("law", "deviation"),
     [
         pytest.param(Exponential(1.0), 15.5, id="exponential"),
-        pytest.param(Erlang(1.0, 4), 7.9, id="erlang"),
-        pytest.param(Uniform(1.0, 0.1), 1.3, id="uniform"),
+        pytest.param(Erlang(1.0, 4), 7.9, id="erlang", marks=pytest.mark.slow),
+        pytest.param(Uniform(1.0, 0.1), 1.3, id="uniform", marks=pytest.mark.slow),
         pytest.param(Constant(1.0), 0.0, id="constant"),
     ],
 )

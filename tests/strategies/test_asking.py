@@ -91,6 +91,7 @@ def _saves(strategy: Any, folder: str, ranks: tuple[int, ...]) -> Any:
 
 
 EVERY_RANK, RANK_0 = (0, 1), (0,)
+QUICK = [("adpsgd", EVERY_RANK), ("apsgd", RANK_0), ("dpsgd", EVERY_RANK), ("qsgd", RANK_0)]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ EVERY_RANK, RANK_0 = (0, 1), (0,)
         pytest.param(
             *(strategy, ranks),
             id=f"{strategy}-{'every rank' if ranks == EVERY_RANK else 'rank 0 only'}",
-            marks=[] if strategy == "adpsgd" or (ranks == RANK_0) == (strategy in ("apsgd", "qsgd")) else pytest.mark.slow,
+            marks=[] if (strategy, ranks) in QUICK else pytest.mark.slow,
         )
         for strategy in STRATEGIES
         for ranks in (EVERY_RANK, RANK_0)
@@ -172,7 +173,7 @@ def _dies_while_all_save(folder: str, rank: int, where: str, address: str) -> An
     return {"seen": model.seen, "model": flat(model).tolist(), "lost": t.strategy.report.lost}
 
 
-@pytest.mark.parametrize(("rank", "where"), [(0, "saving"), (2, "saving"), (2, "called")])
+@pytest.mark.parametrize(("rank", "where"), [(0, "saving"), pytest.param(2, "saving", marks=pytest.mark.slow), (2, "called")])
 def test_a_worker_that_dies_while_all_save_is_left_out_and_the_epoch_goes_on(tmp_path: Path, rank: int, where: str) -> None:
     with store() as address, job(_dies_while_all_save, str(tmp_path), rank, where, address, workers=3) as running:
         running.start_all()
@@ -271,7 +272,14 @@ def _time_again(strategy: Any, path: str) -> Any:
     return {"seen": model.seen, "elapsed": timer.time_elapsed(), "model": flat(model).tolist()}
 
 
-@pytest.mark.parametrize(("strategy", "rank"), [*((strategy, 0) for strategy in STRATEGIES), ("adpsgd", 1), ("qsgd", 1)])
+@pytest.mark.parametrize(
+    ("strategy", "rank"),
+    [
+        *(pytest.param(name, 0, marks=[] if name in ("adpsgd", "apsgd", "dpsgd") else pytest.mark.slow) for name in STRATEGIES),
+        ("adpsgd", 1),
+        ("qsgd", 1),
+    ],
+)
 def test_when_the_time_of_one_worker_is_up_all_stop_and_a_resume_goes_on_there(
     tmp_path: Path, strategy: str, rank: int
 ) -> None:
@@ -336,7 +344,7 @@ def _saves_by_itself(strategy: Any, folder: str, options: dict[str, Any]) -> Any
     ("strategy", "options"),
     [
         ("adpsgd", {"every_n_train_steps": 4}),
-        ("apsgd", {"every_n_train_steps": 4}),
+        pytest.param("apsgd", {"every_n_train_steps": 4}, marks=pytest.mark.slow),
         ("adpsgd", {"train_time_interval": timedelta(0)}),
         ("periodic_averaging", {"train_time_interval": timedelta(0)}),
     ],

@@ -304,7 +304,14 @@ def _raises_in(hook: str) -> Any:
     trainer(callbacks=[callback], max_epochs=2).fit(Net(), loader(200, 4), loader(32, shuffle=False))
 
 
-@pytest.mark.parametrize("hook", ["on_train_start", "on_train_epoch_start", "on_validation_start", "on_train_epoch_end"])
+@pytest.mark.parametrize(
+    "hook",
+    [
+        *(pytest.param(hook, marks=pytest.mark.slow) for hook in ("on_train_start", "on_train_epoch_start")),
+        "on_validation_start",
+        "on_train_epoch_end",
+    ],
+)
 def test_a_rank_that_raises_in_any_hook_ends_all(hook: str) -> None:
     results = outcomes(_raises_in, hook, workers=3, timeout_s=45)
     assert f"rank 1 breaks in {hook}" in results[1][1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 
 from lightning_gossip import AdaptivePeriod
 from lightning_gossip.strategies import STRATEGIES
-from tests import warm
+from tests.scripts import run
 
 QUIET = {"accelerator": "cpu", "devices": 2, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 SCRIPT = """
@@ -82,7 +81,6 @@ def test_an_unknown_option_is_refused_by_name(capsys: pytest.CaptureFixture[str]
 def test_two_workers_train_from_the_command_line(tmp_path: Path) -> None:
     path = config(tmp_path, {"class_path": "lightning_gossip.ADPSGDStrategy"}, max_epochs=1, limit_val_batches=1)
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [warm.python(), "script.py", "fit", f"--config={path}", "--trainer.strategy.topology=complete"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "trained by ADPSGDStrategy complete [True, True]" in done.stdout
+    ended = run("script.py", "fit", f"--config={path}", "--trainer.strategy.topology=complete", folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "trained by ADPSGDStrategy complete [True, True]" in ended.stdout

@@ -55,7 +55,15 @@ CASES: list[tuple[str, Callable[[], DecentralizedStrategy | str]]] = [
 ]
 # other options of a strategy that is there already: make test-slow
 SLOW = {"adpsgd int8", "apsgd bounded", "periodic int8", "dpsgd not overlapped", "periodic overlapped", "qsgd 4 bits"}
-PARAMETERS = [pytest.param(make, id=name, marks=[pytest.mark.slow] if name in SLOW else []) for name, make in CASES]
+
+
+def parameters(slow: set[str]) -> list[Any]:
+    return [pytest.param(make, id=name, marks=[pytest.mark.slow] if name in slow else []) for name, make in CASES]
+
+
+TRAINED = parameters(SLOW)
+# its fits differ from those of "periodic_averaging" by their period only
+PARAMETERS = parameters(SLOW | {"adaptive_averaging"})
 VARIANTS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
 
 WORKERS = 3  # an odd ring, and as many as "apsgd bounded" wants active
@@ -121,9 +129,9 @@ def _recipe(strategy: Any, path: str) -> dict[str, Any]:
     return {"logged": logged, "accuracy": accuracy, "collectives": counter.count, "path": saver.best_model_path}
 
 
-@pytest.fixture(scope="module")
-def recipe(strategy: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return launch(_recipe, strategy, str(tmp_path_factory.mktemp("recipe")), workers=4, timeout_s=120)
+@pytest.fixture(scope="module", params=TRAINED)
+def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return launch(_recipe, request.param(), str(tmp_path_factory.mktemp("recipe")), workers=4, timeout_s=120)
 
 
 def test_four_workers_learn_digits(recipe: Any) -> None:

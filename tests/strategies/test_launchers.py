@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
@@ -14,68 +13,25 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
 from recipes.processes import reserved_port
-from tests import warm
+from tests.scripts import Ended, finish, run, start
 from tests.strategies.jobs import store
 from tests.strategies.models import Net, loader, trainer
 
 pytestmark = pytest.mark.processes
-ROOT = Path(__file__).parents[2]
 SCRIPT, FITS = "tests/strategies/script.py", "tests/strategies/fits.py"
 END_S = 50.0  # from the trouble to the end of the job; before it, importing alone has taken a minute on a busy machine
 
 
-def start(command: list[str], cwd: Path = ROOT, *, python: str | None = None, **environment: str) -> subprocess.Popen[str]:
-    """In a session of its own, so that what it leaves behind can be seen; forked, if not by another ``python``."""
-    clean = {
-        k: v
-        for k, v in os.environ.items()
-        if not k.startswith(("MASTER_", "WORLD_", "LOCAL_", "RANK", "GROUP_", "TORCHELASTIC"))
-    }
-    return subprocess.Popen(
-        [python or warm.python(), *command],
-        cwd=cwd,
-        env={**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-
-
-def finish(process: subprocess.Popen[str], timeout_s: float = 150.0) -> tuple[int, str, list[str]]:
-    """Exit status, output, and the command lines of processes of its session that have outlived it by 10 s."""
-    try:
-        output, _ = process.communicate(timeout=timeout_s)
-    finally:
-        _, orphans = psutil.wait_procs(_session(process.pid), timeout=10)
-        for orphan in _session(process.pid):
-            orphan.kill()
-        if process.poll() is None:
-            process.communicate()
-    return process.returncode, output, [" ".join(orphan.cmdline()) for orphan in orphans if orphan.is_running()]
-
-
-def finish_in_time(process: subprocess.Popen[str]) -> tuple[int, str, list[str]]:
-    """The same of a job in which a rank has struck."""
-    code, output, left = finish(process)
-    struck = re.search(r"strikes at ([\d.]+)", output)
-    assert struck, output
+def in_time(ended: Ended) -> Ended:
+    """The end of a job in which a rank has struck came soon."""
+    struck = re.search(r"strikes at ([\d.]+)", ended.output)
+    assert struck, ended.output
     assert time.monotonic() - float(struck[1]) < END_S
-    return code, output, left
-
-
-def _session(leader: int) -> list[psutil.Process]:
-    members, sessions = [], warm.sessions_of(leader)
-    for process in psutil.process_iter(["status"]):
-        with contextlib.suppress(ProcessLookupError):
-            if os.getsid(process.pid) in sessions and process.info["status"] != psutil.STATUS_ZOMBIE:
-                members.append(process)
-    return members
+    return ended
 
 
 def check(folder: Path, workers: int) -> None:
@@ -99,9 +55,9 @@ FRESH, FORKED = sys.executable, None
     ],
 )
 def test_the_same_script_runs_under_every_start_method(strategy: str, python: str | None, tmp_path: Path) -> None:
-    code, output, left = finish(start([SCRIPT, str(tmp_path), strategy], python=python))
-    assert code == 0, output
-    assert left == []
+    ended = finish(start(SCRIPT, str(tmp_path), strategy, python=python))
+    assert ended.returncode == 0, ended.output
+    assert ended.left == []
     check(tmp_path, 2)
     if strategy == "adpsgd":
         check_nothing_is_left_at_the_end(tmp_path, 2)
@@ -117,9 +73,9 @@ def check_nothing_is_left_at_the_end(folder: Path, workers: int) -> None:
 def test_the_same_script_runs_under_torchrun(python: str | None, tmp_path: Path) -> None:
     with reserved_port() as port:
         launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
-        code, output, left = finish(start([*launcher, SCRIPT, str(tmp_path), "adpsgd"], python=python))
-    assert code == 0, output
-    assert left == []
+        ended = finish(start(*launcher, SCRIPT, str(tmp_path), "adpsgd", python=python))
+    assert ended.returncode == 0, ended.output
+    assert ended.left == []
     check(tmp_path, 2)
     check_nothing_is_left_at_the_end(tmp_path, 2)
 
@@ -129,9 +85,9 @@ def test_the_same_script_runs_under_torchrun(python: str | None, tmp_path: Path)
 )
 def test_one_store_serves_all_that_one_process_does_one_after_the_other(start_method: str, tmp_path: Path) -> None:
     with store() as address:
-        code, output, left = finish(start([FITS, str(tmp_path), start_method, "2", address]))
-    assert code == 0, output
-    assert left == []
+        ended = run(FITS, str(tmp_path), start_method, "2", address)
+    assert ended.returncode == 0, ended.output
+    assert ended.left == []
     result = json.loads((tmp_path / "result.json").read_text())
     assert [sum(samples) for samples in result["samples"]] == [400, 400]
     assert all(min(samples) > 0 for samples in result["samples"])
@@ -143,8 +99,8 @@ def test_one_store_serves_all_that_one_process_does_one_after_the_other(start_me
 def test_many_fits_in_one_process_end_without_a_word(start_method: str, tmp_path: Path) -> None:
     count = 50 if start_method == "fork" else 5  # popen starts each worker of each fit anew
     quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch warns of addresses without a name
-    code, output, left = finish(start([FITS, str(tmp_path), start_method, str(count)], **quiet), timeout_s=400.0)
-    assert (code, output, left) == (0, "", [])
+    ended = run(FITS, str(tmp_path), start_method, str(count), timeout_s=400.0, **quiet)
+    assert (ended.returncode, ended.output, ended.left) == (0, "", [])
     result = json.loads((tmp_path / "result.json").read_text())
     assert [sum(samples) for samples in result["samples"]] == [400] * count
 
@@ -154,26 +110,25 @@ def test_many_fits_in_one_process_end_without_a_word(start_method: str, tmp_path
     [("adpsgd", "raise"), pytest.param("adpsgd", "raise0", marks=pytest.mark.slow), ("adpsgd_fork", "raise")],
 )
 def test_one_rank_that_raises_ends_the_job_with_its_traceback_and_no_orphan(strategy: str, mode: str, tmp_path: Path) -> None:
-    code, output, left = finish_in_time(start([SCRIPT, str(tmp_path), strategy, mode, "3"]))
-    assert code != 0
-    assert f"ArithmeticError: rank {'0' if mode == 'raise0' else '1'} breaks in step 3" in output
-    assert left == []
+    ended = in_time(run(SCRIPT, str(tmp_path), strategy, mode, "3"))
+    assert ended.returncode != 0
+    assert f"ArithmeticError: rank {'0' if mode == 'raise0' else '1'} breaks in step 3" in ended.output
+    assert ended.left == []
     if strategy == "adpsgd":  # the others say who tells why; those that are forked tell their starter, who prints one
-        assert output.count("Traceback") == 1, output
+        assert ended.output.count("Traceback") == 1, ended.output
 
 
 @pytest.mark.parametrize("strategy", [pytest.param("adpsgd", marks=pytest.mark.slow), "adpsgd_fork"])
 def test_sigterm_to_one_rank_ends_the_job_and_the_checkpoint_loads(strategy: str, tmp_path: Path) -> None:
-    code, output, left = finish_in_time(start([SCRIPT, str(tmp_path), strategy, "sigterm", "3"]))
-    assert not (tmp_path / "result.json").exists(), output
-    assert left == []
-    assert "Traceback" not in output
+    ended = in_time(run(SCRIPT, str(tmp_path), strategy, "sigterm", "3"))
+    assert not (tmp_path / "result.json").exists(), ended.output
+    assert ended.left == []
+    assert "Traceback" not in ended.output
     model = Net()
     t = trainer(strategy="auto", devices=1, max_epochs=2)
     t.fit(model, loader(400, 4), ckpt_path=str(tmp_path / "stopped.ckpt"))
     assert t.current_epoch == 2
     assert torch.load(tmp_path / "stopped.ckpt", weights_only=True)["lightning_gossip"]["world_size"] == 3
-    del code
 
 
 def test_two_jobs_and_two_trainers_at_once_do_not_meet(tmp_path: Path) -> None:
@@ -183,20 +138,19 @@ def test_two_jobs_and_two_trainers_at_once_do_not_meet(tmp_path: Path) -> None:
         for folder in folders:
             folder.mkdir()
             port = ports.enter_context(reserved_port())
-            jobs.append(start([SCRIPT, str(folder), "adpsgd_fork"], MASTER_PORT=str(port)))
+            jobs.append(start(SCRIPT, str(folder), "adpsgd_fork", MASTER_PORT=str(port)))
         results = [finish(job) for job in jobs]
-    for folder, (code, output, _) in zip(folders, results, strict=True):
-        assert code == 0, output
+    for folder, ended in zip(folders, results, strict=True):
+        assert ended.returncode == 0, ended.output
         check(folder, 2)
 
 
 @pytest.mark.slow
 def test_a_name_used_without_the_import_is_lightnings_own_error() -> None:
     command = "from lightning.pytorch import Trainer; Trainer(strategy='adpsgd', accelerator='cpu', devices=2)"
-    process = start(["-c", command], python=FRESH)
-    code, output, _ = finish(process)
-    assert code != 0
-    assert "You selected an invalid strategy name: `strategy='adpsgd'`" in output
+    ended = finish(start("-c", command, python=FRESH))
+    assert ended.returncode != 0
+    assert "You selected an invalid strategy name: `strategy='adpsgd'`" in ended.output
 
 
 def _is_whole(folder: Path, left: list[int]) -> None:
@@ -209,10 +163,10 @@ def _is_whole(folder: Path, left: list[int]) -> None:
 
 @pytest.mark.parametrize("strategy", ["adpsgd", pytest.param("adpsgd_fork", marks=pytest.mark.slow)])
 def test_the_launcher_lets_the_others_go_on_when_a_worker_is_killed(strategy: str, tmp_path: Path) -> None:
-    code, output, left = finish(start([SCRIPT, str(tmp_path), strategy, "kill", "3"]))
-    assert code == 0, output
-    assert left == []
-    assert "rank 1 has failed; 2 workers go on" in output
+    ended = run(SCRIPT, str(tmp_path), strategy, "kill", "3")
+    assert ended.returncode == 0, ended.output
+    assert ended.left == []
+    assert "rank 1 has failed; 2 workers go on" in ended.output
     _is_whole(tmp_path, [0, 2])
 
 
@@ -220,7 +174,7 @@ def test_the_launcher_lets_the_others_go_on_when_a_worker_is_killed(strategy: st
 def test_with_a_torchrun_agent_for_each_worker_the_others_go_on(tmp_path: Path) -> None:
     def agent(rank: int) -> subprocess.Popen[str]:
         where = ["--nnodes=3", f"--node-rank={rank}", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
-        return start(["-m", "torch.distributed.run", *where, SCRIPT, str(tmp_path), "adpsgd", "kill", "1", "3"])
+        return start("-m", "torch.distributed.run", *where, SCRIPT, str(tmp_path), "adpsgd", "kill", "1", "3")
 
     with reserved_port() as port:
         agents = [agent(rank) for rank in range(3)]
@@ -233,5 +187,5 @@ def test_with_a_torchrun_agent_for_each_worker_the_others_go_on(tmp_path: Path) 
         finally:
             for process in agents:  # those that are left wait for five minutes for the one that has gone
                 process.send_signal(signal.SIGTERM)
-            outputs = [finish(process)[1] for process in agents]
+            outputs = [finish(process).output for process in agents]
     assert all("rank 1 has failed; 2 workers go on" in outputs[rank] for rank in (0, 2))

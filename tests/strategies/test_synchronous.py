@@ -79,7 +79,10 @@ LIKE_DDP = [
 ]
 
 
-@pytest.mark.parametrize(("make", "momentum"), [case[1:] for case in LIKE_DDP], ids=[case[0] for case in LIKE_DDP])
+@pytest.mark.parametrize(
+    ("make", "momentum"),
+    [pytest.param(*case[1:], id=case[0], marks=[pytest.mark.slow] if "no momentum" in case[0] else []) for case in LIKE_DDP],
+)
 def test_averaging_every_step_is_ddp(make: Any, momentum: float) -> None:
     assert max(launch(_pair, make(), momentum, workers=3)) < 1e-5
 

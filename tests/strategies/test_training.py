@@ -321,8 +321,9 @@ def _recipe(options: dict[str, Any], optimizer: str) -> Any:
 @pytest.mark.parametrize(
     ("options", "optimizer"),
     [
-        ({"accumulate_grad_batches": 3, "gradient_clip_val": 0.5}, "sgd"),
-        ({"precision": "bf16-mixed"}, "adamw"),
+        # tests/strategies/test_conformance.py has the like of these for all strategies
+        pytest.param({"accumulate_grad_batches": 3, "gradient_clip_val": 0.5}, "sgd", marks=pytest.mark.slow),
+        pytest.param({"precision": "bf16-mixed"}, "adamw", marks=pytest.mark.slow),
         ({"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}, "fused_adam"),
         ({}, "lbfgs"),
     ],

@@ -55,7 +55,7 @@ def _trials(strategy: Any, trials: list[str], options: dict[str, Any]) -> list[A
     ("strategy", "options"),
     [
         pytest.param("adpsgd", {}, id="adpsgd"),
-        pytest.param(ADPSGDStrategy, {"on_peer_failure": "raise"}, id="adpsgd-raise"),
+        pytest.param(ADPSGDStrategy, {"on_peer_failure": "raise"}, id="adpsgd-raise", marks=pytest.mark.slow),
         *(
             pytest.param(name, {}, id=name, marks=pytest.mark.slow)
             for name in ("dpsgd", "apsgd", "periodic_averaging", "adaptive_averaging", "qsgd")

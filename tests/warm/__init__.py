@@ -13,6 +13,6 @@ has a session of its own, and leaves through the whole end of the interpreter.
 What is not shown so is that an import works: each launcher is started once with ``sys.executable`` as well.
 """
 
-from tests.warm.client import close, is_helper, python, sessions_of
+from tests.warm.client import close, is_helper, python, server, sessions_of, share
 
-__all__ = ["close", "is_helper", "python", "sessions_of"]
+__all__ = ["close", "is_helper", "python", "server", "sessions_of", "share"]

@@ -1,8 +1,9 @@
-"""The one server of this process, started with the first use."""
+"""The one server of this process, started with the first use; forked from that of the process that has started this one."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import socket
@@ -15,6 +16,7 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 HELPER = "warm-helper"  # name of a process of multiprocessing itself
+VARIABLE = "WARM_PYTHON"
 
 
 class _Server:
@@ -30,7 +32,8 @@ class _Server:
             listener.bind(str(address))
             listener.listen(64)
             listener.set_inheritable(True)
-            line = [sys.executable, "-m", "tests.warm.server", str(listener.fileno()), str(self.python), str(self.log)]
+            begin = os.environ.get(VARIABLE, sys.executable)
+            line = [begin, "-m", "tests.warm.server", str(listener.fileno()), str(self.python), str(self.log)]
             path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
             self.process = subprocess.Popen(
                 line,
@@ -40,6 +43,13 @@ class _Server:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
             )
+
+    @property
+    def pid(self) -> int:
+        """Of the server; that of the command, if it is forked, is another one."""
+        with contextlib.suppress(OSError, ValueError):
+            return int(self.log.with_name("pid").read_text())
+        return self.process.pid
 
     def close(self) -> None:
         assert self.process.stdin is not None
@@ -59,10 +69,18 @@ def python() -> str:
     return str(_servers[0].python)
 
 
+def share() -> None:
+    """Let the processes that this one starts fork theirs from its server."""
+    os.environ[VARIABLE] = python()
+
+
 def close() -> None:
     """End the server and whatever runs below it."""
     while _servers:
-        _servers.pop().close()
+        server = _servers.pop()
+        if os.environ.get(VARIABLE) == str(server.python):
+            del os.environ[VARIABLE]
+        server.close()
 
 
 def sessions_of(leader: int) -> set[int]:
@@ -76,9 +94,14 @@ def sessions_of(leader: int) -> set[int]:
     return sessions
 
 
+def server() -> int | None:
+    """Number of the process below which all scripts are."""
+    return _servers[0].pid if _servers else None
+
+
 def is_helper(process: psutil.Process) -> bool:
     """Whether it is the server, or a process of multiprocessing itself that this process has started by it."""
     if not _servers:
         return False
-    server = _servers[0].process.pid
-    return process.pid == server or (process.ppid() == server and process.name() == HELPER)
+    mine, forked = _servers[0].process.pid, _servers[0].pid
+    return process.pid in (mine, forked) or (process.ppid() == forked and process.name() == HELPER)

@@ -232,6 +232,7 @@ def main(listener: int, executable: str, log: str) -> None:
         importlib.import_module(module)
     threads = [Path(task, "comm").read_text() for task in Path("/proc/self/task").iterdir()]
     assert len(threads) == 1, f"forks cannot have these threads: {threads}"
+    Path(log).with_name("pid").write_text(str(os.getpid()))
     gc.collect()
     gc.freeze()  # else each child's first collection would copy all of it
     signal.signal(signal.SIGINT, signal.SIG_IGN)

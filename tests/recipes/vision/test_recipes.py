@@ -79,9 +79,8 @@ def _fit(recipe: str, strategy: str, root: Path) -> tuple[int, dict[str, float]]
 # each strategy and each kind of data; the others take minutes
 QUICK = [
     ("imagenet_resnet50", "adpsgd"),
-    ("cifar10_vgg16", "ddp"),
     ("cifar10_resnet20", "adaptive_averaging"),
-    ("mnist_mlp", "adpsgd"),
+    ("mnist_mlp", "ddp"),
 ]
 PAIRS = [pytest.param(*pair, marks=[] if pair in QUICK else pytest.mark.slow) for pair in itertools.product(SMALL, STRATEGIES)]
 
