@@ -1,8 +1,8 @@
-"""Many workers in one process: each has its own protocols and its own two connections to the store, and none waits for another.
+"""Many workers in one process: each has its own protocols and its own two connections to the store.
 
-A worker's script is a generator, as the protocols are. :class:`Loop` takes one effect after the other from all scripts in turn. A
-call to the store blocks the process for its round trip, but a worker that waits for a key does not: the store's answer comes
-on that worker's connection, and the loop listens to all of these.
+A worker's script is a generator, as the protocols are. :class:`Loop` takes one effect after the other from all scripts in
+turn. A call to the store blocks the process for its round trip, but a worker that waits for a key does not: the store's
+answer comes on that worker's connection, and the loop listens to all of these.
 """
 
 from __future__ import annotations
@@ -214,9 +214,7 @@ class Worker:
         self.training, self.monitoring = Connection(port), Connection(port)
         elsewhere = f"00000000-0000-0000-0000-{me.initial_rank:012d} pid:[4026531836] 4242 1234567"  # each on its own host
         self.monitor = Monitor(PREFIX, me, elsewhere, now_s, fail_after_s=FAIL_AFTER_S, heartbeat_s=HEARTBEAT_S)
-        self.membership = Membership(
-            PREFIX, members, self.monitor, now_s, min_workers=1, timeout_s=TIMEOUT_S, late=late
-        )
+        self.membership = Membership(PREFIX, members, self.monitor, now_s, min_workers=1, timeout_s=TIMEOUT_S, late=late)
         self.ticks = 0
         self.scripts: list[Script] = []
 

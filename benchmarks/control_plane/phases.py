@@ -1,11 +1,9 @@
-"""What is measured, by the processes that have the workers: each function is one phase, and all processes are in the same one."""
+"""What is measured: each function is one phase, which all processes that have workers are in at the same time."""
 
 from __future__ import annotations
 
 import logging
-import os
 import random
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -100,9 +98,7 @@ def measure(port: int, store_pid: int, workers: int, rounds: int, epoch_s: float
     found: dict[str, Any] = {"start": hello(part)}
     found["rounds"] = [part.together(_gather) for _ in range(rounds + 1)][1:]
     for worker in part.here:
-        worker.scripts.append(
-            part.loop.start(worker.heartbeats(), worker.monitoring, after_s=random.uniform(0.0, HEARTBEAT_S))
-        )
+        worker.scripts.append(part.loop.start(worker.heartbeats(), worker.monitoring, after_s=random.uniform(0.0, HEARTBEAT_S)))
     found["epoch"] = epoch(part, epoch_s)
     victims = random.Random(workers).sample(range(1, workers), deaths)  # rank 0 leads
     found["deaths"] = [death(part, victim) for victim in victims]
@@ -253,14 +249,3 @@ def join(part: Part, dead: WorkerId, *, is_here: bool) -> dict[str, Any]:
 def _run_for(part: Part, seconds: float) -> None:
     until_s = now_s() + seconds
     part.loop.run(lambda: now_s() >= until_s)
-
-
-def summed(of_each: list[dict[str, Any]]) -> dict[str, Any]:
-    """One phase as all processes have seen it."""
-    found = {
-        "seconds": max(one["ended_s"] for one in of_each) - min(one["began_s"] for one in of_each),
-        "store_s": max(one["store_s"] for one in of_each),
-        "clients_s": sum(one["clients_s"] for one in of_each),
-    }
-    calls, sent, received = (sum(column) for column in zip(*(one["traffic"] for one in of_each), strict=True))
-    return found | {"calls": calls, "bytes": sent + received}

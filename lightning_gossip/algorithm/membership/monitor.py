@@ -97,6 +97,7 @@ class Monitor:
         self._sent = Heartbeat(0, process, 0, resting=False, outside=False)
         self._read: bytes | None = None  # the news as they were read
         self._members: tuple[WorkerId, ...] = ()
+        self._present: frozenset[WorkerId] = frozenset()  # the same, to be asked who is one
         self._neighbours: frozenset[WorkerId] = frozenset()
         self._watched: tuple[WorkerId, ...] = ()
         self._seen: set[WorkerId] = set()  # workers that have sent a heartbeat; its key is never deleted
@@ -125,7 +126,7 @@ class Monitor:
             members: in the order of their ranks.
             outside: whether this worker is no member of the job, but waits to be admitted.
         """
-        self._members = tuple(members)
+        self._members, self._present = tuple(members), frozenset(members)
         self._sent = replace(self._sent, outside=outside)
         self._nobody_admits, self._hears_a_member = None, False
         self._choose()
@@ -231,7 +232,7 @@ class Monitor:
     @property
     def _aborted_by(self) -> Aborted | None:
         told = self.news.abort_of(self._sent.use)
-        return told if told is not None and told.by != self.me and told.by in self._members else None
+        return told if told is not None and told.by != self.me and told.by in self._present else None
 
     @property
     def _has_told_of_abort(self) -> bool:
@@ -268,7 +269,7 @@ class Monitor:
         for (worker, heartbeat), has_ended in zip(heard.items(), ended, strict=True):
             self._hear(worker, heartbeat, at_s, has_ended=has_ended)
         if not self._is_outside:
-            self._found |= {worker for worker in self._all_failed if worker in self._members}
+            self._found |= self._all_failed & self._present
         else:
             self._weigh(heard)
         self._note_version()
@@ -325,7 +326,7 @@ class Monitor:
         self._read, self.news = value, news
         self._lost -= self.news.lost
         self._heard_since &= self.news.lost
-        concerned = {*self._members, self.me}
+        concerned = self._present | {self.me}
         if (self.news.failed ^ before.failed) & concerned or self.news.aborted != before.aborted:
             self._changes += 1
         if self.news.failed != before.failed:
@@ -346,15 +347,15 @@ class Monitor:
         if self._is_outside:
             return  # see _look_for_members
         watched = dict.fromkeys(_around(self._members, self.me, self.news.failed))
-        watched |= dict.fromkeys(sorted((self._neighbours & {*self._members}) - self.news.failed - {self.me}))
+        watched |= dict.fromkeys(sorted((self._neighbours & self._present) - self.news.failed - {self.me}))
         if self._leads:
-            watched |= {worker: None for worker, _ in self.news.joining if worker not in self._members and worker != self.me}
+            watched |= {worker: None for worker, _ in self.news.joining if worker not in self._present and worker != self.me}
         self._watched = tuple(watched)
 
     def _hear(self, worker: WorkerId, heartbeat: Heartbeat, at_s: float, *, has_ended: bool) -> None:
         # a worker between two uses counts as alive
         count = heartbeat.count if not heartbeat.resting else -round(at_s * 1000)
-        self._detector.heard(worker, count=count, at_s=at_s, is_member=worker in self._members)
+        self._detector.heard(worker, count=count, at_s=at_s, is_member=worker in self._present)
         if worker in self._noted and worker not in self._detector.connections_lost:
             self._noted.discard(worker)
             self._heard_since.add(worker)
