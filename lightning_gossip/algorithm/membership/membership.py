@@ -27,7 +27,7 @@ from lightning_gossip.algorithm.membership.kinds import of_one_kind
 from lightning_gossip.algorithm.membership.monitor import Monitor
 from lightning_gossip.algorithm.membership.rounds import Rounds
 from lightning_gossip.algorithm.membership.store import Await, Count, Delete, Encode, Restore, Steps, Write
-from lightning_gossip.algorithm.membership.worker_id import WorkerId
+from lightning_gossip.algorithm.membership.worker_id import Span, WorkerId, spans_of, workers_of
 from lightning_gossip.errors import PeerError, another_aborted
 
 log = logging.getLogger(__name__)
@@ -106,13 +106,13 @@ class _Arrival(NamedTuple):
     Args:
         intact: whether its default group is as it was made, and nothing has ended the use before.
         generation: of its members.
-        members: as it knows them.
+        members: as it knows them (:func:`spans_of`).
         about: what the caller wants to be checked.
     """
 
     intact: bool
     generation: int
-    members: tuple[WorkerId, ...]
+    members: tuple[Span, ...]
     about: Any
 
 
@@ -368,21 +368,22 @@ class Membership:
         if not intact:
             yield DropGroup()  # somebody may wait in a collective for this worker, which has left it
         generation = self.generation if self.met else self.generation - 1
-        heard = yield from self._hear(("the beginning of a Trainer's work", _Arrival(intact, generation, self.members, about)))
+        mine = _Arrival(intact, generation, spans_of(self.members), about)
+        heard = yield from self._hear(("the beginning of a Trainer's work", mine))
         if heard is None:
             return
         said: dict[WorkerId, _Arrival] = dict(zip(heard, of_one_kind(list(heard.values())), strict=True))
         check({worker: theirs.about for worker, theirs in said.items()})
         # whoever has excluded more workers knows better: nobody that one of those present has excluded is a member
-        members = tuple(worker for worker in self.members if all(worker in theirs.members for theirs in said.values()))
-        members = tuple(worker for worker in members if worker in said)
+        views = {theirs.members for theirs in said.values()}
+        in_all = set(said).intersection(*map(workers_of, views))
+        members = tuple(worker for worker in self.members if worker in in_all)
         if self.me not in members:
             yield from self._leave()
             return
         generation = max(theirs.generation for theirs in said.values())
-        if absent := [worker for worker in self.members if worker not in members]:
+        if absent := [worker for worker in self.members if worker not in in_all]:
             self._exclude(absent)
-        views = {theirs.members for theirs in said.values()}
         if absent or len(views) > 1 or not all(theirs.intact for theirs in said.values()):
             self.generation = generation + 1
             yield from self.make_groups()

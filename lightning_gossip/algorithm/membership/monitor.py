@@ -98,7 +98,7 @@ class Monitor:
         self._sent = Heartbeat(0, process, 0, resting=False, outside=False)
         self._read: bytes | None = None  # the news as they were read
         self._members: tuple[WorkerId, ...] = ()
-        self._member_set: frozenset[WorkerId] = frozenset()
+        self._present: frozenset[WorkerId] = frozenset()  # the same, to be asked who is one
         self._neighbours: frozenset[WorkerId] = frozenset()
         self._watched: tuple[WorkerId, ...] = ()
         self._seen: set[WorkerId] = set()  # workers that have sent a heartbeat; its key is never deleted
@@ -127,8 +127,7 @@ class Monitor:
             members: in the order of their ranks.
             outside: whether this worker is no member of the job, but waits to be admitted.
         """
-        self._members = tuple(members)
-        self._member_set = frozenset(members)
+        self._members, self._present = tuple(members), frozenset(members)
         self._sent = replace(self._sent, outside=outside)
         self._nobody_admits, self._hears_a_member = None, False
         self._choose()
@@ -240,7 +239,7 @@ class Monitor:
     @property
     def _aborted_by(self) -> Aborted | None:
         told = self.news.abort_of(self._sent.use)
-        return told if told is not None and told.by != self.me and told.by in self._member_set else None
+        return told if told is not None and told.by != self.me and told.by in self._present else None
 
     @property
     def _has_told_of_abort(self) -> bool:
@@ -277,7 +276,7 @@ class Monitor:
         for (worker, heartbeat), has_ended in zip(heard.items(), ended, strict=True):
             self._hear(worker, heartbeat, at_s, has_ended=has_ended)
         if not self._is_outside:
-            self._found |= self._all_failed & self._member_set
+            self._found |= self._all_failed & self._present
         else:
             self._weigh(heard)
         self._note_version()
@@ -337,7 +336,8 @@ class Monitor:
         self._lost -= self.news.lost
         self._found -= self.news.failed
         self._heard_since &= self.news.lost
-        if (self.news.failed ^ before.failed) & (self._member_set | {self.me}) or self.news.aborted != before.aborted:
+        concerned = self._present | {self.me}
+        if (self.news.failed ^ before.failed) & concerned or self.news.aborted != before.aborted:
             self._changes += 1
         if self.news.failed != before.failed:
             self._choose()
@@ -357,16 +357,15 @@ class Monitor:
         if self._is_outside:
             return  # see _look_for_members
         watched = dict.fromkeys(_around(self._members, self.me, self.news.failed))
-        watched |= dict.fromkeys(sorted((self._neighbours & self._member_set) - self.news.failed - {self.me}))
+        watched |= dict.fromkeys(sorted((self._neighbours & self._present) - self.news.failed - {self.me}))
         if self._leads:
-            asking = (worker for worker, _ in self.news.joining)
-            watched |= dict.fromkeys(worker for worker in asking if worker not in self._member_set and worker != self.me)
+            watched |= {worker: None for worker, _ in self.news.joining if worker not in self._present and worker != self.me}
         self._watched = tuple(watched)
 
     def _hear(self, worker: WorkerId, heartbeat: Heartbeat, at_s: float, *, has_ended: bool) -> None:
         # a worker between two uses counts as alive
         count = heartbeat.count if not heartbeat.resting else -round(at_s * 1000)
-        self._detector.heard(worker, count=count, at_s=at_s, is_member=worker in self._member_set)
+        self._detector.heard(worker, count=count, at_s=at_s, is_member=worker in self._present)
         if worker in self._noted and worker not in self._detector.connections_lost:
             self._noted.discard(worker)
             self._heard_since.add(worker)
