@@ -18,8 +18,8 @@ reads all values, writes the result, and the first member deletes that of the ro
 If a member fails, a look makes all that wait read the news, and the first of them that has not failed ends the round without
 it, unless others are still to come: who comes, knows of a failure and is the last of the others, by the count, tries to end the
 round itself. Nobody waits for a worker that has counted itself last and failed before it wrote the result: its failure is news.
-Two that end a round at once do no harm, since a result follows from values that do not change; where they have different members
-in view, the first result counts for all.
+Two that end a round at once do no harm, since a result follows from values that do not change; where they have different
+members in view, the first result counts for all.
 
 A worker that the others hold for failed is no member from then on, whether it has failed or was only frozen. It learns that
 from its mark of absence, from a result in which it is missing, or from the news."""
