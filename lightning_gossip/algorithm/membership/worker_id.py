@@ -38,12 +38,12 @@ class Span(NamedTuple):
 
     Args:
         first: initial rank of the first.
-        workers: how many.
+        size: number of workers.
         incarnation: of all.
     """
 
     first: int
-    workers: int
+    size: int
     incarnation: int
 
 
@@ -51,7 +51,7 @@ def spans_of(workers: Sequence[WorkerId]) -> tuple[Span, ...]:
     """Workers in their order, written shortly: where all tell all of them, the names of thousands would be too much.
 
     >>> spans_of([WorkerId(0, 1), WorkerId(1, 1), WorkerId(3, 1), WorkerId(2, 2)])
-    (Span(first=0, workers=2, incarnation=1), Span(first=3, workers=1, incarnation=1), Span(first=2, workers=1, incarnation=2))
+    (Span(first=0, size=2, incarnation=1), Span(first=3, size=1, incarnation=1), Span(first=2, size=1, incarnation=2))
     """
     starts = [place for place, worker in enumerate(workers) if place == 0 or not _follows(worker, workers[place - 1])]
     ends = [*starts, len(workers)][1:]
@@ -71,4 +71,4 @@ def workers_of(spans: Sequence[Span]) -> tuple[WorkerId, ...]:
     >>> workers_of([Span(0, 2, 1), Span(3, 1, 2)]) == (WorkerId(0, 1), WorkerId(1, 1), WorkerId(3, 2))
     True
     """
-    return tuple(WorkerId(rank, span.incarnation) for span in spans for rank in range(span.first, span.first + span.workers))
+    return tuple(WorkerId(rank, span.incarnation) for span in spans for rank in range(span.first, span.first + span.size))
