@@ -41,6 +41,7 @@ bench: $(STAMP) $(VENV)/.bench
 	$(BIN)/python -m benchmarks.straggler
 	$(BIN)/python -m benchmarks.input
 	$(BIN)/python -m benchmarks.simulation
+	$(BIN)/python -m benchmarks.control_plane
 	-$(BIN)/python -m benchmarks.network  # says so where it cannot run
 
 reproduce: $(STAMP)

@@ -15,17 +15,19 @@ def mine() -> str:
     return f"{__version__}, message format {VERSION}"
 
 
-def check(everyones: Sequence[str]) -> None:
+def check(everyones: Sequence[str], names: Sequence[str] = ()) -> None:
     """Refuse a job whose workers are of different versions.
 
     Args:
         everyones: what :func:`mine` says on each rank.
+        names: who says it, if not each rank.
 
     Raises:
         ConfigurationError: on every rank.
     """
     if len(set(everyones)) > 1:
-        said = "; ".join(f"rank {rank} has {theirs}" for rank, theirs in enumerate(everyones))
+        names = names or [f"rank {rank}" for rank in range(len(everyones))]
+        said = "; ".join(f"{name} has {theirs}" for name, theirs in zip(names, everyones, strict=True))
         raise ConfigurationError(
             f"The workers run different versions of lightning_gossip: {said}. Install the same one everywhere."
         )

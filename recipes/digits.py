@@ -125,11 +125,11 @@ class DigitsClassifier(_Classifier):
     ) -> None:
         super().__init__(
             nn.Sequential(
-                *_convolution(1, channels),
-                *_convolution(channels, channels),
+                *convolution(1, channels),
+                *convolution(channels, channels),
                 nn.MaxPool2d(2),
-                *_convolution(channels, 2 * channels),
-                *_convolution(2 * channels, 2 * channels),
+                *convolution(channels, 2 * channels),
+                *convolution(2 * channels, 2 * channels),
                 nn.MaxPool2d(2),
                 nn.Flatten(),
                 nn.Linear(2 * channels * 4, CLASSES),
@@ -201,5 +201,6 @@ def shifted(images: Tensor, by: int) -> Tensor:
     return padded[torch.arange(n, device=images.device)[:, None, None], rows, columns][:, None]
 
 
-def _convolution(inputs: int, outputs: int) -> list[nn.Module]:
+def convolution(inputs: int, outputs: int) -> list[nn.Module]:
+    """3 × 3, with BatchNorm and ReLU."""
     return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]

@@ -14,6 +14,7 @@ import runpy
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
@@ -27,6 +28,7 @@ from benchmarks.cluster.network import Host
 _context = multiprocessing.get_context("forkserver")
 _PRELOADED = ("lightning.pytorch", "torchmetrics", "lightning_gossip")
 _context.set_forkserver_preload(list(_PRELOADED))
+_LOOK_S = 0.02  # into a log, until it has a line
 _START_S = 60.0  # the first one waits for the server's imports
 
 
@@ -37,9 +39,6 @@ def preload(*modules: str) -> None:
 
 class Process:
     """One process; can be started once.
-
-    Its lines are kept as they come by a thread of this object, which ends when nobody can write any more. The condition guards
-    the lines and the end.
 
     Args:
         host: where it runs; None for this machine.
@@ -56,15 +55,10 @@ class Process:
         self.module = module
         self.pid = 0
         self._log = log
-        self._lines: list[str] = []
-        self._ended = False
-        self._news = threading.Condition()
-        self._told, telling = _context.Pipe(duplex=False)
-        self._output, writing = _context.Pipe(duplex=False)
-        self._ends = (telling, writing)
+        self._log_from = log.stat().st_size if log.exists() else 0
+        self._told, self._telling = _context.Pipe(duplex=False)
         what = (host and host.namespaces.first, module, arguments, dict(environment))
-        self._process = _context.Process(target=_first_child, args=(telling, writing, *what), daemon=True)
-        self._reader = threading.Thread(target=self._read, name="cluster-log", daemon=True)
+        self._process = _context.Process(target=_first_child, args=(self._telling, log, *what), daemon=True)
 
     def start(self) -> None:
         """Start it; returns when it has a number."""
@@ -73,12 +67,10 @@ class Process:
             self._process.start()
         finally:
             sys.modules["__main__"] = main
-        for end in self._ends:
-            end.close()
+        self._telling.close()
         if not self._told.poll(_START_S):
             raise TimeoutError(f"{self} did not start within {_START_S:.0f} s.")
         self.pid = self._told.recv()
-        self._reader.start()
 
     def kill(self) -> None:
         """End it without a word."""
@@ -95,8 +87,9 @@ class Process:
     @property
     def lines(self) -> list[str]:
         """What it has said so far."""
-        with self._news:
-            return list(self._lines)
+        with open(self._log, errors="replace") as log:
+            log.seek(self._log_from)
+            return log.readlines()
 
     @property
     def runs(self) -> bool:
@@ -126,17 +119,16 @@ class Process:
         Raises:
             TimeoutError: if it does not, or has ended; with its last lines.
         """
-
-        def found() -> re.Match[str] | None:
-            return next(filter(None, (re.search(pattern, line) for line in self._lines[after:])), None)
-
-        with self._news:
-            self._news.wait_for(lambda: found() or self._ended, timeout_s)
-            match = found()
-            if match is None:
-                when = "before it ended" if self._ended else f"within {timeout_s:.0f} s"
-                raise TimeoutError(f"{self} did not say {pattern!r} {when}:\n{''.join(self._lines[-30:])}")
-        return match
+        until_s = time.monotonic() + timeout_s
+        while True:
+            runs, lines = self.runs, self.lines
+            for line in lines[after:]:
+                if match := re.search(pattern, line):
+                    return match
+            if not runs or time.monotonic() > until_s:
+                when = f"within {timeout_s:.0f} s" if runs else "before it ended"
+                raise TimeoutError(f"{self} did not say {pattern!r} {when}:\n{''.join(lines[-30:])}")
+            self._process.join(_LOOK_S)
 
     def wait(self, timeout_s: float) -> int:
         """Its exit status, negative for a signal.
@@ -148,16 +140,13 @@ class Process:
         code = self._process.exitcode
         if code is None:
             raise TimeoutError(f"{self} did not end within {timeout_s:.0f} s:\n{''.join(self.lines[-30:])}")
-        self._reader.join(timeout_s)
         return code
 
     def close(self) -> None:
-        """Kill it, if it has not ended, and end the thread. May be called twice."""
+        """Kill it, if it has not ended. May be called twice."""
         if self.pid:
             self.kill()
             self._process.join()
-            self._reader.join()
-            self._output.close()
         self._told.close()
 
     def __str__(self) -> str:
@@ -171,37 +160,19 @@ class Process:
             except ProcessLookupError:
                 return
 
-    def _read(self) -> None:
-        with open(self._output.fileno(), errors="replace", closefd=False) as output, open(self._log, "a", buffering=1) as log:
-            for line in output:
-                log.write(line)
-                with self._news:
-                    self._lines.append(line)
-                    self._news.notify_all()
-        with self._news:
-            self._ended = True
-            self._news.notify_all()
-
 
 def _first_child(
-    telling: Connection,
-    writing: Connection,
-    first: int | None,
-    module: str,
-    arguments: tuple[str, ...],
-    environment: dict[str, str],
+    telling: Connection, log: Path, first: int | None, module: str, arguments: tuple[str, ...], environment: dict[str, str]
 ) -> None:
-    for standard in (1, 2):
-        os.dup2(writing.fileno(), standard)
-    writing.close()
+    with open(log, "ab") as output:
+        for standard in (1, 2):
+            os.dup2(output.fileno(), standard)
     if first is not None:
         enter(first)
     pid = os.fork()
     if pid == 0:
         telling.close()
         _run(module, arguments, environment)
-    os.close(1)  # so that the log ends with the process
-    os.close(2)
     telling.send(pid)
     _, status = os.waitpid(pid, 0)
     if os.WIFSIGNALED(status):

@@ -38,10 +38,10 @@ def against(value: float, aim: float, *, at_most: bool = False, digits: int = 2)
     return f"{value:.{digits}f} {'✓' if reached else '✗'}"
 
 
-def write_results(name: str, results: dict[str, Any]) -> Path:
-    """Write ``results/<name>.json`` with when and where it was measured."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+def write_results(name: str, results: dict[str, Any], folder: Path = RESULTS) -> Path:
+    """Write ``<name>.json`` with when and where it was measured."""
+    folder.mkdir(exist_ok=True, parents=True)
+    path = folder / f"{name}.json"
     when = datetime.now(timezone.utc).isoformat(timespec="seconds")
     path.write_text(json.dumps({"date": when, "machine": machine(), **results}, indent=2) + "\n")
     return path

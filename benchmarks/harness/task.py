@@ -1,4 +1,7 @@
-"""One worker: ``python -m benchmarks.harness.task MODULE FUNCTION FOLDER``."""
+"""One worker: ``python -m benchmarks.harness.task MODULE FUNCTION FOLDER``.
+
+The function gets its parameters, and if it has one of this name the ``folder``; what it returns is the result.
+"""
 
 from __future__ import annotations
 

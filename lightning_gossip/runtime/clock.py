@@ -1,14 +1,13 @@
-"""Step times and the record of who did what when. Only this package reads a clock."""
+"""The clock, and the record of who did what when. Only this package reads a clock."""
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-Activity = Literal["compute", "exchange", "wait"]
+from lightning_gossip.algorithm.step_timer import Activity
 
 _MAX_INTERVALS = 200_000  # about 10 MB; older ones are dropped
 
@@ -41,31 +40,6 @@ class Timeline:
     def intervals(self) -> list[Interval]:
         """All of them, in the order in which they ended."""
         return list(self._intervals)
-
-
-class StepTimer:
-    """Median time between steps, over the last few; a pause (validation, a synchronisation point) does not count as a step."""
-
-    def __init__(self, window: int = 9) -> None:
-        self._periods: deque[float] = deque(maxlen=window)
-        self._last_s: float | None = None
-
-    def pause(self) -> None:
-        """Forget the last tick: what comes before the next one is not a step."""
-        self._last_s = None
-
-    def tick(self, at_s: float) -> float | None:
-        """Note the end of a step; returns its length in seconds, or None if the start was not seen."""
-        period = None if self._last_s is None else at_s - self._last_s
-        if period is not None:
-            self._periods.append(period)
-        self._last_s = at_s
-        return period
-
-    @property
-    def median_s(self) -> float | None:
-        """Seconds a step, or None before the first whole one."""
-        return statistics.median(self._periods) if self._periods else None
 
 
 @dataclass

@@ -73,11 +73,6 @@ class NeighbourRounds:
         """Whether a neighbour has said, in this session, that somebody asked for a synchronisation."""
         return self._edges.sync_requested
 
-    @property
-    def under_way(self) -> bool:
-        """Whether a round has begun and not been completed."""
-        return bool(self._pending)
-
     def begin(self, *, arrived: bool = False, calling: bool = False) -> None:
         """Send x on its way to every neighbour whose edge is open; x is free to change."""
         if self._pending:

@@ -262,11 +262,6 @@ class SyncPoint:
 
         return together(mean)
 
-    def all_equal(self, values: Sequence[int]) -> bool:
-        """Whether all workers hold the same integers."""
-        low, high = self.extremes(values)
-        return low == high
-
     def extremes(self, values: Sequence[int]) -> tuple[list[int], list[int]]:
         """The least and the largest of each of these integers over all workers.
 

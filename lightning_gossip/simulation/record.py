@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from lightning_gossip.algorithm.checks import check_integer
 from lightning_gossip.algorithm.staleness import StalenessHistogram
-
-Activity = Literal["compute", "exchange", "wait"]
+from lightning_gossip.algorithm.step_timer import Activity
 
 
 class Span(NamedTuple):

@@ -205,6 +205,7 @@ class GossipAlgorithm(Algorithm):
             reply_s=REPLY_S,
             raises=not self._strategy.survival.survives,
         )
+        members.monitor.watch([members.members[rank] for rank in topology.neighbours(members.rank)])
         transport = EdgeTransport(
             members.store,
             another(members.store, timeout_s=_FOREVER_S),

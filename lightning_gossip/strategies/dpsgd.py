@@ -86,7 +86,7 @@ class NeighbourAveraging(SynchronousAlgorithm):
     @override
     def start(self) -> None:
         super().start()
-        self._transport = GlooTransport(self._timeout_s)
+        self._transport = GlooTransport(self._timeout_s, listens=False)
         self._rounds = NeighbourRounds(self._transport, self._weights, timeout_s=self._timeout_s, timeline=self._timeline)
 
     @override

@@ -44,13 +44,14 @@ class GlooTransport(Transport):
 
     Args:
         timeout_s: deadline of a reply and of one vector, in seconds.
+        listens: whether anybody posts a message; without it there is one group.
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, *, listens: bool = True) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self._timeout_s = timeout_s
-        self._control: dist.ProcessGroup | None = new_group(timeout_s)
+        self._control: dist.ProcessGroup | None = new_group(timeout_s) if listens else None
         self._data: dist.ProcessGroup | None = new_group(timeout_s)
         run = torch.tensor([secrets.randbits(RUN_BITS)])
         with peer_errors("setup", 0):

@@ -25,7 +25,7 @@ from enum import IntEnum
 
 WORDS = 12
 NAME = 0x6C676F73  # "lgos"
-VERSION = 3
+VERSION = 4
 _VERSION_BITS = 16
 _LONGEST_US = 10 * 365 * 86_400 * 10**6
 _LARGEST = 2**63 - 1

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from lightning_gossip.algorithm.compression.pairwise import Wire
+from lightning_gossip.algorithm.step_timer import Activity
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.runtime.adpsgd.cuda_replica import replica_of
 from lightning_gossip.runtime.adpsgd.gossip import Gossip
-from lightning_gossip.runtime.clock import Activity, Timeline
+from lightning_gossip.runtime.clock import Timeline
 from tests.runtime.peers import PATIENCE_S, peers_of
 from tests.transport.faults import Fault, FaultyTransport
 from tests.transport.memory import MemoryNetwork

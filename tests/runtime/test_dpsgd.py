@@ -320,7 +320,7 @@ def test_sessions_follow_each_other() -> None:
         steps = [(3 * rank + session) % 5 for rank in range(8)]
         train_and_arrive(workers, steps)
         assert close_to(workers.models().sum(0), expected_sum(workers, before, steps), sum(steps) + 1)
-        assert not any(rounds.under_way or rounds.sync_requested for rounds in workers.rounds)
+        assert not any(rounds._pending or rounds.sync_requested for rounds in workers.rounds)
         workers.open()
 
 
@@ -407,15 +407,15 @@ def test_nobody_is_called_if_nobody_calls() -> None:
 
 def test_a_round_that_begins_while_one_is_under_way_is_a_protocol_error() -> None:
     workers = Workers(complete(2))
-    assert not workers.rounds[0].under_way
+    assert not workers.rounds[0]._pending
     workers.rounds[0].begin()
-    assert workers.rounds[0].under_way
+    assert workers.rounds[0]._pending
     with pytest.raises(ProtocolError, match="under way"):
         workers.rounds[0].begin()
     workers.rounds[1].begin()
     for rounds in workers.rounds:
         assert rounds.complete()
-    assert not workers.rounds[0].under_way
+    assert not workers.rounds[0]._pending
 
 
 def test_a_swap_that_fails_is_a_peer_error() -> None:
@@ -479,7 +479,7 @@ def test_a_worker_alone_makes_rounds_of_nothing() -> None:
     workers = Workers(complete(1))
     before = workers.models()
     workers.rounds[0].begin()
-    assert not workers.rounds[0].under_way
+    assert not workers.rounds[0]._pending
     assert not workers.rounds[0].complete()
     assert torch.equal(workers.models(), before)
     assert (workers.rounds[0].exchanges, workers.rounds[0].bytes_sent, workers.rounds[0].waited_s) == (0, 0, 0.0)

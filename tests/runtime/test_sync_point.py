@@ -39,8 +39,8 @@ def script(rank: int) -> dict[str, Any]:
         seen[f"mean {dtype}"] = flat.numpy().tobytes()
     seen["nothing"] = sync_point.average(torch.zeros(0))
     seen["number"] = sync_point.mean(float(rank))
-    seen["equal"] = sync_point.all_equal([1, 2**40])
-    seen["unequal"] = sync_point.all_equal([1, 2**40 + (rank == 1)])
+    seen["equal"] = sync_point.extremes([1, 2**40])
+    seen["unequal"] = sync_point.extremes([1, 2**40 + (rank == 1)])
     return seen
 
 
@@ -91,5 +91,5 @@ def test_different_purposes_are_refused_on_every_rank(seen: list[dict[str, Any]]
 def test_numbers_are_averaged_and_compared(seen: list[dict[str, Any]]) -> None:
     for worker in seen:
         assert worker["number"] == 1.0
-        assert worker["equal"] is True
-        assert worker["unequal"] is False
+        assert worker["equal"] == ([1, 2**40], [1, 2**40])
+        assert worker["unequal"] == ([1, 2**40], [1, 2**40 + 1])

@@ -17,10 +17,12 @@ freezes or restarts a worker, raises an exception on one, or makes a collective 
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 from lightning_gossip.algorithm.membership.membership import (
+    AdoptUse,
     DeleteBelow,
     DropGroup,
     MakeGroup,
@@ -37,10 +39,12 @@ from lightning_gossip.algorithm.membership.store import (
     Count,
     Decide,
     Delete,
+    Encode,
     HaveEnded,
     Pause,
     Read,
     ReadAll,
+    Restore,
     Swap,
     Write,
 )
@@ -88,6 +92,7 @@ class Worker:
     ) -> None:
         self.world = world
         self.alive = True
+        self.died_s = math.inf
         self.frozen_until_s = -math.inf
         self.frozen_s = 0.0  # the longest freeze
         self.began_as = me
@@ -243,7 +248,9 @@ class World:
 
     def _may_end_by(self, error: Exception) -> bool:
         said = str(error)
-        reasons = ["comes too late", "nobody is in any more", "before it had their model", "has been started again"]
+        reasons = ["comes too late", "has been started again"]
+        if any(kind in ("kill", "restart", "crash") for _, kind, _, _ in self._all_faults):
+            reasons += ["nobody is in any more", "before it had their model"]
         silent = "p/members" not in self.store or any(worker.frozen_s > SHORT_S for worker in self.workers)
         reasons += ["Has it begun"] if silent else []
         return self.had_faults > 0 and isinstance(error, PeerError) and any(reason in said for reason in reasons)
@@ -273,6 +280,7 @@ class World:
             requests = monitor_requests(worker)
             waiting = yield from membership.gather(requests, "who waits")
             if not membership.outside and waiting[0]:
+                self._check_joiners(waiting[0])
                 yield from membership.admit(waiting[0], (use, place + 1))
             result = waiting
         if not membership.outside and call != "epoch":
@@ -287,6 +295,12 @@ class World:
         if any(call != "epoch" for call in self.program[use][where:]):  # else the others may have ended the use
             self.crashed.add(use)
         return True
+
+    def _check_joiners(self, joiners: list[WorkerId]) -> None:
+        for joiner in joiners:
+            died_s = max((worker.died_s for worker in self.workers if worker.membership.me == joiner), default=math.inf)
+            if self.now_s > died_s + 4 * HEARTBEAT_S + 30.0:
+                raise Violation(f"{joiner.spoken} is admitted, and has been dead since {died_s}")
 
     def _check_agreement(self, worker: Worker, where: tuple[int, int, str], got: Any) -> None:
         others = self.said.setdefault(where, got)
@@ -426,7 +440,11 @@ class World:
                 return self._outcome_of_run(thread)
             case DropGroup():
                 worker.group = None
-            case TellChange() | Pause() | Until():
+            case Encode(value):
+                return pickle.dumps(value)
+            case Restore(data):
+                return [pickle.loads(each) for each in data]
+            case AdoptUse() | TellChange() | Pause() | Until():
                 pass
             case _:
                 raise AssertionError(effect)
@@ -472,6 +490,7 @@ class World:
 
     def _kill(self, worker: Worker) -> None:
         worker.alive = False
+        worker.died_s = self.now_s
         self.last_loss_s = self.now_s
         heartbeat = self.store.get(f"p/heartbeat/{worker.membership.me}")
         for other in self.workers:

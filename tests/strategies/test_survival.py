@@ -292,12 +292,18 @@ def _dies_before_the_test(folder: str) -> dict[str, Any]:
     return _fit(folder, then=then)
 
 
+def _killed_in_a_long_epoch(folder: str, options: dict[str, Any]) -> dict[str, Any]:
+    return _fit(folder, Killed(2, *HOOKS["inside the epoch"]), step_s=0.2, **options)
+
+
 @pytest.mark.parametrize("options", [{"min_workers": 3}, {"on_peer_failure": "raise"}])
 def test_all_end_when_too_few_are_left_or_none_may_die(options: dict[str, Any], tmp_path: Path) -> None:
-    with job(_killed, str(tmp_path), 2, "inside the epoch", options, workers=3) as running:
+    with job(_killed_in_a_long_epoch, str(tmp_path), options, workers=3) as running:
         running.start_all()
         outcomes = dict(running.outcomes())
     assert outcomes[2] == DIED
+    if options == {"on_peer_failure": "raise"}:
+        assert len(_epoch(tmp_path, 1)) < SAMPLES  # inside the epoch
     assert all("PeerError" in outcomes[rank] and "ank 2" in outcomes[rank] for rank in (0, 1)), outcomes
 
 

@@ -197,16 +197,10 @@ class ChangingPeers(Generic[M]):
 
     def raise_failure(self) -> None:
         """Raise a PeerError if a worker has failed and that ends the gossip."""
-        if not self._raises:
-            return
-        alive = self._repair().alive
-        for rank, worker in enumerate(self._members):
-            if rank not in alive:
-                raise PeerError(
-                    f"Rank {worker.initial_rank} has failed, and all end (on_peer_failure='raise').",
-                    rank=worker.initial_rank,
-                    phase="gossip",
-                )
+        if self._raises and len(alive := self._repair().alive) < len(self._members):
+            failed = next(worker.initial_rank for rank, worker in enumerate(self._members) if rank not in alive)
+            message = f"Rank {failed} has failed, and all end (on_peer_failure='raise')."
+            raise PeerError(message, rank=failed, phase="gossip")
 
     @property
     def _spoken(self) -> str:

@@ -282,9 +282,10 @@ class GossipProtocol:
         self._sync_requests = {asked for asked in self._sync_requests if asked >= session}
         self._pace.begin_session()
 
-    def stepped(self, step_s: float) -> None:
-        """This worker has made a step, which took so long."""
-        self._pace.step(step_s)
+    def stepped(self, step_s: float | None) -> None:
+        """This worker has made a step, which took so long; None if that is not known."""
+        if step_s is not None:
+            self._pace.step(step_s)
 
     def sync_requested(self, session: int) -> None:
         """Somebody asks for a synchronisation in a session, which may not have begun here; one that is over needs none."""

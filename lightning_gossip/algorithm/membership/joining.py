@@ -14,12 +14,11 @@ What needs every member to agree is decided in rounds (:mod:`.membership`), befo
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from lightning_gossip.algorithm.membership.monitor import Monitor, replaced
-from lightning_gossip.algorithm.membership.store import Count, Delete, Pause, Read, Steps, Write
+from lightning_gossip.algorithm.membership.store import Count, Delete, Encode, Pause, Read, Restore, Steps, Write
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import ConfigurationError, PeerError
 
@@ -72,13 +71,13 @@ class Joining:
 
     def grant(self, grant: Grant) -> Steps[None]:
         """Admit the joiners that a grant names."""
-        answer = pickle.dumps(grant)
+        answer = yield Encode(grant)
         for worker in grant.joiners:
             yield Write(self._grant_key(worker), answer)
 
     def refuse(self, worker: WorkerId, reason: str) -> Steps[None]:
         """Tell a worker outside that it will not be admitted."""
-        yield Write(self._grant_key(worker), pickle.dumps(reason))
+        yield Write(self._grant_key(worker), (yield Encode(reason)))
 
     def close(self) -> Steps[None]:
         """Write down that nobody is admitted any more."""
@@ -102,8 +101,8 @@ class Joining:
             raise replaced(me)
         return WorkerId(me.initial_rank, me.incarnation + 1)
 
-    def await_grant(self, me: WorkerId, about: str, timeout_s: float) -> Steps[Grant]:
-        """Ask to join, and wait for the answer.
+    def await_grant(self, me: WorkerId, about: str, timeout_s: float) -> Steps[Grant | None]:
+        """Ask to join, and wait for the answer; None if this identity has failed for the others meanwhile.
 
         Args:
             me: this worker.
@@ -126,6 +125,9 @@ class Joining:
                         rank=me.initial_rank,
                         phase="join",
                     )
+                self._monitor.raise_failure()
+                if self._monitor.has_failed(me):
+                    return None
                 if self._monitor.hears_a_member():
                     give_up_s = self._now_s() + timeout_s
                 if self._now_s() >= give_up_s:
@@ -139,7 +141,7 @@ class Joining:
         finally:
             self._monitor.request(None)
         yield Delete(self._grant_key(me))
-        found = pickle.loads(answer)
+        (found,) = yield Restore((answer,))
         if isinstance(found, str):
             raise ConfigurationError(found)
         assert isinstance(found, Grant)

@@ -10,6 +10,7 @@ these effects:
 | :class:`DropGroup` | destroys it |
 | :class:`Run` | runs the collective that is attempted |
 | :class:`TellChange` | tells the rest of this worker that members or groups have changed |
+| :class:`AdoptUse` | takes over the number of the others' use of a Trainer |
 | :class:`DeleteBelow` | deletes all keys with a prefix |
 
 The exception that an attempt has raised stays with the driver; the others are told its words.
@@ -18,7 +19,6 @@ The exception that an attempt has raised stays with the driver; the others are t
 from __future__ import annotations
 
 import logging
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,8 +26,8 @@ from lightning_gossip.algorithm.membership.joining import Grant, Joining
 from lightning_gossip.algorithm.membership.kinds import of_one_kind
 from lightning_gossip.algorithm.membership.monitor import Monitor
 from lightning_gossip.algorithm.membership.rounds import Rounds
-from lightning_gossip.algorithm.membership.store import Await, Count, Delete, Steps, Write
-from lightning_gossip.algorithm.membership.worker_id import WorkerId
+from lightning_gossip.algorithm.membership.store import Await, Count, Delete, Encode, Restore, Steps, Write
+from lightning_gossip.algorithm.membership.worker_id import Span, WorkerId, spans_of, workers_of
 from lightning_gossip.errors import PeerError, another_aborted
 
 log = logging.getLogger(__name__)
@@ -82,8 +82,22 @@ class DeleteBelow(NamedTuple):
     prefix: str
 
 
+class AdoptUse(NamedTuple):
+    """No result."""
+
+    use: int
+
+
 class OwnFailureError(Exception):
-    """What this worker's attempt has raised ends it: the driver has the exception."""
+    """What this worker's attempt has raised ends it: the driver has the exception.
+
+    Args:
+        effect: of which kind, :class:`Run` or :class:`MakeGroup`.
+    """
+
+    def __init__(self, effect: type) -> None:
+        super().__init__(effect.__name__)
+        self.effect = effect
 
 
 class _Arrival(NamedTuple):
@@ -92,13 +106,13 @@ class _Arrival(NamedTuple):
     Args:
         intact: whether its default group is as it was made, and nothing has ended the use before.
         generation: of its members.
-        members: as it knows them.
+        members: as it knows them (:func:`spans_of`).
         about: what the caller wants to be checked.
     """
 
     intact: bool
     generation: int
-    members: tuple[WorkerId, ...]
+    members: tuple[Span, ...]
     about: Any
 
 
@@ -181,7 +195,8 @@ class Membership:
         """As :meth:`gather`, for one rank only: the others get an empty list. Values may be large."""
         while not self.outside:
             members, reader = self.members, self.members[min(rank, len(self.members) - 1)]
-            said = yield from self._hold((kind, None), None if self.me == reader else pickle.dumps(mine))
+            payload = None if self.me == reader else (yield Encode(mine))
+            said = yield from self._hold((kind, None), payload)
             if self._is_outside():  # since now
                 break
             _values(said, "a collective")
@@ -191,7 +206,8 @@ class Membership:
                 return []
             found = yield from self._rounds.payloads([worker for worker in said if worker != reader])
             if found is not None:
-                return [mine if worker == reader else pickle.loads(found[worker]) for worker in said]
+                theirs = dict(zip(found, (yield Restore(tuple(found.values()))), strict=True))
+                return [mine if worker == reader else theirs[worker] for worker in said]
             yield from self._leave()
         return [mine]
 
@@ -199,9 +215,10 @@ class Membership:
         """The value of one rank; that of the first member left, if that one has failed."""
         sender = self.members[source]
         while True:
-            values = yield from self.gather(value if self.me == sender else None, "a broadcast")
-            if sender in self.members:
-                return values[self.members.index(sender)]
+            said = yield from self._hold(("a broadcast", value if self.me == sender else None))
+            values = dict(zip(said, _values(said, "a collective"), strict=True))
+            if sender in values:
+                return values[sender]
             sender = self.members[0]
 
     def _hold(self, mine: tuple[str, Any], payload: bytes | None = None) -> Steps[dict[WorkerId, tuple[str, Any]]]:
@@ -212,16 +229,18 @@ class Membership:
         if said is not None and len(said) < len(self.members):
             self._exclude([worker for worker in self.members if worker not in said])
             yield from self.make_groups()
-        return {self.me: mine} if said is None else said
+        if said is None or self._is_outside():  # since now
+            return {self.me: mine}
+        return {worker: said[worker] for worker in self.members}  # others may have failed while groups were made
 
     def _hear(self, mine: tuple[str, Any], payload: bytes | None = None) -> Steps[dict[WorkerId, tuple[str, Any]] | None]:
         """Hold one round, with nobody excluded yet; None if this worker itself was absent, and is outside now."""
         waiting = self._monitor.join_requests() if self.rank == 0 else {}
-        said = yield from self._rounds.hold(self.members, pickle.dumps((*mine, waiting)), payload)
+        said = yield from self._rounds.hold(self.members, (yield Encode((*mine, waiting))), payload)
         if said is None:
             yield from self._leave()
             return None
-        heard = {worker: pickle.loads(value) for worker, value in said.items()}
+        heard = dict(zip(said, (yield Restore(tuple(said.values()))), strict=True))
         self.waiting = next(iter(heard.values()))[2]
         return {worker: (kind, value) for worker, (kind, value, _) in heard.items()}
 
@@ -246,7 +265,7 @@ class Membership:
             if mine.reason is not None:
                 # only neighbours of a failed worker hear of its end; those behind them wait for workers that have given up
                 yield DropGroup()
-            outcomes = yield from self._outcomes(mine, "the end of a collective")
+            outcomes = yield from self._outcomes(mine, Run, "the end of a collective")
             if self._is_outside():  # since now
                 break
             if not _failed(outcomes):
@@ -260,11 +279,11 @@ class Membership:
             self.generation += 1
             yield from self.make_groups()
             if ends:
-                raise _failure_of(outcomes, mine)
+                raise _failure_of(outcomes, mine, Run)
             tried = True
         own = yield Run()
         if own.reason is not None:
-            raise OwnFailureError
+            raise OwnFailureError(Run)
         return [own.value]
 
     def make_groups(self) -> Steps[None]:
@@ -278,7 +297,7 @@ class Membership:
         while True:
             generation = self.generation
             mine = yield MakeGroup(self._group_keys(generation), self.rank, len(self.members))
-            outcomes = yield from self._outcomes(mine, "the making of groups")
+            outcomes = yield from self._outcomes(mine, MakeGroup, "the making of groups")
             if self.generation != generation or self.outside:
                 return  # somebody was excluded in this round, and the groups have been made in there
             if not _failed(outcomes):
@@ -286,7 +305,7 @@ class Membership:
             yield DropGroup()
             if tried or not _may_all_pass(outcomes):
                 yield from self._forget_groups(generation + 1)
-                raise _failure_of(outcomes, mine)
+                raise _failure_of(outcomes, mine, MakeGroup)
             log.warning("%s: the process groups could not be made, and are made once more: %s", self.me.spoken, _told(outcomes))
             self.generation += 1
             tried = True
@@ -295,7 +314,7 @@ class Membership:
             yield from self.joining.tell_members(self.members)
         yield TellChange()
 
-    def _outcomes(self, mine: Outcome, kind: str) -> Steps[dict[WorkerId, Outcome]]:
+    def _outcomes(self, mine: Outcome, effect: type, kind: str) -> Steps[dict[WorkerId, Outcome]]:
         """How an attempt has ended for each member.
 
         Raises:
@@ -304,7 +323,7 @@ class Membership:
         """
         said = yield from self._hold((kind, mine))
         if mine.reason is not None and not all(isinstance(value, Outcome) for _, value in said.values()):
-            raise OwnFailureError
+            raise OwnFailureError(effect)
         return dict(zip(said, of_one_kind(list(said.values())), strict=True))
 
     def _is_outside(self) -> bool:
@@ -349,21 +368,22 @@ class Membership:
         if not intact:
             yield DropGroup()  # somebody may wait in a collective for this worker, which has left it
         generation = self.generation if self.met else self.generation - 1
-        heard = yield from self._hear(("the beginning of a Trainer's work", _Arrival(intact, generation, self.members, about)))
+        mine = _Arrival(intact, generation, spans_of(self.members), about)
+        heard = yield from self._hear(("the beginning of a Trainer's work", mine))
         if heard is None:
             return
         said: dict[WorkerId, _Arrival] = dict(zip(heard, of_one_kind(list(heard.values())), strict=True))
         check({worker: theirs.about for worker, theirs in said.items()})
         # whoever has excluded more workers knows better: nobody that one of those present has excluded is a member
-        members = tuple(worker for worker in self.members if all(worker in theirs.members for theirs in said.values()))
-        members = tuple(worker for worker in members if worker in said)
+        views = {theirs.members for theirs in said.values()}
+        in_all = set(said).intersection(*map(workers_of, views))
+        members = tuple(worker for worker in self.members if worker in in_all)
         if self.me not in members:
             yield from self._leave()
             return
         generation = max(theirs.generation for theirs in said.values())
-        if absent := [worker for worker in self.members if worker not in members]:
+        if absent := [worker for worker in self.members if worker not in in_all]:
             self._exclude(absent)
-        views = {theirs.members for theirs in said.values()}
         if absent or len(views) > 1 or not all(theirs.intact for theirs in said.values()):
             self.generation = generation + 1
             yield from self.make_groups()
@@ -397,7 +417,7 @@ class Membership:
         self.members = (self.me,)
         self._monitor.observe(self.members, outside=True)
         if (yield MakeGroup(f"{self._prefix}/outside/{self.me}", 0, 1)).reason is not None:
-            raise OwnFailureError
+            raise OwnFailureError(MakeGroup)
         yield TellChange()
 
     def _leave(self) -> Steps[None]:
@@ -406,9 +426,12 @@ class Membership:
             "Rank %d sent no heartbeat for so long that the others have excluded it (peer_timeout_s). It asks to join again.",
             self.me.initial_rank,
         )
+        yield from self._take_next_identity()
+        yield from self.stay_outside()
+
+    def _take_next_identity(self) -> Steps[None]:
         self._monitor.take_identity((yield from self.joining.next_incarnation(self.me)))
         self._rounds.me = self.me
-        yield from self.stay_outside()
 
     def admit(self, joiners: Sequence[WorkerId], snapshot: Any) -> Steps[None]:
         """Admit workers that wait, at the end of the ranks. All members call it with the same joiners and snapshot.
@@ -439,10 +462,16 @@ class Membership:
         """
         while True:
             grant = yield from self.joining.await_grant(self.me, about, timeout_s)
+            if grant is None:
+                yield from self._take_next_identity()
+                self._monitor.observe((self.me,), outside=True)
+                self.members = (self.me,)
+                continue
             self._admitters = grant.admitters
             self.members = (*grant.admitters, *grant.joiners)
             self.generation, self.excluded = grant.generation, list(grant.excluded)
             self._rounds.begin_at(grant.round)
+            yield AdoptUse(grant.round >> USE_BITS)
             self._monitor.begin_use(grant.round >> USE_BITS)
             self.outside, self.met = False, True
             if (yield from self._rounds.was_marked_absent()):
@@ -483,7 +512,8 @@ class Membership:
         if len(self.members) < self._min_workers:
             raise PeerError(
                 f"Rank {ranks} has failed, {len(self.members)} workers are left, and min_workers={self._min_workers}: the job"
-                " ends. Resume it from its last checkpoint, or pass a smaller min_workers.",
+                " ends. Resume it from its last checkpoint, or pass a smaller min_workers"
+                " (with on_peer_failure='raise' it is all workers).",
                 rank=absent[0].initial_rank,
                 phase="membership",
             )
@@ -509,9 +539,9 @@ def _told(outcomes: Mapping[WorkerId, Outcome]) -> str:
     return "; ".join(f"rank {worker.initial_rank}: {said.reason}" for worker, said in _failed(outcomes))
 
 
-def _failure_of(outcomes: Mapping[WorkerId, Outcome], mine: Outcome) -> Exception:
+def _failure_of(outcomes: Mapping[WorkerId, Outcome], mine: Outcome, effect: type) -> Exception:
     """What ends this worker when an attempt has failed for good: its own failure, or the first of the others'."""
     if mine.reason is not None:
-        return OwnFailureError()
+        return OwnFailureError(effect)
     worker, outcome = _failed(outcomes)[0]
     return another_aborted(worker.initial_rank, outcome.reason or "", "a collective")

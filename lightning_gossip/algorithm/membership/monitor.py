@@ -34,6 +34,7 @@ from lightning_gossip.algorithm.membership.store import Decide, HaveEnded, Read,
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import PeerError, another_aborted
 
+_REASON_CHARACTERS = 4000  # of an exception: the store takes no value of megabytes
 WATCHED = 8  # workers that one watches, of those around the ring
 _SUSPECT_HEARTBEATS = 4  # a busy host delays a thread by a second now and then
 
@@ -97,6 +98,7 @@ class Monitor:
         self._sent = Heartbeat(0, process, 0, resting=False, outside=False)
         self._read: bytes | None = None  # the news as they were read
         self._members: tuple[WorkerId, ...] = ()
+        self._present: frozenset[WorkerId] = frozenset()  # the same, to be asked who is one
         self._neighbours: frozenset[WorkerId] = frozenset()
         self._watched: tuple[WorkerId, ...] = ()
         self._seen: set[WorkerId] = set()  # workers that have sent a heartbeat; its key is never deleted
@@ -125,7 +127,7 @@ class Monitor:
             members: in the order of their ranks.
             outside: whether this worker is no member of the job, but waits to be admitted.
         """
-        self._members = tuple(members)
+        self._members, self._present = tuple(members), frozenset(members)
         self._sent = replace(self._sent, outside=outside)
         self._nobody_admits, self._hears_a_member = None, False
         self._choose()
@@ -136,9 +138,10 @@ class Monitor:
         self._choose()
 
     def take_identity(self, me: WorkerId) -> None:
-        """Go on as a new incarnation, since the present one was excluded."""
-        self._found.add(self.me)
+        """Go on as a new incarnation, since the present one was excluded: what it has found out does not count any more."""
         self.me = me
+        self._found = {WorkerId(me.initial_rank, earlier) for earlier in range(1, me.incarnation)}
+        self._lost.clear()
 
     def begin_use(self, use: int) -> None:
         """Another use of a Trainer begins: an abort of one before counts no more."""
@@ -168,7 +171,7 @@ class Monitor:
         if not self._has_told_of_abort:
             theirs = self._aborted_by
             first = (self.me.initial_rank, reason) if theirs is None else (theirs.rank, theirs.reason)
-            self._abort = Aborted(self._sent.use, self.me, *first)
+            self._abort = Aborted(self._sent.use, self.me, first[0], first[1][:_REASON_CHARACTERS])
 
     def request(self, about: str | None) -> None:
         """Ask to join, with what this worker's model and data are; None: no more."""
@@ -181,10 +184,10 @@ class Monitor:
     # -- what it knows -----------------------------------------------------------------------------------------------
 
     def verdict(self, worker: WorkerId) -> Verdict:
-        """The state of one worker, now; one that this worker does not watch is alive until its failure is news."""
+        """The state of one worker, now; one that this worker does not watch, or not yet, is alive until its failure is news."""
         if worker in self.news.failed or worker in self._found:
             return Verdict.FAILED
-        return self._detector.verdict(worker) if worker in self._watched else Verdict.ALIVE
+        return self._detector.verdict(worker) if worker in self._watched and worker in self._seen else Verdict.ALIVE
 
     def failed(self) -> frozenset[WorkerId]:
         """The workers that have failed, as far as is known here."""
@@ -217,7 +220,10 @@ class Monitor:
         return {
             worker: about
             for worker, about in self.news.joining
-            if worker.incarnation > present.get(worker.initial_rank, 0) and self.verdict(worker) is Verdict.ALIVE
+            if worker.incarnation > present.get(worker.initial_rank, 0)
+            and worker in self._watched
+            and worker not in self.news.failed
+            and self._detector.verdict(worker) is Verdict.ALIVE
         }
 
     def hears_a_member(self) -> bool:
@@ -233,7 +239,7 @@ class Monitor:
     @property
     def _aborted_by(self) -> Aborted | None:
         told = self.news.abort_of(self._sent.use)
-        return told if told is not None and told.by != self.me and told.by in self._members else None
+        return told if told is not None and told.by != self.me and told.by in self._present else None
 
     @property
     def _has_told_of_abort(self) -> bool:
@@ -270,7 +276,7 @@ class Monitor:
         for (worker, heartbeat), has_ended in zip(heard.items(), ended, strict=True):
             self._hear(worker, heartbeat, at_s, has_ended=has_ended)
         if not self._is_outside:
-            self._found |= {worker for worker in self._all_failed if worker in self._members}
+            self._found |= self._all_failed & self._present
         else:
             self._weigh(heard)
         self._note_version()
@@ -301,8 +307,10 @@ class Monitor:
     # -- details -----------------------------------------------------------------------------------------------------
 
     def _wanted(self) -> News:
-        """The news with what was found out here."""
+        """The news with what was found out here; the word of a worker that has failed for the others does not count."""
         news = self.news
+        if self.me in news.failed:
+            return news
         failed = news.failed | self._found
         joining = {worker.initial_rank: (worker, about) for worker, about in news.joining}
         asks = joining.get(self.me.initial_rank)
@@ -326,8 +334,9 @@ class Monitor:
             return  # read by one thread before, and taken after, the other has read later ones
         self._read, self.news = value, news
         self._lost -= self.news.lost
+        self._found -= self.news.failed
         self._heard_since &= self.news.lost
-        concerned = {*self._members, self.me}
+        concerned = self._present | {self.me}
         if (self.news.failed ^ before.failed) & concerned or self.news.aborted != before.aborted:
             self._changes += 1
         if self.news.failed != before.failed:
@@ -348,15 +357,15 @@ class Monitor:
         if self._is_outside:
             return  # see _look_for_members
         watched = dict.fromkeys(_around(self._members, self.me, self.news.failed))
-        watched |= dict.fromkeys(sorted((self._neighbours & {*self._members}) - self.news.failed - {self.me}))
+        watched |= dict.fromkeys(sorted((self._neighbours & self._present) - self.news.failed - {self.me}))
         if self._leads:
-            watched |= {worker: None for worker, _ in self.news.joining if worker not in self._members and worker != self.me}
+            watched |= {worker: None for worker, _ in self.news.joining if worker not in self._present and worker != self.me}
         self._watched = tuple(watched)
 
     def _hear(self, worker: WorkerId, heartbeat: Heartbeat, at_s: float, *, has_ended: bool) -> None:
         # a worker between two uses counts as alive
         count = heartbeat.count if not heartbeat.resting else -round(at_s * 1000)
-        self._detector.heard(worker, count=count, at_s=at_s, is_member=worker in self._members)
+        self._detector.heard(worker, count=count, at_s=at_s, is_member=worker in self._present)
         if worker in self._noted and worker not in self._detector.connections_lost:
             self._noted.discard(worker)
             self._heard_since.add(worker)
@@ -374,7 +383,8 @@ class Monitor:
         record = yield Read(f"{self._prefix}/members")
         members = [] if record is None else [WorkerId(*worker) for worker in json.loads(record)]
         if self._is_outside:  # else it has been admitted meanwhile
-            gone = {worker for worker in members if self.verdict(worker) is Verdict.FAILED}
+            failed = (worker for worker in members if self._detector.verdict(worker) is Verdict.FAILED)
+            gone = {*failed, *(self.news.failed & {*members})}
             self._watched = _around((*members, self.me), self.me, self.news.failed if len(members) <= WATCHED else gone)
             if members and gone == set(members) - {self.me}:
                 self._nobody_admits = self._said_at_the_end("all its members have failed")
@@ -384,9 +394,7 @@ class Monitor:
         members = {worker: said for worker, said in heard.items() if not said.outside}
         alive = {worker: said for worker, said in members.items() if self.verdict(worker) is not Verdict.FAILED}
         self._hears_a_member = any(self.verdict(worker) is Verdict.ALIVE for worker in alive)
-        if self.me in self.news.failed:
-            self._nobody_admits = str(replaced(self.me))
-        elif alive and all(said.resting for said in alive.values()):
+        if alive and all(said.resting for said in alive.values()):
             aborts = [self.news.abort_of(said.use) for said in alive.values()]
             if (told := aborts[0]) is not None and None not in aborts:
                 self._nobody_admits = self._said_at_the_end(f"rank {told.rank} has failed: {told.reason}")

@@ -16,10 +16,10 @@ the news (:mod:`.monitor`), waits for the result and reads it, and deletes its v
 reads all values, writes the result, and the first member deletes that of the round before.
 
 If a member fails, a look makes all that wait read the news, and the first of them that has not failed ends the round without
-it, unless others are still to come: who comes and knows of a failure tries to end the round itself. Nobody waits for a worker
-that has counted itself last and failed before it wrote the result: its failure is news. Two that end a round at once do no
-harm, since a result follows from values that do not change; where they have different members in view, the first result counts
-for all.
+it, unless others are still to come: who comes, knows of a failure and is the last of the others, by the count, tries to end the
+round itself. Nobody waits for a worker that has counted itself last and failed before it wrote the result: its failure is news.
+Two that end a round at once do no harm, since a result follows from values that do not change; where they have different
+members in view, the first result counts for all.
 
 A worker that the others hold for failed is no member from then on, whether it has failed or was only frozen. It learns that
 from its mark of absence, from a result in which it is missing, or from the news."""
@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import pickle
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from lightning_gossip.algorithm.membership.store import Await, Count, Decide, Delete, Read, ReadAll, Steps, Write
@@ -130,8 +130,7 @@ class Rounds:
             self._health.waits_for(None)
         if result is None:
             return None
-        heard = _decoded(result)
-        values = {worker: heard[worker] for worker in members if worker in heard}
+        values = _decoded(result, members)
         if self.me not in values:
             return None
         # everybody has come to this round, and so has read the one before
@@ -168,7 +167,9 @@ class Rounds:
             if self._health.has_failed(self.me):
                 return None
             in_view = [worker for worker in members if not self._health.has_failed(worker)]
-            if len(in_view) < len(members) and (slot == 0 or in_view[0] == self.me):
+            # at its arrival a worker may be the last that was missing; later the first one looks
+            may_end = arrived >= len(in_view) if slot == 0 else in_view[0] == self.me
+            if len(in_view) < len(members) and may_end:
                 result = yield from self._conclude(number, slot, members)
                 if result is not None:
                     return result
@@ -227,8 +228,13 @@ class Rounds:
         count, by = about.decode().split(" ")
         if not int(count):
             return value
-        parts = yield ReadAll(tuple(f"{key}/{by}{index}" for index in range(int(count))))
-        return None if parts is None else value + b"".join(parts)
+        parts = [value]
+        for index in range(int(count)):  # one at a time: others ask the store too
+            part = yield Read(f"{key}/{by}{index}")
+            if part is None:
+                return None
+            parts.append(part)
+        return b"".join(parts)
 
     def _key(self, number: int) -> str:
         return f"{self._prefix}/round/{number}"
@@ -247,12 +253,21 @@ def _encoded(values: Mapping[WorkerId, bytes]) -> bytes:
     """The result of a round: most often many workers say the same."""
     distinct = list(dict.fromkeys(values.values()))
     place = {value: index for index, value in enumerate(distinct)}
-    columns = zip(*((worker.initial_rank, worker.incarnation, place[value]) for worker, value in values.items()), strict=True)
-    return pickle.dumps(([array("I", column).tobytes() for column in columns], distinct))
+    places = array("I", map(place.__getitem__, values.values())).tobytes()
+    return pickle.dumps(([*_columns(values), places], distinct))
 
 
-def _decoded(result: bytes) -> dict[WorkerId, bytes]:
-    columns, distinct = pickle.loads(result)
-    ranks, incarnations, places = (array("I", column) for column in columns)
-    workers = map(WorkerId, ranks, incarnations)
-    return {worker: distinct[place] for worker, place in zip(workers, places, strict=True)}
+def _decoded(result: bytes, members: Sequence[WorkerId]) -> dict[WorkerId, bytes]:
+    """The values of the members that took part, in their order."""
+    (*who, column), distinct = pickle.loads(result)
+    places = array("I", column)
+    if who == _columns(members):  # most often all have
+        return {worker: distinct[place] for worker, place in zip(members, places, strict=True)}
+    workers = map(WorkerId, *(array("I", column) for column in who))
+    heard = {worker: distinct[place] for worker, place in zip(workers, places, strict=True)}
+    return {worker: heard[worker] for worker in members if worker in heard}
+
+
+def _columns(workers: Collection[WorkerId]) -> list[bytes]:
+    """Their initial ranks, and their incarnations."""
+    return [array("I", column).tobytes() for column in zip(*workers, strict=True)]

@@ -83,6 +83,18 @@ class HaveEnded(NamedTuple):
     processes: tuple[str | None, ...]
 
 
+class Encode(NamedTuple):
+    """The result is a value as bytes. An effect since it may take long."""
+
+    value: Any
+
+
+class Restore(NamedTuple):
+    """The result is the values of bytes that :class:`Encode` has made."""
+
+    data: tuple[bytes, ...]
+
+
 class Pause(NamedTuple):
     """Let some time pass. No result."""
 

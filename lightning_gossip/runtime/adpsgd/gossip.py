@@ -153,10 +153,9 @@ class Gossip:
         self.raise_failure()
         staleness = self._open_replica().push_pull(tensors, forward_passes=forward_passes)
         self.counters.staleness.record(staleness)
-        if step_s is not None:
-            with self._lock:
-                self._protocol.stepped(step_s)
-                self._wake()
+        with self._lock:
+            self._protocol.stepped(step_s)
+            self._wake()
 
     def drain(self, tensors: Sequence[Tensor]) -> Replica:
         """End the session: no new exchange, the one under way ends, and x takes over the last merges.

@@ -78,7 +78,7 @@ class Membership:
         self._collective_timeout_s = collective_timeout_s
         self._hurries = False  # whether collectives are made whose workers have all met
         self._attempting = False
-        self._failure: Exception | None = None  # of the last attempt
+        self._failures: dict[type, Exception] = {}  # of the last attempt, by its effect
         # the default group that was made last; held, its connections would stay when it is destroyed
         self._group: Callable[[], dist.ProcessGroup | None] = lambda: None
         self._operations = StoreOperations(
@@ -86,6 +86,7 @@ class Membership:
             {
                 protocol.MakeGroup: self._do_make_group,
                 protocol.DropGroup: lambda _: _drop_group(),
+                protocol.AdoptUse: lambda effect: uses.adopt(effect.use),
                 protocol.TellChange: lambda _: self._tell_change(),
                 protocol.DeleteBelow: lambda effect: delete_below(store, effect.prefix),
             },
@@ -197,7 +198,7 @@ class Membership:
             except GossipError:
                 raise
             except Exception as error:  # noqa: BLE001 - raised in the end, or made good
-                return self._note_failure(error)
+                return self._note_failure(protocol.Run, error)
             finally:
                 self._attempting = False
             return protocol.Outcome(None, value=tell())
@@ -322,9 +323,7 @@ class Membership:
             PeerError: if nobody admits this worker.
             ConfigurationError: if it does not fit.
         """
-        snapshot = self._perform(self._protocol.join(timeout_s, about))
-        uses.adopt(self.round >> protocol.USE_BITS)
-        return snapshot
+        return self._perform(self._protocol.join(timeout_s, about))
 
     def check_admitters(self) -> None:
         """Check that an admitter is left; a joiner calls it until it has the state of the training.
@@ -355,9 +354,11 @@ class Membership:
 
         try:
             return drive(steps, do, self.monitor.lock)
-        except protocol.OwnFailureError:
-            failure, self._failure = self._failure, None
-        assert failure is not None
+        except protocol.OwnFailureError as own:
+            failure = self._failures[own.effect]
+        finally:
+            if not self._attempting:
+                self._failures.clear()
         raise failure
 
     def _do_make_group(self, effect: protocol.MakeGroup) -> protocol.Outcome:
@@ -365,14 +366,14 @@ class Membership:
             _drop_group()
             self._make_group(PrefixStore(effect.keys, self.store), effect.rank, effect.size)
         except Exception as error:  # noqa: BLE001 - raised in the end, or made good
-            return self._note_failure(error)
+            return self._note_failure(protocol.MakeGroup, error)
         if dist.is_initialized():
             self._group = weakref.ref(dist.group.WORLD)
         log.debug("%s: a process group of %d workers", self.me.spoken, effect.size)
         return protocol.Outcome(None)
 
-    def _note_failure(self, error: Exception) -> protocol.Outcome:
-        self._failure = error
+    def _note_failure(self, effect: type, error: Exception) -> protocol.Outcome:
+        self._failures[effect] = error
         _let_go(error)
         return protocol.Outcome(reason_of(error), may_pass(error))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import pickle
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,10 +17,12 @@ from lightning_gossip.algorithm.membership.store import (
     Count,
     Decide,
     Delete,
+    Encode,
     HaveEnded,
     Pause,
     Read,
     ReadAll,
+    Restore,
     Result,
     Steps,
     Swap,
@@ -27,6 +31,10 @@ from lightning_gossip.algorithm.membership.store import (
 from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.membership.local_processes import has_ended
 from lightning_gossip.runtime.store_client import look_up
+
+log = logging.getLogger(__name__)
+
+_DELETED_S = 2.0  # that a key is waited for which was there a moment ago
 
 
 class StoreOperations:
@@ -47,7 +55,9 @@ class StoreOperations:
             Read: lambda effect: look_up(store, effect.key),
             ReadAll: self._read_all,
             Await: self._await,
-            Delete: lambda effect: store.delete_key(effect.key),
+            Delete: self._delete,
+            Encode: lambda effect: pickle.dumps(effect.value),
+            Restore: lambda effect: [pickle.loads(data) for data in effect.data],
             HaveEnded: lambda effect: [has_ended(process) for process in effect.processes],
             Pause: lambda effect: threading.Event().wait(effect.seconds),
             **(others or {}),
@@ -60,13 +70,26 @@ class StoreOperations:
     def _read_all(self, effect: ReadAll) -> list[bytes] | None:
         if not effect.exist and not self._store.check(list(effect.keys)):
             return None
+        if effect.exist:
+            found: list[bytes] = self._store.multi_get(list(effect.keys))
+            return found
+        before: timedelta = self._store.timeout  # type: ignore[attr-defined]
+        self._store.set_timeout(timedelta(seconds=_DELETED_S))
         try:
             values: list[bytes] = self._store.multi_get(list(effect.keys))
         except dist.DistNetworkError:
             raise
         except dist.DistStoreError:  # deleted since, and waited for in vain
             return None
+        finally:
+            self._store.set_timeout(before)
         return None if b"" in values else values
+
+    def _delete(self, effect: Delete) -> None:
+        try:
+            self._store.delete_key(effect.key)
+        except dist.DistError as error:  # what it belonged to is complete; whoever holds the store may have ended after it
+            log.debug("a key was left in the store: %s", error)
 
     def _await(self, effect: Await) -> bytes | None:
         give_up_s = now_s() + effect.seconds

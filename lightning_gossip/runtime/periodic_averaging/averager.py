@@ -58,11 +58,6 @@ class Averager:
         )
         self._pending: PendingMean | None = None
 
-    @property
-    def under_way(self) -> bool:
-        """Whether an averaging has begun and not been completed."""
-        return self._pending is not None
-
     def begin(self) -> None:
         """Send w_i ← x_i on its way; x is free to change.
 

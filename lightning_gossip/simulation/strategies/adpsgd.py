@@ -54,6 +54,7 @@ from lightning_gossip.algorithm.compression.pairwise import exchange_bytes, make
 from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.failure_detector import Verdict as Health
 from lightning_gossip.algorithm.options import EpochOptions
+from lightning_gossip.algorithm.step_timer import StepTimer
 from lightning_gossip.algorithm.topology.generators import make_topology
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import PeerError
@@ -62,7 +63,7 @@ from lightning_gossip.simulation.cluster.network import then
 from lightning_gossip.simulation.problems.batch_assignment import Session
 from lightning_gossip.simulation.record import Distances
 from lightning_gossip.simulation.run import Process, Run, Strategy
-from lightning_gossip.simulation.strategies.asynchronous import StepTimes, SyncPoint
+from lightning_gossip.simulation.strategies.asynchronous import SyncPoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +262,7 @@ class Worker:
             generator=random.Random(f"{gossip.run.seed}/{rank}"),
             exchanges_per_step=exchanges_per_step,
         )
-        self._times = StepTimes()
+        self._times = StepTimer()
         self._waiting: list[tuple[Wait, Event]] = []
         self._asked: Worker | None = None  # whose answer this worker waits for
         self._ticket = 0  # of its last request

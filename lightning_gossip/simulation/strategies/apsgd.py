@@ -23,13 +23,14 @@ from lightning_gossip.algorithm.apsgd import APSGDOptions, ParameterServer
 from lightning_gossip.algorithm.apsgd_worker import Served, WorkerProtocol
 from lightning_gossip.algorithm.effects import perform_in_time
 from lightning_gossip.algorithm.options import EpochOptions
+from lightning_gossip.algorithm.step_timer import StepTimer
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.cluster.collective_costs import in_cast_s
 from lightning_gossip.simulation.cluster.network import then
 from lightning_gossip.simulation.problems.batch_assignment import Session
 from lightning_gossip.simulation.record import Distances
 from lightning_gossip.simulation.run import Process, Run, Strategy
-from lightning_gossip.simulation.strategies.asynchronous import StepTimes, SyncPoint
+from lightning_gossip.simulation.strategies.asynchronous import SyncPoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +181,7 @@ class _Worker:
         self._x = server.run.models.rows[rank]
         self._pulled = self._x.clone()
         self._protocol = WorkerProtocol(server.trigger)
-        self._times = StepTimes()
+        self._times = StepTimer()
         self._failed = False
         self._process: simpy.Process | None = None
 

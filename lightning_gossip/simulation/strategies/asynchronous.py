@@ -1,9 +1,7 @@
-"""What the asynchronous strategies have in common: how long a worker's steps take, and the synchronisation point."""
+"""What the asynchronous strategies have in common: the synchronisation point."""
 
 from __future__ import annotations
 
-import statistics
-from collections import deque
 from collections.abc import Callable
 
 from simpy.events import Event
@@ -11,30 +9,6 @@ from simpy.events import Event
 from lightning_gossip.simulation.problems.batch_assignment import Session
 from lightning_gossip.simulation.record import Distances
 from lightning_gossip.simulation.run import Process, Run
-
-_STEP_WINDOW = 9  # steps whose median is a worker's step time
-_SHORTEST_S = 1e-12  # so that a rate is finite; late in a long run a shorter step is lost in the rounding of the time
-
-
-class StepTimes:
-    """How long a worker's steps take as it measures them itself: the median of the last few, as in the runtime."""
-
-    def __init__(self) -> None:
-        self._steps_s: deque[float] = deque(maxlen=_STEP_WINDOW)
-        self._last_s = 0.0
-        self.median_s: float | None = None
-
-    def begin(self, at_s: float) -> None:
-        """A session begins; what was before is no step."""
-        self._last_s = at_s
-
-    def tick(self, at_s: float) -> float:
-        """A step has ended; returns its length, in seconds."""
-        step_s = max(at_s - self._last_s, _SHORTEST_S)
-        self._steps_s.append(step_s)
-        self._last_s = at_s
-        self.median_s = statistics.median(self._steps_s)
-        return step_s
 
 
 class SyncPoint:

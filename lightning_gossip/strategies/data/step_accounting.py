@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from lightning_gossip.runtime.clock import StepTimer, Timeline, now_s
+from lightning_gossip.algorithm.step_timer import StepTimer
+from lightning_gossip.runtime.clock import Timeline, now_s
 from lightning_gossip.runtime.membership import membership
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.report import FitReport, WorkerReport
@@ -69,11 +70,11 @@ class Account:
     def open_session(self) -> None:
         """Training begins after a synchronisation point."""
         self.forward_passes, self._step_s = 0, 0.0
-        self._timer.tick(now_s())
+        self._timer.begin(now_s())
 
     def close_session(self) -> None:
         """All have met; what comes next is no batch."""
-        self._timer.pause()
+        self._timer.begin()
 
     def end_batch(self, algorithm: Algorithm | None) -> None:
         """A batch has been trained on."""

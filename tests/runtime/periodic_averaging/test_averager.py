@@ -119,12 +119,12 @@ def corrected(rank: int, collectives: Collectives, seen: dict[str, Any]) -> None
     for _ in range(4):
         step()
         averager.begin()
-        assert averager.under_way
+        assert averager._pending is not None
         for _ in range(rank):
             step()
         distance = averager.complete()
         seen.setdefault("distance of the model", distance)  # of the first
-        assert not averager.under_way
+        assert averager._pending is None
         averager.correct()
     seen["corrected"], seen["updates"], seen["steps"] = flat(x), updates, number
 
