@@ -33,7 +33,10 @@ REASONS = {
     "too few": (GOOD[:-1], "11 words"),
     "too many": ([*GOOD, 0], "13 words"),
     "zeros": ([0] * WORDS, "not a message of lightning_gossip"),
-    "another version": (changed(0, NAME << 16 | VERSION + 1), f"version {VERSION + 1} of the message format instead of {VERSION}"),
+    "another version": (
+        changed(0, NAME << 16 | VERSION + 1),
+        f"version {VERSION + 1} of the message format instead of {VERSION}",
+    ),
     "another run": (changed(1, 12), "of another run"),
     "no kind": (changed(2, 0), "kind 0 is not accepted"),
     "unknown kind": (changed(2, 99), "kind 99 is not accepted"),
