@@ -15,6 +15,11 @@ def mine() -> str:
     return f"{__version__}, message format {VERSION}"
 
 
+def understands(theirs: str) -> bool:
+    """Whether this worker's messages are those of a worker of which :func:`mine` says this."""
+    return theirs.rpartition(" ")[2] == str(VERSION)
+
+
 def check(everyones: Sequence[str], names: Sequence[str] = ()) -> None:
     """Refuse a job whose workers are of different versions.
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from lightning.pytorch import Callback
 
 from lightning_gossip import ADPSGDStrategy, APSGDStrategy, ConfigurationError, DPSGDStrategy, version
+from lightning_gossip.transport.messages import VERSION
 from lightning_gossip.transport.network_interface import address_of, bind, listen, restore
 from tests.strategies.launch import launch, outcomes, reserved_port
 from tests.strategies.models import Net, loader, trainer
@@ -99,7 +100,8 @@ def _of_version(strategy: Any) -> str:
 def test_workers_of_different_versions_are_told_so_at_setup(make: Any) -> None:
     said = launch(_of_version, make(), workers=2, timeout_s=30)
     assert said[0] == said[1]
-    assert f"rank 0 has {version.__version__}, message format 3; rank 1 has 9.9.9, message format 3" in said[0]
+    format_ = f"message format {VERSION}"
+    assert f"rank 0 has {version.__version__}, {format_}; rank 1 has 9.9.9, {format_}" in said[0]
 
 
 def _with_a_stranger(strategy: Any) -> Any:
@@ -158,5 +160,5 @@ def test_nothing_on_the_exchange_path_can_unpickle(path: Path) -> None:
 
 
 def test_the_search_for_pickle_finds_it() -> None:
-    assert _unpickles((ROOT / "lightning_gossip" / "runtime" / "membership" / "membership.py").read_text()) >= {"pickle"}
+    assert _unpickles((ROOT / "lightning_gossip" / "runtime" / "membership" / "store_operations.py").read_text()) >= {"pickle"}
     assert _unpickles((ROOT / "lightning_gossip" / "runtime" / "sync_point.py").read_text()) >= {"all_gather_object"}

@@ -120,7 +120,8 @@ def begin(
     me = WorkerId(initial_rank, store.add(f"{prefix}/incarnation/{initial_rank}", 1))
     late = initial_rank >= workers or me.incarnation > 1 or store.check([f"{prefix}/members"])
     theirs = store.compare_set(f"{prefix}/version", "", version.mine()).decode()
-    version.check([theirs, version.mine()], ["the job", f"rank {initial_rank}"])  # before any word that only one understands
+    if late or not version.understands(theirs):  # else all hear of it in the first round
+        version.check([theirs, version.mine()], ["the job", f"rank {initial_rank}"])
     monitor = HeartbeatMonitor(another(store), prefix, me, fail_after_s=survival.peer_timeout_s)
     members = [me] if late else [WorkerId(rank, 1) for rank in range(workers)]
     made = Membership(
