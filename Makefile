@@ -11,8 +11,8 @@ BESIDE := -n 3 --dist loadfile --no-loadscope-reorder
 demo: $(STAMP)
 	$(BIN)/python -m recipes.train
 
-test: $(STAMP)
-	$(BIN)/python -m pytest $(BESIDE)
+test: $(STAMP)  # what pytest makes of the files is kept, else each of the three makes it anew
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(BESIDE)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

@@ -143,7 +143,7 @@ def test_time_against_the_staleness_bound_has_a_best_bound(bounds: list[int | No
 @pytest.mark.parametrize(
     ("thresholds", "transfer_s", "seeds"),
     [
-        ([None, 0.008, 0.016, 0.064], 0.1, (1,)),
+        slow([None, 0.008, 0.016, 0.064], 0.1, (1,)),  # tests/recipes/test_plan.py shows the like of the planner
         slow([None, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064], 0.1, range(16)),
         slow([None, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064], 0.3, range(16)),
     ],

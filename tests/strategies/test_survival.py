@@ -179,6 +179,7 @@ def _two_killed(folder: str) -> dict[str, Any]:
     return _fit(folder, *killed, workers=8)
 
 
+@pytest.mark.slow
 def test_the_others_end_every_epoch_when_two_of_eight_are_killed_before_the_first_exchange_and_in_an_epoch(
     tmp_path: Path,
 ) -> None:

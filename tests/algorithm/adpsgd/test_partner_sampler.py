@@ -109,7 +109,9 @@ def test_drawn_exchanges_contract_the_second_eigenspace_by_the_gap(topology: Top
     assert lost.mean() == pytest.approx(1 - rho, rel=0.1)
 
 
-@pytest.mark.parametrize("topology", MEASURED)
+@pytest.mark.parametrize(
+    "topology", [pytest.param(*case.values, id=case.id, marks=pytest.mark.slow if "16" in case.id else []) for case in MEASURED]
+)
 def test_the_mean_trajectory_follows_the_exact_recursion(topology: Topology) -> None:
     models = np.random.default_rng(2).normal(size=(topology.n, 4))
     exchanges = 3 * topology.n
