@@ -159,7 +159,7 @@ def _gated(synchronize: Callable[..., None]) -> Callable[..., None]:
 
         own = dist_sync_fn is not None or process_group is not None or metric.process_group is not None
         with answering("synchronizing a metric"):
-            if own:
+            if own or not should_sync:
                 gathering(dist_sync_fn)
             else:  # a metric sets its states when it has gathered them all, so they may be gathered again
                 together(lambda: gathering(None))

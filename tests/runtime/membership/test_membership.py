@@ -96,6 +96,9 @@ class Vanishing:
         self._store = store
 
     def __getattr__(self, name: str) -> Any:
+        if not callable(getattr(self._store, name)):
+            return getattr(self._store, name)
+
         def call(*args: Any) -> Any:
             result = getattr(self._store, name)(*args)
             if name in ("check", "wait"):
