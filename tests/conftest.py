@@ -6,12 +6,16 @@ import contextlib
 import multiprocessing
 import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+# a shell that starts the tests in the background lets them ignore Ctrl-C, and so all that they start
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: several tests at once have no core to spare, nor their processes
 
 import numpy as np

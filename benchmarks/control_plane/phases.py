@@ -225,14 +225,13 @@ def join(part: Part, dead: WorkerId, *, is_here: bool) -> dict[str, Any]:
 
         joining = part.loop.start(joiner(), worker.training)
         worker.scripts.append(part.loop.start(worker.heartbeats(), worker.monitoring))
-    ranks = range(len(part.all))
     leader = part.of(0)
     if leader is not None:
-        part.loop.run(lambda: bool(leader.monitor.join_requests(ranks)))
+        part.loop.run(lambda: bool(leader.monitor.join_requests()))
 
     def admit(worker: Worker) -> Iterator[Any]:
         membership: Membership = worker.membership
-        joiners = (yield from membership.gather(list(worker.monitor.join_requests(ranks)), "the workers that fit"))[0]
+        joiners = (yield from membership.gather(list(worker.monitor.join_requests()), "the workers that fit"))[0]
         snapshot = yield from membership.broadcast(_SNAPSHOT, 0)
         yield from membership.admit(joiners, snapshot)
 

@@ -120,7 +120,8 @@ def test_progress_by_the_number_of_batches_rises_to_one_and_the_last_batch_comes
         assert sum(is_last for _, is_last in told) == 2 * 3
         assert sorted(progress) == progress
         assert progress[0] == 0
-        assert 0.9 < progress[-1] < 1
+        assert 0.5 < progress[-1] < 1  # a slow worker leaves the last batches to the others
+    assert max(rank["reads"][2][-1] for rank in ranks) > 0.9
 
 
 @pytest.mark.processes
