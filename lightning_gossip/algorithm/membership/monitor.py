@@ -9,7 +9,7 @@ has found out all get to know. Here the store carries both.
 | ``news`` | whoever finds out something (:mod:`.news`) | who has failed, who has aborted, who asks to join |
 | ``members`` | the first member, when they change | who they are, for workers that come later |
 
-A tick asks the store three times: it writes the heartbeat, and reads those of the workers that it watches and the news. Nine
+A tick asks the store twice: it writes the heartbeat, and reads those of the workers that it watches and the news. Nine
 workers or fewer watch each other. Of more each watches eight, at equal distances around the ring of the members, so that a
 host that is lost with all its workers is noticed by others; those that have failed are skipped, so that somebody watches
 whoever is left.
@@ -18,7 +18,8 @@ Which of them has failed :class:`~lightning_gossip.algorithm.failure_detector.Fa
 it is news: then it is the same for all, and for good.
 
 A worker *outside* has asked to join, or has been excluded and will. It listens to members, to know whether there is anybody
-who could admit it, and declares nobody failed."""
+who could admit it, and declares nobody failed.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ Two that end a round at once do no harm, since a result follows from values that
 members in view, the first result counts for all.
 
 A worker that the others hold for failed is no member from then on, whether it has failed or was only frozen. It learns that
-from its mark of absence, from a result in which it is missing, or from the news."""
+from its mark of absence, from a result in which it is missing, or from the news.
+"""
 
 from __future__ import annotations
 

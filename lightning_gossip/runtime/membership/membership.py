@@ -1,7 +1,8 @@
 """The members of the job as one worker knows them, and collectives that survive the failure of a member (decisions/005, 019).
 
 The protocol is :class:`lightning_gossip.algorithm.membership.membership.Membership`; here are the store, the process groups
-and the exceptions."""
+and the exceptions.
+"""
 
 from __future__ import annotations
 
