@@ -45,7 +45,7 @@ from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import PeerError
 from tests.schedules.choices import Choices
 from tests.schedules.network import LATE_S, PROMPT_S, SLOW_S, Network
-from tests.schedules.violation import Violation
+from tests.schedules.violation import Violation, judge
 
 SUSPECTED_S, DEAD_S = 2.0, 30.0  # of silence
 CHUNKS, DEPTH = 3, 2  # of a model; in flight
@@ -554,10 +554,5 @@ def _say_nothing(*_: object) -> None:
 def run(choices: Choices, protocol: type[GossipProtocol] = GossipProtocol, **options: Any) -> World:
     """Run one schedule; an exception of the product is a violation too."""
     world = World(choices, protocol, **options)
-    try:
-        world.run()
-    except Violation:
-        raise
-    except Exception as error:
-        raise Violation(f"{type(error).__name__}: {error}") from error
+    judge(world.run)
     return world

@@ -51,7 +51,7 @@ from lightning_gossip.algorithm.membership.store import (
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import GossipError, PeerError
 from tests.schedules.choices import Choices
-from tests.schedules.violation import Violation
+from tests.schedules.violation import Violation, judge
 
 HEARTBEAT_S, FAIL_AFTER_S = 0.5, 6.0
 GROUP_S = 4.0  # that a collective, or the making of groups, waits for one that does not come
@@ -527,10 +527,5 @@ def monitor_requests(worker: Worker) -> list[WorkerId]:
 def run(choices: Choices, **replacements: Any) -> World:
     """Run one schedule; an exception of the product is a violation too."""
     world = World(choices, **replacements)
-    try:
-        world.run()
-    except Violation:
-        raise
-    except Exception as error:
-        raise Violation(f"{type(error).__name__}: {error}") from error
+    judge(world.run)
     return world

@@ -249,11 +249,11 @@ class Membership:
     def attempt(self) -> Steps[list[Any]]:
         """Run collectives on the default group, of workers that have met, until they have worked for all that are left.
 
-        Returns:
-            The values of their outcomes, by rank.
-
         What fails although no member has failed is tried once more, on new groups. If it fails again, or must (out of memory, a
         bad argument), all workers raise, and new groups are there for whoever catches that.
+
+        Returns:
+            The values of their outcomes, by rank.
 
         Raises:
             PeerError: as :meth:`gather`, and if it has failed on other workers only.
