@@ -96,6 +96,7 @@ class Cluster:
         self.x: list[list[Tensor]] = []
         self.reset(numel)
         self.session = 0
+        self.opened_ends = 0  # ends of exchanges before the session opened
 
     def reset(self, numel: int) -> None:
         """New independent models."""
@@ -113,6 +114,7 @@ class Cluster:
 
     def open_all(self) -> None:
         self.session += 1
+        self.opened_ends = self.watch.ends
         for rank in range(self.n):
             self.open(rank)
 
@@ -125,9 +127,10 @@ class Cluster:
         for rank, gossip in enumerate(self.gossips):
             gossip.drain(self.x[rank])
 
-    def wait_for_exchanges(self, count: int, deadline_s: float = PATIENCE_S) -> None:
-        goal = self.watch.ends + 2 * count
-        assert self.watch.wait_for(lambda: self.watch.ends >= goal or self.failed, deadline_s), self.counts
+    def wait_for_exchanges(self, count: int, *, since_open: bool = False) -> None:
+        """So many more from now on; since the session opened, where no more may come than are waited for."""
+        goal = (self.opened_ends if since_open else self.watch.ends) + 2 * count
+        assert self.watch.wait_for(lambda: self.watch.ends >= goal or self.failed), self.counts
         self.raise_failure()
 
     @property

@@ -97,7 +97,7 @@ def test_draining_takes_over_all_merges_of_running_statistics_too() -> None:
     before = cluster.models()
     with cluster.running():
         cluster.open_all()
-        cluster.wait_for_exchanges(1)
+        cluster.wait_for_exchanges(1, since_open=True)
         cluster.drain_all()
     assert torch.allclose(cluster.models(), before.mean(0).expand(2, -1), rtol=0, atol=1e-12)
 
@@ -269,7 +269,7 @@ def test_nothing_spins_before_a_step_time_is_known(topology: Topology) -> None:
     callers = sum(peers.picker.initiates for peers in cluster.peers)
     with cluster.running():
         cluster.open_all()
-        cluster.wait_for_exchanges(callers)
+        cluster.wait_for_exchanges(callers, since_open=True)
         assert not cluster.watch.wait_for(lambda: cluster.watch.ends > 2 * callers, deadline_s=0.15)
         cluster.drain_all()
 
@@ -522,7 +522,7 @@ def test_staleness_counts_the_merges_between_two_steps() -> None:
     cluster = Cluster(ring(2))
     with cluster.running():
         cluster.open_all()
-        cluster.wait_for_exchanges(1)
+        cluster.wait_for_exchanges(1, since_open=True)
         cluster.step_all(10.0)
         cluster.step_all(10.0)
         cluster.drain_all()
