@@ -76,6 +76,10 @@ class FailureDetector(Generic[W]):
             if self._connections_lost[worker] == 2:
                 del self._connections_lost[worker]
 
+    def heard_nothing(self, worker: W, *, at_s: float) -> None:
+        """Note that a worker was listened to, and nothing was there: for one that was never heard, time counts from now."""
+        self.heard(worker, count=self._heartbeats.get(worker, (-1, at_s))[0], at_s=at_s)
+
     def connection_lost(self, worker: W) -> None:
         """Note that somebody saw a connection with a worker close."""
         self._connections_lost[worker] = 0

@@ -34,6 +34,7 @@ from lightning_gossip.algorithm.membership.membership import (
 )
 from lightning_gossip.algorithm.membership.monitor import Monitor
 from lightning_gossip.algorithm.membership.news import News
+from lightning_gossip.algorithm.membership.rounds import Survivable
 from lightning_gossip.algorithm.membership.store import (
     Await,
     Count,
@@ -97,14 +98,27 @@ class Worker:
         self.frozen_s = 0.0  # the longest freeze
         self.began_as = me
         self.monitor = replacements.get("monitor", Monitor)(
-            "p", me, str(me), lambda: world.now_s, fail_after_s=FAIL_AFTER_S, heartbeat_s=HEARTBEAT_S
+            "p",
+            me,
+            str(me),
+            lambda: world.now_s,
+            fail_after_s=FAIL_AFTER_S,
+            heartbeat_s=HEARTBEAT_S,
+            address=None if world.survivable is None else str(me),
         )
         self.membership = Membership(
-            "p", members, self.monitor, lambda: world.now_s, min_workers=1, timeout_s=TIMEOUT_S, late=late
+            "p",
+            members,
+            self.monitor,
+            lambda: world.now_s,
+            min_workers=1,
+            timeout_s=TIMEOUT_S,
+            late=late,
+            survivable=world.survivable,
         )
         for name, kind in replacements.items():
             if name == "rounds":
-                self.membership._rounds = kind("p", me, self.monitor, lambda: world.now_s, TIMEOUT_S)
+                self.membership.rounds = kind("p", me, self.monitor, lambda: world.now_s, TIMEOUT_S, world.survivable)
             elif name == "joining":
                 self.membership.joining = kind("p", self.monitor, lambda: world.now_s)
         self.monitor.observe(members, outside=late)
@@ -124,6 +138,8 @@ class World:
         choices: the schedule.
         replacements: of classes of the product, by ones with a fault.
     """
+
+    survivable: Survivable | None = None  # whether the store may be lost
 
     def __init__(self, choices: Choices, **replacements: Any) -> None:
         self.choices = choices
@@ -166,6 +182,9 @@ class World:
 
     def _started(self, me: WorkerId, members: list[WorkerId], *, late: bool) -> Worker:
         self.store[f"p/incarnation/{me.initial_rank}"] = str(me.incarnation).encode()
+        return self._with_threads(me, members, late=late)
+
+    def _with_threads(self, me: WorkerId, members: list[WorkerId], *, late: bool) -> Worker:
         worker = Worker(self, me, members, late=late, replacements=self._replacements)
         worker.threads = [Thread(worker, self._train(worker), "trains"), Thread(worker, self._beat(worker), "beats")]
         return worker
@@ -190,7 +209,7 @@ class World:
         membership, monitor = worker.membership, worker.monitor
         use = place = 0
         aborted = False
-        yield from monitor.send()
+        yield from self._first_send(worker)
         try:
             while use < len(self.program):
                 try:
@@ -198,7 +217,7 @@ class World:
                         monitor.begin_use(use)
                         monitor.rest(resting=False)
                         worker.rests = False
-                        yield from monitor.send()
+                        yield from self._first_send(worker)
                         intact = not aborted and worker.group is not None
                         yield from membership.hello(use, intact=intact)
                         aborted = False
@@ -227,7 +246,7 @@ class World:
                     return
                 yield from membership.rest()
             if not membership.outside:
-                yield from membership.joining.close()
+                yield from membership.close()
             worker.end = "done"
         except (GossipError, OwnFailureError) as error:
             worker.end = f"{type(error).__name__}: {error}"
@@ -235,6 +254,9 @@ class World:
                 raise Violation(f"{worker.began_as.spoken} has ended by {worker.end}") from error
         finally:
             worker.stops = True
+
+    def _first_send(self, worker: Worker) -> Generator[Any, Any, None]:
+        yield from worker.monitor.send()
 
     def _is_expected(self, use: int, error: Exception) -> bool:
         """Whether an exception of this use may end it."""
@@ -288,7 +310,7 @@ class World:
 
     def _crashes(self, worker: Worker, use: int) -> bool:
         """Whether a worker whose exception has ended a use does not go on."""
-        told = News.decode(self.store["p/news"]).abort_of(use)
+        told = News.decode(self._store_of(worker)["p/news"]).abort_of(use)
         where = self.crashes.get((worker.began_as.initial_rank, use))
         if where is None or told is None or told.by != worker.membership.me:
             return False
@@ -336,7 +358,7 @@ class World:
                 times.append(worker.frozen_until_s)
             elif worker.alive:
                 times += [thread.until_s for thread in worker.threads if not thread.ended and thread.until_s > self.now_s]
-        later = [at_s for at_s in times if at_s > self.now_s]
+        later = [at_s for at_s in [*times, *self._more_times()] if at_s > self.now_s]
         if not later:
             if self.faults:
                 self._strike()
@@ -361,7 +383,7 @@ class World:
         if isinstance(effect, Pause):
             return thread.until_s <= self.now_s
         if isinstance(effect, Await):
-            return effect.key in self.store or thread.until_s <= self.now_s
+            return effect.key in self._keys(thread) or thread.until_s <= self.now_s
         if isinstance(effect, Until):
             return effect.ready()
         if isinstance(effect, Run | MakeGroup):
@@ -377,11 +399,25 @@ class World:
         outcome = thread.done[0] if thread.done else None
         thread.done = []
         try:
-            thread.effect = thread.steps.send(outcome)
+            thread.effect = self._sent(thread, outcome)
         except StopIteration:
             thread.ended = True
             return
         self._begin(thread)
+
+    def _sent(self, thread: Thread, outcome: Any) -> Any:
+        return thread.steps.send(outcome)
+
+    def _store_of(self, worker: Worker) -> Any:
+        """What the store of the job holds, as a worker knows it."""
+        return self.store
+
+    def _keys(self, thread: Thread) -> Any:
+        """What the store holds that a thread is connected with."""
+        return self.store
+
+    def _more_times(self) -> list[float]:
+        return []
 
     def _begin(self, thread: Thread) -> None:
         effect, worker = thread.effect, thread.worker
@@ -403,7 +439,7 @@ class World:
         return len(self.meets[key]) >= size
 
     def _do(self, thread: Thread) -> Any:
-        effect, worker, store = thread.effect, thread.worker, self.store
+        effect, worker, store = thread.effect, thread.worker, self._keys(thread)
         match effect:
             case Decide(key, value):
                 return store.setdefault(key, value)
@@ -485,14 +521,17 @@ class World:
             return
         self._kill(worker)
         if kind == "restart":
-            incarnation = int(self.store[f"p/incarnation/{whom}"]) + 1
+            incarnation = self._incarnations(whom) + 1
             self.workers.append(self._started(WorkerId(whom, incarnation), [WorkerId(whom, incarnation)], late=True))
+
+    def _incarnations(self, whom: int) -> int:
+        return int(self.store[f"p/incarnation/{whom}"])
 
     def _kill(self, worker: Worker) -> None:
         worker.alive = False
         worker.died_s = self.now_s
         self.last_loss_s = self.now_s
-        heartbeat = self.store.get(f"p/heartbeat/{worker.membership.me}")
+        heartbeat = self._store_of(worker).get(f"p/heartbeat/{worker.membership.me}")
         for other in self.workers:
             if not other.alive:
                 continue

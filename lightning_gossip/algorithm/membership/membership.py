@@ -20,17 +20,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from lightning_gossip.algorithm.membership.joining import Grant, Joining
 from lightning_gossip.algorithm.membership.kinds import of_one_kind
 from lightning_gossip.algorithm.membership.monitor import Monitor
-from lightning_gossip.algorithm.membership.rounds import Rounds
-from lightning_gossip.algorithm.membership.store import Await, Count, Delete, Encode, Restore, Steps, Write
+from lightning_gossip.algorithm.membership.rounds import Known, Rounds, Survivable
+from lightning_gossip.algorithm.membership.store import (
+    Await,
+    Count,
+    Delete,
+    Encode,
+    NextStore,
+    Restore,
+    Steps,
+    StoreLostError,
+    Write,
+)
 from lightning_gossip.algorithm.membership.worker_id import Span, WorkerId, spans_of, workers_of
 from lightning_gossip.errors import PeerError, another_aborted
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _REST_S = 5.0  # for the others to end their Trainer's work
 USE_BITS = 32  # each use of a Trainer has rounds of its own: whoever has left one early misses none of the next
@@ -127,6 +138,7 @@ class Membership:
         min_workers: with fewer left the job ends.
         timeout_s: how long a round waits for a worker that is alive, in seconds.
         late: whether the others have begun without this worker, so that it has to be admitted.
+        survivable: whether the store may be lost (:mod:`.failover`).
 
     Attributes:
         members: at present; a worker's place among them is its rank.
@@ -135,7 +147,8 @@ class Membership:
         outside: whether this worker is no member (any more, or not yet): every collective is then its own.
         waiting: workers that ask to join, as the first member knew in the last round, and what each says of its model.
         met: whether there has been a first round.
-        joining: how workers come later.
+        joining: how workers come later; each of its protocols is to be run by :meth:`on_store`.
+        rounds: that this worker takes part in.
     """
 
     def __init__(
@@ -148,6 +161,7 @@ class Membership:
         min_workers: int,
         timeout_s: float,
         late: bool = False,
+        survivable: Survivable | None = None,
     ) -> None:
         self.members = tuple(members)
         self.generation = 0
@@ -158,7 +172,8 @@ class Membership:
         self.joining = Joining(prefix, monitor, now_s)
         self._prefix = prefix
         self._monitor = monitor
-        self._rounds = Rounds(prefix, monitor.me, monitor, now_s, timeout_s)
+        self.rounds = Rounds(prefix, monitor.me, monitor, now_s, timeout_s, survivable)
+        self._survivable = survivable
         self._min_workers = min_workers
         self._late = late
         self._admitters: tuple[WorkerId, ...] = ()  # the members that have admitted this worker
@@ -202,14 +217,33 @@ class Membership:
             _values(said, "a collective")
             if len(said) < len(members):
                 continue  # groups were made meanwhile; and another one may have the rank
+            found: dict[WorkerId, bytes] | None = None
+            if self._survivable is not None:
+                found = yield from self._read_by(reader, list(said), kind)
+                if found is None:
+                    continue
             if self.me != reader:
                 return []
-            found = yield from self._rounds.payloads([worker for worker in said if worker != reader])
+            if found is None:
+                found = yield from self.rounds.payloads([worker for worker in said if worker != reader])
             if found is not None:
                 theirs = dict(zip(found, (yield Restore(tuple(found.values()))), strict=True))
                 return [mine if worker == reader else theirs[worker] for worker in said]
             yield from self._leave()
         return [mine]
+
+    def _read_by(self, reader: WorkerId, said: Sequence[WorkerId], kind: str) -> Steps[dict[WorkerId, bytes] | None]:
+        """The values of a round for one member, if it has read them, and all are still there; None: once more.
+
+        They are in one store only: if that is lost all have to write them again, so nobody goes on before they are read.
+        """
+        found: dict[WorkerId, bytes] | None = {}
+        if self.me == reader:
+            found = yield from self.rounds.payloads([worker for worker in said if worker != reader])
+        has_read = yield from self._hold((f"{kind}, read", found is not None))
+        if self._is_outside() or len(has_read) < len(said) or not all(_values(has_read, "a collective")):
+            return None
+        return found
 
     def broadcast(self, value: Any, source: int) -> Steps[Any]:
         """The value of one rank; that of the first member left, if that one has failed."""
@@ -236,7 +270,7 @@ class Membership:
     def _hear(self, mine: tuple[str, Any], payload: bytes | None = None) -> Steps[dict[WorkerId, tuple[str, Any]] | None]:
         """Hold one round, with nobody excluded yet; None if this worker itself was absent, and is outside now."""
         waiting = self._monitor.join_requests() if self.rank == 0 else {}
-        said = yield from self._rounds.hold(self.members, (yield Encode((*mine, waiting))), payload)
+        said = yield from self.rounds.hold(self.members, (yield Encode((*mine, waiting))), payload)
         if said is None:
             yield from self._leave()
             return None
@@ -311,8 +345,20 @@ class Membership:
             tried = True
         yield from self._forget_groups(self.generation)
         if self.rank == 0:
-            yield from self.joining.tell_members(self.members)
+            yield from self.on_store(lambda: self.joining.tell_members(self.members))
+        yield from self.on_store(lambda: self._monitor.learn_hosts(self.members))
         yield TellChange()
+
+    def on_store(self, steps: Callable[[], Steps[T]]) -> Steps[T]:
+        """Run a protocol that may be run again; again on the next store, if the store is lost."""
+        while True:
+            moves = self.rounds.moves
+            try:
+                return (yield from steps())
+            except StoreLostError:
+                if self._survivable is None:
+                    raise
+                yield NextStore(moves)
 
     def _outcomes(self, mine: Outcome, effect: type, kind: str) -> Steps[dict[WorkerId, Outcome]]:
         """How an attempt has ended for each member.
@@ -336,8 +382,11 @@ class Membership:
         """Delete the keys of the groups before a generation, which everybody has left."""
         first, self._oldest = self._oldest, generation
         if self.rank == 0:
-            for old in range(first, generation):
-                yield DeleteBelow(f"{self._group_keys(old)}/")
+            try:
+                for old in range(first, generation):
+                    yield DeleteBelow(f"{self._group_keys(old)}/")
+            except StoreLostError:
+                pass  # with all keys; the next round goes to the next store
 
     # -- uses of a Trainer -------------------------------------------------------------------------------------------
 
@@ -363,7 +412,7 @@ class Membership:
             yield from self.stay_outside()
         if self.outside:
             return
-        self._rounds.begin_at(use << USE_BITS)
+        self.rounds.begin_at(use << USE_BITS)
         self._monitor.observe(self.members)
         if not intact:
             yield DropGroup()  # somebody may wait in a collective for this worker, which has left it
@@ -388,21 +437,44 @@ class Membership:
             self.generation = generation + 1
             yield from self.make_groups()
         elif self.rank == 0 and not self.met:
-            yield from self.joining.tell_members(self.members)
+            yield from self.on_store(lambda: self.joining.tell_members(self.members))
+        if not self.met:
+            yield from self.on_store(lambda: self._monitor.learn_hosts(self.members))
         self.met = True
 
     def rest(self) -> Steps[None]:
-        """End a use of a Trainer: rank 0 waits up to 5 s for the others, because it may hold the store that they still ask."""
-        key = f"{self._prefix}/resting/{self.generation}/{self._rounds.number}"
+        """End a use of a Trainer: who holds the store waits up to 5 s for the others, which still ask it.
+
+        Rank 0 holds it, if not torchrun's agent does, until it is lost.
+        """
+        where = f"{self.generation}/{self.rounds.number}"
+        if self._survivable is not None and self._monitor.has_aborted:  # all hear of it, wherever they are
+            where = f"aborted/{self.rounds.number >> USE_BITS}"
+        key = f"{self._prefix}/resting/{where}"
         if key == self._rested:
             return  # nothing has been said since
         self._rested = key
+        try:
+            yield from self._rest(key)
+        except StoreLostError:
+            log.info("%s: ends without having heard that the other workers have ended: the store has ended", self.me.spoken)
+
+    def _rest(self, key: str) -> Steps[None]:
         last = (yield Count(key)) == len(self.members)
-        if self.rank == 0 and (last or (not self._monitor.has_aborted and (yield Await(f"{key}/all", _REST_S)))):
+        holds = self.rank == 0 if self._monitor.holds_store is None else self._monitor.holds_store
+        waits = self._survivable is not None or not self._monitor.has_aborted
+        if holds and (last or (waits and (yield Await(f"{key}/all", _REST_S)))):
             yield Delete(key)
             yield Delete(f"{key}/all")
         elif last:
             yield Write(f"{key}/all", b"1")
+
+    def close(self) -> Steps[None]:
+        """Write down that nobody is admitted any more, unless the store has ended with others that have come to their ends."""
+        try:
+            yield from self.joining.close()
+        except StoreLostError:
+            log.info("%s: could not write down that the job has ended: the store has ended before", self.me.spoken)
 
     # -- leaving and joining -----------------------------------------------------------------------------------------
 
@@ -430,8 +502,8 @@ class Membership:
         yield from self.stay_outside()
 
     def _take_next_identity(self) -> Steps[None]:
-        self._monitor.take_identity((yield from self.joining.next_incarnation(self.me)))
-        self._rounds.me = self.me
+        self._monitor.take_identity((yield from self.on_store(lambda: self.joining.next_incarnation(self.me))))
+        self.rounds.me = self.me
 
     def admit(self, joiners: Sequence[WorkerId], snapshot: Any) -> Steps[None]:
         """Admit workers that wait, at the end of the ranks. All members call it with the same joiners and snapshot.
@@ -444,9 +516,8 @@ class Membership:
         self.members = (*self.members, *joiners)
         self.generation += 1
         self._monitor.observe(self.members)
-        yield from self.joining.grant(
-            Grant(self._rounds.number, self.generation, admitters, tuple(joiners), self.excluded, snapshot)
-        )
+        grant = Grant(self.rounds.number, self.generation, admitters, tuple(joiners), self.excluded, snapshot)
+        yield from self.on_store(lambda: self.joining.grant(grant))
         yield from self.make_groups()
 
     def join(self, timeout_s: float, about: str) -> Steps[Any]:
@@ -461,7 +532,7 @@ class Membership:
             ConfigurationError: if it does not fit.
         """
         while True:
-            grant = yield from self.joining.await_grant(self.me, about, timeout_s)
+            grant = yield from self.on_store(lambda: self.joining.await_grant(self.me, about, timeout_s))
             if grant is None:
                 yield from self._take_next_identity()
                 self._monitor.observe((self.me,), outside=True)
@@ -470,11 +541,12 @@ class Membership:
             self._admitters = grant.admitters
             self.members = (*grant.admitters, *grant.joiners)
             self.generation, self.excluded = grant.generation, list(grant.excluded)
-            self._rounds.begin_at(grant.round)
+            self.rounds.begin_at(grant.round)
+            self.rounds.agreed, self.rounds.known = grant.admitters, Known()
             yield AdoptUse(grant.round >> USE_BITS)
             self._monitor.begin_use(grant.round >> USE_BITS)
             self.outside, self.met = False, True
-            if (yield from self._rounds.was_marked_absent()):
+            if (yield from self.on_store(self.rounds.was_marked_absent)):
                 yield from self._leave()  # it was frozen after its request, and was excluded again
             else:
                 self._monitor.observe(self.members)
@@ -486,7 +558,7 @@ class Membership:
     @property
     def round(self) -> int:
         """The number of the next round: the same on all members at the same point."""
-        return self._rounds.number
+        return self.rounds.number
 
     def check_admitters(self) -> None:
         """Check that an admitter is left; a joiner calls it until it has the state of the training.

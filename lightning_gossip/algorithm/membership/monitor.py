@@ -8,6 +8,7 @@ has found out all get to know. Here the store carries both.
 | ``heartbeat/<worker>`` | its owner, about twice a second | a counter, its process, whether it is resting or outside |
 | ``news`` | whoever finds out something (:mod:`.news`) | who has failed, who has aborted, who asks to join |
 | ``members`` | the first member, when they change | who they are, for workers that come later |
+| ``host/<worker>`` | its owner, where stores are kept in reserve | the address of the one that it keeps |
 
 A tick asks the store twice: it writes the heartbeat, and reads those of the workers that it watches and the news. Nine
 workers or fewer watch each other. Of more each watches eight, at equal distances around the ring of the members, so that a
@@ -31,7 +32,17 @@ from typing import Any
 from lightning_gossip.algorithm.failure_detector import FailureDetector, Verdict
 from lightning_gossip.algorithm.membership.news import Aborted, News
 from lightning_gossip.algorithm.membership.rounds import LOOK
-from lightning_gossip.algorithm.membership.store import Decide, HaveEnded, Read, ReadAll, Steps, Swap, Write
+from lightning_gossip.algorithm.membership.store import (
+    Decide,
+    HaveEnded,
+    Probe,
+    Reached,
+    Read,
+    ReadAll,
+    Steps,
+    Swap,
+    Write,
+)
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import PeerError, another_aborted
 
@@ -69,12 +80,15 @@ class Monitor:
         now_s: the clock, in seconds.
         fail_after_s: time without a heartbeat after which a worker has failed, in seconds.
         heartbeat_s: time between two ticks, in seconds.
+        address: of the store that this worker keeps (:mod:`.failover`); None if it keeps none.
 
     Attributes:
         version: another one whenever some worker may have failed that had not before, or the reverse.
         news: as far as they were read.
         broken: the error that ends this worker, since it cannot be monitored any more.
         waiting_for: key that the training thread waits for, in a round.
+        holds_store: whether the job's store is the one that this worker keeps; None while it is the first one.
+        hosts: addresses of the stores that workers keep (:mod:`.failover`), as far as they are known.
     """
 
     def __init__(
@@ -86,8 +100,10 @@ class Monitor:
         *,
         fail_after_s: float,
         heartbeat_s: float,
+        address: str | None = None,
     ) -> None:
         self.me = me
+        self.address = address
         self.version = 0
         self.news = News()
         self.broken: Exception | None = None
@@ -102,9 +118,17 @@ class Monitor:
         self._present: frozenset[WorkerId] = frozenset()  # the same, to be asked who is one
         self._neighbours: frozenset[WorkerId] = frozenset()
         self._watched: tuple[WorkerId, ...] = ()
-        self._seen: set[WorkerId] = set()  # workers that have sent a heartbeat; its key is never deleted
+        self.holds_store: bool | None = None
+        self.hosts: dict[WorkerId, str] = {}
+        self._seen: set[WorkerId] = set()  # workers that have sent a heartbeat to this store; its key is never deleted
+        self._counted: set[WorkerId] = set()  # workers that should send some: who does not has failed
+        self._has_told_address = False  # to this store
+        self._moved = False  # to another store than the first
+        self._renounced = False  # this worker may not go on under its present identity
+        self._ended: set[WorkerId] = set()  # their processes are known to have ended
         # found out here, and to be added to the news
         self._found = {WorkerId(me.initial_rank, earlier) for earlier in range(1, me.incarnation)}
+        self._ended |= self._found
         self._lost: set[WorkerId] = set()
         self._noted: set[WorkerId] = set()  # lost connections that the detector knows of
         self._heard_since: set[WorkerId] = set()  # of these
@@ -131,6 +155,8 @@ class Monitor:
         self._members, self._present = tuple(members), frozenset(members)
         self._sent = replace(self._sent, outside=outside)
         self._nobody_admits, self._hears_a_member = None, False
+        if self._moved and not outside:
+            self._expect()
         self._choose()
 
     def watch(self, neighbours: Sequence[WorkerId]) -> None:
@@ -142,6 +168,8 @@ class Monitor:
         """Go on as a new incarnation, since the present one was excluded: what it has found out does not count any more."""
         self.me = me
         self._found = {WorkerId(me.initial_rank, earlier) for earlier in range(1, me.incarnation)}
+        self._ended |= self._found
+        self._renounced = self._has_told_address = False
         self._lost.clear()
 
     def begin_use(self, use: int) -> None:
@@ -162,7 +190,21 @@ class Monitor:
         """Note that a worker's process has ended without a word."""
         self._detector.process_ended(worker)
         self._found.add(worker)
+        self._ended.add(worker)
         self._note_version()
+
+    def renounce(self) -> None:
+        """Count as failed for this worker itself, until it has another identity."""
+        self._renounced = True
+
+    def move(self, news: bytes) -> None:
+        """Go on with another store, in which these news are, and no heartbeat yet."""
+        self._moved = True
+        self._has_told_address = False
+        self._seen.clear()
+        self._read = self.waiting_for = None
+        self._take(news)
+        self._expect()
 
     def abort(self, reason: str) -> None:
         """Tell the others that an exception has ended the present use of a Trainer on this worker: they end it too.
@@ -188,7 +230,7 @@ class Monitor:
         """The state of one worker, now; one that this worker does not watch, or not yet, is alive until its failure is news."""
         if worker in self.news.failed or worker in self._found:
             return Verdict.FAILED
-        return self._detector.verdict(worker) if worker in self._watched and worker in self._seen else Verdict.ALIVE
+        return self._detector.verdict(worker) if worker in self._watched and worker in self._counted else Verdict.ALIVE
 
     def failed(self) -> frozenset[WorkerId]:
         """The workers that have failed, as far as is known here."""
@@ -196,7 +238,11 @@ class Monitor:
 
     def has_failed(self, worker: WorkerId) -> bool:
         """Whether a worker's failure is news."""
-        return worker in self.news.failed
+        return worker in self.news.failed or (self._renounced and worker == self.me)
+
+    def ended(self) -> frozenset[WorkerId]:
+        """Workers whose processes are known to have ended."""
+        return self.news.ended | self._ended
 
     @property
     def has_aborted(self) -> bool:
@@ -247,26 +293,32 @@ class Monitor:
         return self._abort is not None and self._abort.use == self._sent.use
 
     @property
-    def _is_outside(self) -> bool:
+    def is_outside(self) -> bool:
+        """Whether this worker is no member."""
         return self._sent.outside
 
     @property
     def _leads(self) -> bool:
         first = next((worker for worker in self._members if worker not in self.news.failed), None)
-        return first == self.me and not self._is_outside
+        return first == self.me and not self.is_outside
+
+    def told(self) -> News:
+        """The news with what was found out here."""
+        return self._wanted()
 
     # -- protocols ---------------------------------------------------------------------------------------------------
 
     def tick(self) -> Steps[None]:
         """Send a heartbeat, listen, and spread what was found out."""
         yield from self.send()
-        if self._is_outside:
+        if self.is_outside:
             yield from self._look_for_members()
         if self._leads:
             self._choose()  # those that ask to join, too
         for worker in self._watched:
             if worker not in self._seen and (yield Read(self._heartbeat_key(worker))) is not None:
                 self._seen.add(worker)
+                self._counted.add(worker)
         known = tuple(worker for worker in self._watched if worker in self._seen)
         keys = (self._news_key, *map(self._heartbeat_key, known))
         news, *heartbeats = yield ReadAll(keys, exist=True)
@@ -276,8 +328,12 @@ class Monitor:
         ended = yield HaveEnded(tuple(heartbeat.process for heartbeat in heard.values()))
         for (worker, heartbeat), has_ended in zip(heard.items(), ended, strict=True):
             self._hear(worker, heartbeat, at_s, has_ended=has_ended)
-        if not self._is_outside:
+        for worker in self._watched:
+            if worker in self._counted and worker not in self._seen:
+                self._detector.heard_nothing(worker, at_s=at_s)
+        if not self.is_outside:
             self._found |= self._all_failed & self._present
+            yield from self._probe()
         else:
             self._weigh(heard)
         self._note_version()
@@ -287,6 +343,10 @@ class Monitor:
 
     def send(self) -> Steps[None]:
         """Send a heartbeat."""
+        if self.address is not None and not self._has_told_address:
+            self._has_told_address = True
+            self.hosts[self.me] = self.address
+            yield Write(self._host_key(self.me), self.address.encode())
         self._sent = replace(self._sent, count=self._sent.count + 1)
         yield Write(self._heartbeat_key(self.me), json.dumps(asdict(self._sent)).encode())
         if self._read is None:
@@ -297,6 +357,14 @@ class Monitor:
         while self._read is not None and (wanted := self._wanted()) != self.news:
             later = replace(wanted, number=self.news.number + 1)
             self._take((yield Swap(self._news_key, self._read, later.encode())))
+
+    def learn_hosts(self, workers: Sequence[WorkerId]) -> Steps[None]:
+        """Read where workers keep their stores; all have told that."""
+        unknown = tuple(worker for worker in workers if worker not in self.hosts)
+        if unknown and self.address is not None:
+            found = yield ReadAll(tuple(map(self._host_key, unknown)))
+            if found is not None:
+                self.hosts |= {worker: told.decode() for worker, told in zip(unknown, found, strict=True)}
 
     def read_news(self) -> Steps[None]:
         """Read the news, for the training thread."""
@@ -310,7 +378,7 @@ class Monitor:
     def _wanted(self) -> News:
         """The news with what was found out here; the word of a worker that has failed for the others does not count."""
         news = self.news
-        if self.me in news.failed:
+        if self.me in news.failed or self._renounced:
             return news
         failed = news.failed | self._found
         joining = {worker.initial_rank: (worker, about) for worker, about in news.joining}
@@ -323,9 +391,23 @@ class Monitor:
             news.number,
             failed,
             ((news.lost | self._lost) - self._heard_since) - failed,
-            news.with_abort(self._abort) if self._abort is not None and not self._is_outside else news.aborted,
+            news.with_abort(self._abort) if self._abort is not None and not self.is_outside else news.aborted,
             tuple(joining[rank] for rank in sorted(joining)),
+            news.ended | (self._ended & failed),
         )
+
+    def _probe(self) -> Steps[None]:
+        """Look whether the processes of workers that have failed have ended, where that can be seen by their stores."""
+        unsure = [worker for worker in sorted(self._found - self._ended - self.news.failed) if worker in self.hosts]
+        if unsure:
+            found = yield Probe(tuple(self.hosts[worker] for worker in unsure))
+            self._ended |= {worker for worker, reached in zip(unsure, found, strict=True) if reached is Reached.REFUSED}
+
+    def _expect(self) -> None:
+        """From now on members that send no heartbeat to this store are late."""
+        for worker in self._present - self._counted - {self.me}:
+            self._counted.add(worker)
+            self._detector.heard_nothing(worker, at_s=self._now_s())
 
     def _take(self, value: bytes) -> None:
         if value == self._read:
@@ -355,7 +437,7 @@ class Monitor:
 
     def _choose(self) -> None:
         """Whom to watch."""
-        if self._is_outside:
+        if self.is_outside:
             return  # see _look_for_members
         watched = dict.fromkeys(_around(self._members, self.me, self.news.failed))
         watched |= dict.fromkeys(sorted((self._neighbours & self._present) - self.news.failed - {self.me}))
@@ -375,6 +457,7 @@ class Monitor:
         # the end of a resting worker excludes it only from a round that needs it
         if has_ended:
             self._detector.process_ended(worker)
+            self._ended.add(worker)
 
     def _note(self, worker: WorkerId) -> None:
         self._detector.connection_lost(worker)
@@ -383,7 +466,8 @@ class Monitor:
     def _look_for_members(self) -> Steps[None]:
         record = yield Read(f"{self._prefix}/members")
         members = [] if record is None else [WorkerId(*worker) for worker in json.loads(record)]
-        if self._is_outside:  # else it has been admitted meanwhile
+        yield from self.learn_hosts(members)
+        if self.is_outside:  # else it has been admitted meanwhile
             failed = (worker for worker in members if self._detector.verdict(worker) is Verdict.FAILED)
             gone = {*failed, *(self.news.failed & {*members})}
             self._watched = _around((*members, self.me), self.me, self.news.failed if len(members) <= WATCHED else gone)
@@ -409,6 +493,9 @@ class Monitor:
     @property
     def _news_key(self) -> str:
         return f"{self._prefix}/news"
+
+    def _host_key(self, worker: WorkerId) -> str:
+        return f"{self._prefix}/host/{worker}"
 
     def _heartbeat_key(self, worker: WorkerId) -> str:
         return f"{self._prefix}/heartbeat/{worker}"

@@ -41,6 +41,7 @@ class News:
         lost: workers with which somebody has lost a connection, and that have not been heard since.
         aborted: of the last uses of a Trainer, by use.
         joining: workers that ask to join, and what each says of its model and data; one an initial rank.
+        ended: those of the failed whose processes are known to have ended; the others are silent, and may be alive.
     """
 
     number: int = 0
@@ -48,6 +49,7 @@ class News:
     lost: frozenset[WorkerId] = frozenset()
     aborted: tuple[Aborted, ...] = ()
     joining: tuple[tuple[WorkerId, str], ...] = ()
+    ended: frozenset[WorkerId] = frozenset()
 
     def abort_of(self, use: int) -> Aborted | None:
         """How a use was ended, None if it was not."""
@@ -66,16 +68,18 @@ class News:
 
     def encode(self) -> bytes:
         """As a value of the store."""
-        return json.dumps([self.number, sorted(self.failed), sorted(self.lost), self.aborted, self.joining]).encode()
+        told = [self.number, sorted(self.failed), sorted(self.lost), self.aborted, self.joining, sorted(self.ended)]
+        return json.dumps(told).encode()
 
     @classmethod
     def decode(cls, value: bytes) -> News:
         """The news of a value of the store."""
-        number, failed, lost, aborted, joining = json.loads(value)
+        number, failed, lost, aborted, joining, ended = json.loads(value)
         return cls(
             number,
             frozenset(WorkerId(*worker) for worker in failed),
             frozenset(WorkerId(*worker) for worker in lost),
             tuple(Aborted(use, WorkerId(*by), rank, reason) for use, by, rank, reason in aborted),
             tuple((WorkerId(*worker), about) for worker, about in joining),
+            frozenset(WorkerId(*worker) for worker in ended),
         )

@@ -1,4 +1,4 @@
-r"""Rounds: each member says one value, or has failed, and all learn the same (decisions/019).
+r"""Rounds: each member says one value, or has failed, and all learn the same (decisions/019, 022).
 
 Chandra and Toueg (Unreliable failure detectors for reliable distributed systems, J. ACM 43, 1996) have the problem: agreement
 of workers that may fail, told by detectors that may err. The store makes it simple, since it lets the first of several writers
@@ -23,6 +23,18 @@ members in view, the first result counts for all.
 
 A worker that the others hold for failed is no member from then on, whether it has failed or was only frozen. It learns that
 from its mark of absence, from a result in which it is missing, or from the news.
+
+**Where the store may be lost** (:mod:`.failover`) a worker acts by a result only when so many know it that any later quorum has
+one of them, as a replica of Viewstamped Replication (Oki and Liskov, PODC 1988) executes an operation. And a round ends without
+members that have failed only if the others are a quorum (:mod:`.quorum`).
+
+| key of round r | written by | says |
+|---|---|---|
+| ``r/known/<level>`` | each that has read the result | how many have, since so many members have failed |
+| ``r/settled/<k>`` | the one that makes it enough | enough know it |
+| ″ | any worker that has heard news | as above: look |
+
+If the store is lost before, the round is held once more on the next one, unless somebody brings its result there.
 """
 
 from __future__ import annotations
@@ -30,15 +42,52 @@ from __future__ import annotations
 import pickle
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from lightning_gossip.algorithm.membership.store import Await, Count, Decide, Delete, Read, ReadAll, Steps, Write
+from lightning_gossip.algorithm.membership.quorum import has_quorum, witnesses
+from lightning_gossip.algorithm.membership.store import (
+    Await,
+    Count,
+    Decide,
+    Delete,
+    NextStore,
+    Read,
+    ReadAll,
+    Steps,
+    StoreLostError,
+    Write,
+)
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import PeerError
 
 PART_BYTES = 4 << 20  # a TCPStore drops a client that sends more than 8 MB in one value
 LOOK = b"look"
 _ABSENT = b"-"
+_SETTLED = b"settled"
+
+
+class Survivable(NamedTuple):
+    """The store may be lost, and the members go on with another one.
+
+    Args:
+        least: how many workers are enough to go on, if the user has said so; None: see :func:`has_quorum`.
+    """
+
+    least: int | None = None
+
+
+class Known(NamedTuple):
+    """The result of the last round that a worker has read.
+
+    Args:
+        number: of the round; -1 before the first.
+        result: as it is in the store.
+        settled: whether enough know it, so that this worker acts by it.
+    """
+
+    number: int = -1
+    result: bytes = b""
+    settled: bool = False
 
 
 class Health(Protocol):
@@ -46,6 +95,9 @@ class Health(Protocol):
 
     def has_failed(self, worker: WorkerId) -> bool:
         """Whether all are told that a worker has failed; for good."""
+
+    def ended(self) -> Collection[WorkerId]:
+        """Workers whose processes are known to have ended."""
 
     def raise_failure(self) -> None:
         """Raise if another worker has aborted, or the store does not answer."""
@@ -66,18 +118,37 @@ class Rounds:
         health: of the others.
         now_s: the clock, in seconds.
         timeout_s: how long a round waits for a worker that is alive, in seconds.
+        survivable: whether the store may be lost; None: it outlives all workers, and those that reach it go on.
 
     Attributes:
         number: of the next round, the same on all members at the same point of their programs.
+        known: the last result.
+        agreed: the members by the last settled result.
+        taking_part: those of the round under way, or of the last one.
+        moves: from store to store that this worker has made (:mod:`.failover`).
     """
 
-    def __init__(self, prefix: str, me: WorkerId, health: Health, now_s: Callable[[], float], timeout_s: float) -> None:
+    def __init__(
+        self,
+        prefix: str,
+        me: WorkerId,
+        health: Health,
+        now_s: Callable[[], float],
+        timeout_s: float,
+        survivable: Survivable | None = None,
+    ) -> None:
         self.number = 0
         self.me = me
         self._prefix = prefix
         self._health = health
         self._now_s = now_s
         self._timeout_s = timeout_s
+        self._survivable = survivable
+        self.known = Known()
+        self.agreed: tuple[WorkerId, ...] = ()
+        self.taking_part: tuple[WorkerId, ...] = ()
+        self.moves = 0
+        self._brought = Known()  # the result that somebody has brought to this store
         self._mine: list[str] = []  # keys that only this worker has written, in the round under way or the last one
         self._shared: list[str] = []  # other keys of these rounds, which one worker deletes
         self._older: list[str] = []  # keys that nobody needs any more once the next round is complete
@@ -87,6 +158,11 @@ class Rounds:
         self._older += [*self._mine, *self._shared]
         self._mine, self._shared = [], []
         self.number = number
+
+    def move(self, brought: Known) -> None:
+        """Go on with another store, to which somebody has brought the last result."""
+        self.moves += 1
+        self._brought = brought
 
     def was_marked_absent(self) -> Steps[bool]:
         """Whether this worker counts as absent in the next round already."""
@@ -107,10 +183,26 @@ class Rounds:
             The values of those that take part, in the order of the members; None if this worker does not count as one any more.
 
         Raises:
-            PeerError: if a worker does not come, or has aborted.
+            PeerError: if a worker does not come, or has aborted; or if there is no quorum.
         """
         number = self.number
         self.number += 1
+        self.taking_part = tuple(members)
+        if self.agreed and set(members) < set(self.agreed):
+            self.agreed = tuple(members)  # that follows from the last result, on all
+        while True:
+            moves = self.moves
+            try:
+                return (yield from self._hold(number, members, value, payload))
+            except StoreLostError:
+                self._health.waits_for(None)
+                yield NextStore(moves)
+                self._mine, self._shared, self._older = [], [], []  # were in the store before
+
+    def _hold(
+        self, number: int, members: Sequence[WorkerId], value: bytes, payload: bytes | None
+    ) -> Steps[dict[WorkerId, bytes] | None]:
+        """On one store."""
         self._health.raise_failure()
         before, self._mine = self._mine, []
         shared, self._shared = self._shared, [f"{self._key(number)}/arrived"]
@@ -118,6 +210,39 @@ class Rounds:
         if self._health.has_failed(self.me):
             yield Decide(self._value_key(number, self.me), _ABSENT)
             return None
+        brought = self._brought if self._brought.number == number else None
+        try:
+            if brought is None:
+                result = yield from self._say(number, members, value, payload)
+            else:
+                result = brought.result
+            if result is None:
+                return None
+            values = _decoded(result, members)
+            if self.me not in values:
+                return None
+            if self._survivable is not None:
+                self.known = Known(number, result)
+                is_settled = brought is not None and brought.settled
+                if not is_settled and not (yield from self._settle(number, members)):
+                    return None
+                self.known = Known(number, result, settled=True)
+                self.agreed = tuple(worker for worker in members if worker in values)
+        finally:
+            self._health.waits_for(None)
+        # everybody has come to this round, and so has read the one before
+        self._older += shared if self.me == next(iter(values)) else []
+        try:
+            while self._older:
+                yield Delete(self._older.pop())
+        except StoreLostError:
+            self._older.clear()  # with all keys; this round is over
+        return values
+
+    def _say(
+        self, number: int, members: Sequence[WorkerId], value: bytes, payload: bytes | None
+    ) -> Steps[bytes | None]:
+        """Say this worker's value and wait for the result; None if this worker counts as failed."""
         if payload is not None:
             yield Write(self._payload_key(number, self.me), (yield from self._cut(self._payload_key(number, self.me), payload)))
             self._mine.append(self._payload_key(number, self.me))
@@ -125,26 +250,16 @@ class Rounds:
         if (yield Decide(self._value_key(number, self.me), head)) == _ABSENT:
             return None
         self._mine.append(self._value_key(number, self.me))
-        try:
-            result = yield from self._result(number, members)
-        finally:
-            self._health.waits_for(None)
-        if result is None:
-            return None
-        values = _decoded(result, members)
-        if self.me not in values:
-            return None
-        # everybody has come to this round, and so has read the one before
-        self._older += shared if self.me == next(iter(values)) else []
-        while self._older:
-            yield Delete(self._older.pop())
-        return values
+        return (yield from self._result(number, members))
 
     def payloads(self, workers: Sequence[WorkerId]) -> Steps[dict[WorkerId, bytes] | None]:
-        """What workers had for this one in the last round; None if they have gone on without it."""
+        """What workers had for this one in the last round; None if they have gone on without it, or it is lost."""
         found = {}
         for worker in workers:
-            payload = yield from self._whole(self._payload_key(self.number - 1, worker))
+            try:
+                payload = yield from self._whole(self._payload_key(self.number - 1, worker))
+            except StoreLostError:
+                return None
             if payload is None:
                 return None
             found[worker] = payload
@@ -167,7 +282,7 @@ class Rounds:
             self._health.raise_failure()
             if self._health.has_failed(self.me):
                 return None
-            in_view = [worker for worker in members if not self._health.has_failed(worker)]
+            in_view = self._present(members)
             # at its arrival a worker may be the last that was missing; later the first one looks
             may_end = arrived >= len(in_view) if slot == 0 else in_view[0] == self.me
             if len(in_view) < len(members) and may_end:
@@ -176,16 +291,74 @@ class Rounds:
                     return result
             stands: bytes | None = yield Await(key, max(0.0, give_up_s - self._now_s()))
             if stands is None:
-                raise PeerError(
-                    f"Some worker did not come within {self._timeout_s:.3g} s, and is alive. Look at the logs of the other"
-                    " ranks, or pass a longer timeout=timedelta(...).",
-                    phase="rendezvous",
-                    seconds=self._timeout_s,
-                )
+                raise self._waited_in_vain()
             self._shared.append(key)
             if stands != LOOK:
                 return (yield from self._whole(f"{self._key(number)}/result", stands))
             slot += 1
+
+    def _settle(self, number: int, members: Sequence[WorkerId]) -> Steps[bool]:
+        """Wait until enough know the result of a round; False if this worker counts as failed."""
+        if len(members) == 1:
+            return True
+        slot, give_up_s, counted = 0, self._now_s() + self._timeout_s, -1
+        grows = self._voters(members) != tuple(members)
+        while True:
+            self._health.waits_for(self._slot_key(number, slot, "settled"))
+            self._health.raise_failure()
+            if self._health.has_failed(self.me):
+                return False
+            present = self._present(members)
+            level = len(members) - len(present)  # who has failed since does not count among those that know
+            if level > counted:
+                counted = level
+                key = f"{self._key(number)}/known/{level}"
+                self._shared.append(key)
+                enough = len(present) if grows else witnesses(len(present), len(members))
+                know: int = yield Count(key)
+                if know == enough:
+                    yield from self._decide(number, slot, _SETTLED, "settled")
+                if know >= enough:
+                    return True
+            stands: bytes | None = yield Await(self._slot_key(number, slot, "settled"), max(0.0, give_up_s - self._now_s()))
+            if stands is None:
+                raise self._waited_in_vain()
+            self._shared.append(self._slot_key(number, slot, "settled"))
+            if stands != LOOK:
+                return True
+            slot += 1
+            yield from self._health.read_news()
+
+    def _present(self, members: Sequence[WorkerId]) -> list[WorkerId]:
+        """Those that have not failed.
+
+        Raises:
+            PeerError: if they may not go on without the others.
+        """
+        present = [worker for worker in members if not self._health.has_failed(worker)]
+        self._check_quorum(present, members)
+        return present
+
+    def _check_quorum(self, present: Collection[WorkerId], members: Sequence[WorkerId]) -> None:
+        if self._survivable is None or len(present) == len(members):
+            return
+        voters = self._voters(members)
+        if not has_quorum(present, voters, self._health.ended(), at_store=True, least=self._survivable.least):
+            raise no_quorum(self.me, [worker for worker in voters if worker in present], voters)
+
+    def _voters(self, members: Sequence[WorkerId]) -> tuple[WorkerId, ...]:
+        """Whose presence counts: not that of workers that were admitted since the last round."""
+        if not self.agreed or set(members) <= set(self.agreed):
+            return tuple(members)
+        return tuple(worker for worker in self.agreed if worker in members)
+
+    def _waited_in_vain(self) -> PeerError:
+        return PeerError(
+            f"Some worker did not come within {self._timeout_s:.3g} s, and is alive. Look at the logs of the other"
+            " ranks, or pass a longer timeout=timedelta(...).",
+            phase="rendezvous",
+            seconds=self._timeout_s,
+        )
 
     def _conclude(self, number: int, slot: int, members: Sequence[WorkerId]) -> Steps[bytes | None]:
         """Write the result down, if all members that have not failed have come; returns the one that stands."""
@@ -202,13 +375,19 @@ class Rounds:
                 if value is None:
                     return None
                 values[worker] = value
+        self._check_quorum(values, members)
         result = yield from self._cut(f"{self._key(number)}/result", _encoded(values), by=f"{self.me}/")
+        stands = yield from self._decide(number, slot, result)
+        return (yield from self._whole(f"{self._key(number)}/result", stands))
+
+    def _decide(self, number: int, slot: int, value: bytes, what: str = "result") -> Steps[bytes]:
+        """Write a value into the first slot that has none; returns the one that stands."""
         while True:
-            key = self._slot_key(number, slot)
-            stands: bytes = yield Decide(key, result)
+            key = self._slot_key(number, slot, what)
+            stands: bytes = yield Decide(key, value)
             self._shared.append(key)
             if stands != LOOK:
-                return (yield from self._whole(f"{self._key(number)}/result", stands))
+                return stands
             slot += 1
 
     def _cut(self, key: str, value: bytes, by: str = "") -> Steps[bytes]:
@@ -246,8 +425,8 @@ class Rounds:
     def _payload_key(self, number: int, worker: WorkerId) -> str:
         return f"{self._value_key(number, worker)}/payload"
 
-    def _slot_key(self, number: int, slot: int) -> str:
-        return f"{self._key(number)}/result/{slot}"
+    def _slot_key(self, number: int, slot: int, what: str = "result") -> str:
+        return f"{self._key(number)}/{what}/{slot}"
 
 
 def _encoded(values: Mapping[WorkerId, bytes]) -> bytes:
@@ -272,3 +451,15 @@ def _decoded(result: bytes, members: Sequence[WorkerId]) -> dict[WorkerId, bytes
 def _columns(workers: Collection[WorkerId]) -> list[bytes]:
     """Their initial ranks, and their incarnations."""
     return [array("I", column).tobytes() for column in zip(*workers, strict=True)]
+
+
+def no_quorum(me: WorkerId, present: Sequence[WorkerId], members: Sequence[WorkerId]) -> PeerError:
+    """What ends a worker that may not go on, since the others may."""
+    here = ", ".join(str(worker.initial_rank) for worker in present)
+    return PeerError(
+        f"Rank {me.initial_rank} reaches {len(present)} of {len(members)} workers (rank {here}), and ends: the others may go on"
+        " without these, and two halves must not both be the job (docs/survival.md). Start it again, and it joins them; with"
+        " min_workers=... so many workers are enough.",
+        rank=me.initial_rank,
+        phase="quorum",
+    )

@@ -2,11 +2,15 @@
 
 Each is an effect (:mod:`lightning_gossip.algorithm.effects`): a driver does it and sends its result back. Each happens at once
 and for all workers. Values are bytes and never empty.
+
+Where workers keep stores in reserve (:mod:`.failover`) an operation has one more outcome: :class:`StoreLostError`, thrown into
+the protocol. Whether the operation has been done is then not known. The last effects of this module are about stores.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
+from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
 Result = TypeVar("Result")
@@ -99,3 +103,64 @@ class Pause(NamedTuple):
     """Let some time pass. No result."""
 
     seconds: float
+
+
+class StoreLostError(Exception):
+    """The store does not answer this worker, or this worker has left it: it never uses it again."""
+
+
+class NextStore(NamedTuple):
+    """Wait until this worker has gone on with another store; on the training thread. No result.
+
+    Args:
+        moves: from store to store that it had made when the store was lost.
+    """
+
+    moves: int
+
+
+class Leave(NamedTuple):
+    """End all this worker's connections with the job's store; what is under way there ends by StoreLostError. No result."""
+
+
+class Reached(Enum):
+    """What became of a connection.
+
+    OPEN: it stands. REFUSED: the host answers, and the process that listened there has ended. SILENT: nothing answers.
+    """
+
+    OPEN = "open"
+    REFUSED = "refused"
+    SILENT = "silent"
+
+
+class Probe(NamedTuple):
+    """Look whether somebody listens at addresses. The result is one :class:`Reached` for each."""
+
+    addresses: tuple[str, ...]
+
+
+class Enter(NamedTuple):
+    """Connect this thread with the store that a worker keeps, where workers meet. The result is a :class:`Reached`.
+
+    From then on this thread's operations go there.
+    """
+
+    address: str
+
+
+class Adopt(NamedTuple):
+    """Take the store that a worker keeps for the job's, with keys of its own for the view. No result.
+
+    From then on operations of this thread go there, and those of others when they connect.
+    """
+
+    view: int
+    address: str
+
+
+class Publish(NamedTuple):
+    """Write where the job's store is into the store that this worker itself keeps, for those that come there. No result."""
+
+    view: int
+    address: str

@@ -1,0 +1,380 @@
+r"""What workers do when the store of the job is lost: they agree on the next one, and bring what they know there.
+
+Each worker keeps a store in reserve. On the loss of the job's store its workers meet at the first of these that they reach, in
+the order of their initial ranks, and go on with it if they are enough (:mod:`.quorum`). This is the change of views of
+Viewstamped Replication (Oki and Liskov, PODC 1988; Liskov and Cowling, MIT-CSAIL-TR-2012-021), with a store in the place of a
+primary: a *view* is the time of one store, rounds are the operations, and the result that was read last is the log.
+
+Views are numbered: 0 is that of the store which the job begins with, and view c · 2²⁰ + r + 1 that of the c-th time in which
+workers go to the store of initial rank r. A worker that has registered for a view never takes part in an earlier one. So of two
+stores that believe to be the job's, one misses so many of its workers that it ends no round any more.
+
+| key in the store that a worker keeps | written by | says |
+|---|---|---|
+| ``where`` | its owner | the view that the owner is in, and where its store is |
+| ``target`` | each that comes | the latest view that somebody wants here |
+| ``<view>/count``, ``<view>/<i>`` | each that registers | what it knows: its view, its last round, members, news |
+| ``<view>/result/<worker>`` | ″ | the result of its last round |
+| ``<view>/opened`` | the first that sees a quorum; the first one counts | the view has begun: with whom, and with which result |
+
+| event | effects | then |
+|---|---|---|
+| an operation of the store fails | Leave | to the next worker's store |
+| nobody listens at a worker's store, its host answers | | that worker's process has ended |
+| nothing answers | | to the next one |
+| its owner is in a later view than this worker was | Enter, Adopt | goes on there, or learns that it was excluded |
+| all have registered that have not ended, or so many for as long as a silent worker takes to fail; a quorum | Decide (opened) | |
+| it has opened | Adopt, and bring news, members and incarnations | goes on; excluded if it was too late |
+| no quorum for twice that time | | to the next one; after a while the end |
+| the time is over, and some worker still is in an earlier view | Adopt | as a worker that was excluded: under a new identity |
+
+What a view begins with: the members by the latest result that somebody of the quorum has read; all who have not registered have
+failed; that result. If somebody has acted by it, it is settled; else those that wait for it settle it anew. A round without a
+result is held once more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from lightning_gossip.algorithm.membership.monitor import Monitor
+from lightning_gossip.algorithm.membership.news import News
+from lightning_gossip.algorithm.membership.quorum import has_quorum
+from lightning_gossip.algorithm.membership.rounds import Known, Rounds, no_quorum
+from lightning_gossip.algorithm.membership.store import (
+    Adopt,
+    Count,
+    Decide,
+    Encode,
+    Enter,
+    Leave,
+    Pause,
+    Probe,
+    Publish,
+    Reached,
+    Read,
+    Restore,
+    Steps,
+    StoreLostError,
+    Swap,
+    Write,
+)
+from lightning_gossip.algorithm.membership.worker_id import Span, WorkerId, spans_of, workers_of
+
+_LOOK_S = 0.1  # between two looks of those that meet
+_PROBE_S = 0.5  # between two looks whether those that are missing have ended
+_TURN_S = 0.5  # after which the next one opens what the one before it should have
+_VIEWS = 1 << 20  # more than there are workers
+_PATIENCE = 4  # times the silence after which a worker has failed: then one without a quorum ends
+
+
+class Registration(NamedTuple):
+    """What a worker says when it comes to the next store.
+
+    Args:
+        worker: its identity.
+        view: that it was in.
+        number: of the last round whose result it has read; -1 for none.
+        settled: whether it has acted by that.
+        agreed: the members by that result.
+        taking_part: those of its last round.
+        news: as it has read them, with what it has found out.
+    """
+
+    worker: WorkerId
+    view: int
+    number: int
+    settled: bool
+    agreed: tuple[Span, ...]
+    taking_part: tuple[Span, ...]
+    news: bytes
+
+
+class Opened(NamedTuple):
+    """How a view begins.
+
+    Args:
+        members: that agreed last.
+        present: those that have registered, and go on.
+        known: the last result.
+        news: what all of them know.
+        incarnations: by initial rank, the last that is known.
+    """
+
+    members: tuple[WorkerId, ...]
+    present: tuple[WorkerId, ...]
+    known: Known
+    news: bytes
+    incarnations: dict[int, int]
+
+
+class Failover:
+    """The stores of one worker, one after the other. :meth:`tick` is a protocol of the monitor's thread.
+
+    Args:
+        prefix: of the job's keys.
+        monitor: of this worker.
+        rounds: of this worker.
+        now_s: the clock, in seconds.
+        silent_s: how long a worker may be silent before it has failed, in seconds.
+        least: how many workers are enough, if the user has said so.
+
+    Attributes:
+        view: that this worker is in.
+        stopped: set by the driver: no heartbeats are to be sent any more.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        monitor: Monitor,
+        rounds: Rounds,
+        now_s: Callable[[], float],
+        *,
+        silent_s: float,
+        least: int | None = None,
+    ) -> None:
+        self.view = 0
+        self.stopped = False
+        self._promised = 0  # no view before this one
+        self._prefix = prefix
+        self._monitor = monitor
+        self._rounds = rounds
+        self._now_s = now_s
+        self._silent_s = silent_s
+        self._least = least
+        self._lost = False  # as the training thread has found out
+        self._elsewhere: tuple[int, str] | None = None  # an earlier view that somebody is in
+        self._here: tuple[WorkerId, ...] = ()  # who was at the last meeting
+
+    def lose(self, moves: int) -> None:
+        """Note that another thread has lost the store that this worker had after so many moves."""
+        self._lost |= moves == self._rounds.moves
+
+    def tick(self) -> Steps[None]:
+        """A tick of the monitor; if the store is lost, all the way to the next one.
+
+        Raises:
+            PeerError: if there is none with a quorum.
+            StoreLostError: if the workers have not met yet, and so do not know each other.
+        """
+        try:
+            if self._lost:
+                raise StoreLostError
+            yield from self._monitor.tick()
+        except StoreLostError:
+            if not self._rounds.agreed and not self._monitor.is_outside:
+                raise
+            yield from self._find()
+
+    # -- from store to store -----------------------------------------------------------------------------------------
+
+    def _find(self) -> Steps[None]:
+        self._elsewhere = None
+        yield Leave()
+        give_up_s = self._now_s() + _PATIENCE * self._silent_s
+        while self._now_s() < give_up_s:
+            for view, worker in self._candidates():
+                if self.stopped or (yield from self._try(view, worker)):
+                    return
+                if self._now_s() >= give_up_s:
+                    break
+            yield Pause(_LOOK_S)
+        yield from self._give_up()
+
+    def _candidates(self) -> Iterator[tuple[int, WorkerId]]:
+        """The stores that workers keep, by the views that come next."""
+        monitor = self._monitor
+        failed = (monitor.news.failed | monitor.ended()) - {monitor.me}
+        views = {worker: self._next_view(worker) for worker in monitor.hosts if worker not in failed}
+        yield from sorted((view, worker) for worker, view in views.items())
+
+    def _next_view(self, worker: WorkerId) -> int:
+        own, last = worker.initial_rank + 1, max(self.view, self._promised)
+        return last + ((own - last) % _VIEWS or _VIEWS)
+
+    def _try(self, view: int, worker: WorkerId) -> Steps[bool]:
+        """Go to the store that a worker keeps; whether it is the job's now."""
+        address = self._monitor.hosts[worker]
+        reached = yield Enter(address)
+        if reached is Reached.REFUSED:
+            self._monitor.process_ended(worker)
+        if reached is not Reached.OPEN:
+            return False
+        try:
+            where = yield Read("where")
+            if where is not None:
+                later, there = json.loads(where)
+                if later >= self._promised and later > self.view:
+                    if there != address and (yield Enter(there)) is not Reached.OPEN:
+                        return False
+                    return (yield from self._adopt(later, there))
+                self._elsewhere = max(self._elsewhere or (later, there), (later, there))
+            return False if self._monitor.is_outside else (yield from self._meet(view, address))
+        except StoreLostError:
+            return False
+
+    def _give_up(self) -> Steps[None]:
+        """Nobody is there with whom this worker may go on under its identity."""
+        if self._elsewhere is not None and not self._monitor.is_outside:
+            view, address = self._elsewhere
+            try:
+                if (yield Enter(address)) is Reached.OPEN and (yield from self._adopt(view, address, renounces=True)):
+                    return
+            except StoreLostError:
+                pass  # it was the last hope
+        me, members = self._monitor.me, self._rounds.agreed or (self._monitor.me,)
+        raise no_quorum(me, self._here or (me,), members)
+
+    # -- where workers meet ------------------------------------------------------------------------------------------
+
+    def _meet(self, view: int, address: str) -> Steps[bool]:
+        """Register for a view, and wait for a quorum; whether it has opened."""
+        came_s = self._now_s()
+        while self._now_s() < came_s + 2 * self._silent_s and not self.stopped:
+            view = yield from self._target(view)
+            self._promised = max(self._promised, view)
+            yield from self._register(view)
+            opened = yield from self._await_opened(view, came_s)
+            if opened:
+                return (yield from self._adopt(view, address))
+        return False
+
+    def _target(self, view: int) -> Steps[int]:
+        """The latest view that somebody wants here: this one, unless there is a later one."""
+        wanted = str(view).encode()
+        stands: bytes = yield Decide("target", wanted)
+        while int(stands) < view:
+            stands = yield Swap("target", stands, wanted)
+        return int(stands)
+
+    def _register(self, view: int) -> Steps[None]:
+        rounds, monitor = self._rounds, self._monitor
+        known = rounds.known
+        mine = Registration(
+            monitor.me,
+            self.view,
+            known.number,
+            known.settled,
+            spans_of(rounds.agreed or rounds.taking_part),
+            spans_of(rounds.taking_part),
+            monitor.told().encode(),
+        )
+        if known.result:
+            yield Write(f"{view}/result/{monitor.me}", known.result)
+        said = yield Encode(mine)
+        place = yield Count(f"{view}/count")
+        yield Write(f"{view}/{place}", said)
+
+    def _await_opened(self, view: int, came_s: float) -> Steps[bool]:
+        """Whether a view has opened; False if another one is wanted here, or there is no quorum for long."""
+        said: dict[int, Registration] = {}
+        probed_s = self._now_s()
+        while self._now_s() < came_s + 2 * self._silent_s and not self.stopped:
+            if (yield Read(f"{view}/opened")) is not None:
+                return True
+            if (yield from self._target(view)) != view:
+                return False
+            count = int((yield Read(f"{view}/count")) or 0)
+            for place in range(1, count + 1):
+                if place not in said and (value := (yield Read(f"{view}/{place}"))) is not None:
+                    (said[place],) = yield Restore((value,))
+            meeting = _Meeting(list(said.values()), self._monitor.ended())
+            self._here = meeting.present
+            late_s = self._now_s() - came_s - _TURN_S * meeting.place(self._monitor.me)
+            if late_s >= 0.0 and not meeting.is_complete and self._now_s() >= probed_s:
+                probed_s = self._now_s() + _PROBE_S
+                yield from self._probe(meeting.missing)
+            elif late_s >= 0.0 and meeting.may_open(self._least, in_vain=late_s >= self._silent_s):
+                result = (yield Read(f"{view}/result/{meeting.reader}")) or b""
+                yield Decide(f"{view}/opened", (yield Encode(meeting.opened(result))))
+                continue
+            yield Pause(_LOOK_S)
+        return False
+
+    def _probe(self, missing: list[WorkerId]) -> Steps[None]:
+        asked = [worker for worker in missing if worker in self._monitor.hosts]
+        found = yield Probe(tuple(self._monitor.hosts[worker] for worker in asked))
+        for worker, reached in zip(asked, found, strict=True):
+            if reached is Reached.REFUSED:
+                self._monitor.process_ended(worker)
+
+    def _adopt(self, view: int, address: str, *, renounces: bool = False) -> Steps[bool]:
+        """Go on with a store that has opened, and bring what every store of the job has."""
+        monitor, prefix = self._monitor, self._prefix
+        if view > 0:
+            (opened,) = yield Restore(((yield Read(f"{view}/opened")),))
+        else:  # the first store never was opened
+            opened = None
+        yield Adopt(view, address)
+        if opened is not None:
+            news: bytes = yield Decide(f"{prefix}/news", opened.news)
+            yield Decide(f"{prefix}/members", json.dumps(opened.present).encode())
+            for rank, incarnation in opened.incarnations.items():
+                yield Decide(f"{prefix}/incarnation/{rank}", str(incarnation).encode())
+            self._rounds.move(opened.known)
+        else:
+            news = yield Decide(f"{prefix}/news", News().encode())
+            self._rounds.move(Known())
+        if renounces:
+            monitor.renounce()
+        monitor.holds_store = address == monitor.address
+        monitor.move(news)
+        self.view, self._promised, self._lost = view, max(view, self._promised), False
+        yield from monitor.send()
+        yield Publish(view, address)
+        return True
+
+
+class _Meeting:
+    """What those that have registered know together."""
+
+    def __init__(self, said: list[Registration], ended: frozenset[WorkerId]) -> None:
+        self.best = max(said, key=lambda one: (one.view, one.number, one.settled)) if said else None
+        self.members = workers_of(self.best.agreed) if self.best is not None else ()
+        self._said = said
+        self._news = [News.decode(one.news) for one in said]
+        self._ended = ended.union(*(news.ended for news in self._news))
+        self._failed = self._ended.union(*(news.failed for news in self._news))
+        registered = {one.worker for one in said}
+        self.present = tuple(worker for worker in self.members if worker in registered and worker not in self._failed)
+        self.missing = [worker for worker in self.members if worker not in registered and worker not in self._failed]
+        self.is_complete = not self.missing
+
+    @property
+    def reader(self) -> WorkerId:
+        """Who has brought the last result."""
+        assert self.best is not None
+        return self.best.worker
+
+    def place(self, worker: WorkerId) -> int:
+        """Whose turn it is to open the view, from 0."""
+        return self.present.index(worker) if worker in self.present else len(self.present)
+
+    def may_open(self, least: int | None, *, in_vain: bool) -> bool:
+        """Whether those present go on; ``in_vain``: they have waited long enough for the others."""
+        return (self.is_complete or in_vain) and has_quorum(
+            self.present, self.members, self._ended, at_store=False, least=least
+        )
+
+    def opened(self, result: bytes) -> Opened:
+        """How the view begins."""
+        assert self.best is not None
+        taking_part = {worker for one in self._said for worker in workers_of(one.taking_part)}
+        failed = (self._failed | taking_part | set(self.members)) - set(self.present)
+        aborted = {told.use: told for news in reversed(self._news) for told in news.aborted}
+        news = News(
+            1 + max(news.number for news in self._news),
+            failed,
+            aborted=tuple(aborted[use] for use in sorted(aborted)),
+            ended=self._ended & failed,
+        )
+        incarnations: dict[int, int] = {}
+        for worker in [*self.members, *failed, *(one.worker for one in self._said)]:
+            incarnations[worker.initial_rank] = max(incarnations.get(worker.initial_rank, 1), worker.incarnation)
+        known = Known(self.best.number, result, self.best.settled)
+        return Opened(self.members, self.present, known, news.encode(), incarnations)
+
+

@@ -1,0 +1,428 @@
+"""The protocols of membership under a schedule in which the job's store may be lost: workers keep stores in reserve.
+
+The world is that of :mod:`tests.schedules.membership`, with its programs and invariants; but the store lives in rank 0's
+process, or in an agent beside it, and each worker keeps one. Faults kill workers (rank 0 often), the agent, whole hosts, and
+part the network in two for a while. A connection over a part that the network does not carry stalls, and is lost after some
+time; one with a process that has ended is lost at once, unless its host has ended with it.
+
+| invariant beside those of membership | checked |
+|---|---|
+| all that come out of one call have the same result, on whichever side of a partition they are | at each call |
+| who was killed excepted, all go on after the loss of a store, unless hosts or the network have failed | at the end |
+| after a partition, or the end of hosts, at most one side goes on, and the other says why it ends | at the end |
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Generator
+from typing import Any
+
+from typing_extensions import override
+
+from lightning_gossip.algorithm.membership.failover import Failover
+from lightning_gossip.algorithm.membership.membership import DeleteBelow, OwnFailureError
+from lightning_gossip.algorithm.membership.rounds import Survivable
+from lightning_gossip.algorithm.membership.store import (
+    Adopt,
+    Await,
+    Count,
+    Decide,
+    Delete,
+    Enter,
+    Leave,
+    NextStore,
+    Pause,
+    Probe,
+    Publish,
+    Reached,
+    Read,
+    ReadAll,
+    StoreLostError,
+    Swap,
+    Write,
+)
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
+from lightning_gossip.errors import PeerError
+from tests.schedules.choices import Choices
+from tests.schedules.membership import FAIL_AFTER_S, HEARTBEAT_S, SHORT_S, Thread, Until, Worker, World
+from tests.schedules.violation import Violation, judge
+
+LOST_S = 6.0  # that the kernel waits for a host that does not answer
+CONNECT_S = 1.0
+_PRIMARY = "primary"
+_OPERATIONS = (Decide, Swap, Write, Count, Read, ReadAll, Await, Delete, DeleteBelow)
+_LOST = object()
+
+
+class _Keys:
+    """The keys of one view in one server, as a store."""
+
+    def __init__(self, server: dict[str, bytes], space: str) -> None:
+        self._server, self._space = server, space
+
+    def _at(self, key: str) -> str:
+        return f"{self._space}|{key}"
+
+    def __contains__(self, key: str) -> bool:
+        return self._at(key) in self._server
+
+    def __getitem__(self, key: str) -> bytes:
+        return self._server[self._at(key)]
+
+    def __setitem__(self, key: str, value: bytes) -> None:
+        self._server[self._at(key)] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._server[self._at(key)]
+
+    def __iter__(self) -> Any:
+        return iter([key.split("|", 1)[1] for key in self._server if key.startswith(f"{self._space}|")])
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._server.get(self._at(key), default)
+
+    def setdefault(self, key: str, value: bytes) -> bytes:
+        return self._server.setdefault(self._at(key), value)
+
+    def pop(self, key: str, default: Any = None) -> Any:
+        return self._server.pop(self._at(key), default)
+
+
+class Hosted(World):
+    """A job whose store may be lost, under one schedule."""
+
+    survivable = Survivable()
+
+    def __init__(self, choices: Choices, **replacements: Any) -> None:
+        self.servers: dict[str, dict[str, bytes]] = {_PRIMARY: {}}
+        self.ended_hosts: set[int] = set()  # by initial rank: one worker a host
+        self.parts: list[tuple[float, float, frozenset[int]]] = []  # from when, until when, one of the sides
+        self.agent = False
+        self.primary_lost = False
+        self.unclear = False  # hosts or the network have failed
+        super().__init__(choices, **replacements)
+        self.fails = any(kind == "fail" for _, kind, _, _ in self.faults)
+        self.agent = bool(choices.below(2))
+
+    @override
+    def _drawn_faults(self) -> list[tuple[float, str, int, Any]]:
+        faults: list[tuple[float, str, int, Any]] = []
+        kinds = ["first", "kill", "restart", "freeze", "abort", "fail", "crash", "agent"]
+        if not self.one_host:
+            kinds += ["part", "part", "power", "first"]
+        for _ in range(self.choices.of((1, 0, 1, 2, 3))):
+            kind = self.choices.of(kinds)
+            at_s = self.choices.of((1.0, 0.0, 0.3, 2.0, 4.0, 9.0, 15.0))
+            whom = 0 if kind == "first" else self.choices.below(self.n)
+            if kind in ("abort", "fail", "crash"):
+                use = self.choices.below(len(self.program))
+                how: Any = (use, self.choices.below(len(self.program[use])))
+            elif kind == "part":
+                side = frozenset(rank for rank in range(self.n) if self.choices.below(2))
+                how = (self.choices.of((0.3, SHORT_S, 5.0, 12.0, 30.0, 200.0)), side)
+            else:
+                how = self.choices.of((0.3, SHORT_S, 5.0, 12.0, 30.0))
+            faults.append((at_s, "kill" if kind == "first" else kind, whom, how))
+        return sorted(faults, key=lambda fault: fault[0])
+
+    @override
+    def _started(self, me: WorkerId, members: list[WorkerId], *, late: bool) -> Worker:
+        job = (_PRIMARY, 0)
+        if late:
+            alive = [each for each in self.workers if each.alive and each.job is not None and each.job[0] in self.servers]
+            job = max((each.job for each in alive if each.began_as.initial_rank != me.initial_rank), key=lambda job: job[1])
+        self._space(job)[f"p/incarnation/{me.initial_rank}"] = str(me.incarnation).encode()
+        worker = Worker(self, me, members, late=late, replacements=self._replacements)
+        failover = self._replacements.get("failover", Failover)
+        worker.failover = failover(
+            "p", worker.monitor, worker.membership.rounds, lambda: self.now_s, silent_s=FAIL_AFTER_S, least=None
+        )
+        worker.job = job
+        worker.failover.view = job[1]
+        self.servers[str(me)] = {}
+        self._publish(worker, *reversed(job))
+        worker.threads = [Thread(worker, self._train(worker), "trains"), Thread(worker, self._beat(worker), "beats")]
+        for thread in worker.threads:
+            thread.server = job
+        return worker
+
+    def _publish(self, worker: Worker, view: int, address: str) -> None:
+        self.servers[str(worker.began_as)]["meet|where"] = json.dumps([view, address]).encode()
+
+    @override
+    def _beat(self, worker: Worker) -> Generator[Any, Any, None]:
+        while not worker.stops:
+            worker.failover.stopped = worker.rests
+            if worker.rests:
+                try:
+                    yield from worker.monitor.send()
+                    yield from worker.monitor.publish()
+                except StoreLostError:
+                    pass  # the next use finds another one
+                worker.is_resting = True
+                yield Until(lambda: not worker.rests or worker.stops)
+                worker.is_resting = False
+            else:
+                try:
+                    yield from worker.failover.tick()
+                except PeerError as error:
+                    worker.monitor.broken, worker.is_resting = error, True
+                    return
+                except StoreLostError:
+                    worker.monitor.broken = PeerError("the store was lost before the workers had met")
+                    worker.is_resting = True
+                    return
+                yield Pause(HEARTBEAT_S)
+
+    @override
+    def _first_send(self, worker: Worker) -> Generator[Any, Any, None]:
+        try:
+            yield from worker.monitor.send()
+        except StoreLostError:
+            pass  # the thread that sends heartbeats finds another one
+
+    # -- who reaches whom ------------------------------------------------------------------------------------------------
+
+    def _host_of(self, address: str) -> int:
+        return 0 if address == _PRIMARY else int(address.split(".")[0])
+
+    def _carried(self, one: int, other: int) -> float:
+        """Since when the network does not carry anything between two hosts; −∞: it does."""
+        cut = [from_s for from_s, until_s, side in self.parts if from_s <= self.now_s < until_s and (one in side) != (other in side)]
+        return min(cut, default=-math.inf)
+
+    def _state(self, thread: Thread) -> str:
+        """Of a thread's connection: stands, stalls, or is lost."""
+        if thread.server is None:
+            return "lost"
+        address, host = thread.server[0], self._host_of(thread.server[0])
+        own = thread.worker.began_as.initial_rank
+        since_s = max(self._carried(own, host), thread.begun_s) if self._carried(own, host) > -math.inf else -math.inf
+        if host in self.ended_hosts:
+            since_s = max(thread.begun_s, self.ended_s[host])
+        elif address not in self.servers and since_s == -math.inf:
+            return "lost"
+        if since_s > -math.inf:
+            return "lost" if self.now_s >= since_s + LOST_S else "stalls"
+        owner = self._owner(address)
+        return "stalls" if owner is not None and owner.frozen_until_s > self.now_s else "stands"
+
+    def _owner(self, address: str) -> Worker | None:
+        if address == _PRIMARY:
+            return None if self.agent else self.workers[0] if self.workers else None
+        return next((worker for worker in self.workers if str(worker.began_as) == address), None)
+
+    def _reached(self, worker: Worker, address: str) -> Reached:
+        host = self._host_of(address)
+        if host in self.ended_hosts or self._carried(worker.began_as.initial_rank, host) > -math.inf:
+            return Reached.SILENT
+        if address not in self.servers:
+            return Reached.REFUSED
+        owner = self._owner(address)
+        return Reached.SILENT if owner is not None and owner.frozen_until_s > self.now_s else Reached.OPEN
+
+    def _space(self, job: tuple[str, int | str]) -> _Keys:
+        return _Keys(self.servers[job[0]], str(job[1]))
+
+    @override
+    def _store_of(self, worker: Worker) -> Any:
+        return self._space(worker.job) if worker.job is not None and worker.job[0] in self.servers else {}
+
+    @override
+    def _keys(self, thread: Thread) -> Any:
+        return self._space(thread.server) if thread.server is not None and thread.server[0] in self.servers else {}
+
+    # -- effects ---------------------------------------------------------------------------------------------------------
+
+    @override
+    def _begin(self, thread: Thread) -> None:
+        thread.begun_s = self.now_s
+        super()._begin(thread)
+        if isinstance(thread.effect, Enter | Probe):
+            addresses = thread.effect.addresses if isinstance(thread.effect, Probe) else (thread.effect.address,)
+            silent = any(self._reached(thread.worker, address) is Reached.SILENT for address in addresses)
+            thread.until_s = self.now_s + CONNECT_S * silent
+
+    @override
+    def _may_run(self, thread: Thread) -> bool:
+        effect, worker = thread.effect, thread.worker
+        if thread.ended or not worker.alive or worker.frozen_until_s > self.now_s or thread.done or effect is None:
+            return super()._may_run(thread)
+        if isinstance(effect, NextStore):
+            worker.failover.lose(effect.moves)
+            return worker.membership.rounds.moves > effect.moves or worker.monitor.broken is not None or worker.stops
+        if isinstance(effect, Enter | Probe):
+            return thread.until_s <= self.now_s
+        if isinstance(effect, _OPERATIONS):
+            state = self._state(thread)
+            return state == "lost" or (state == "stands" and super()._may_run(thread))
+        return super()._may_run(thread)
+
+    @override
+    def _more_times(self) -> list[float]:
+        times = [at_s for from_s, until_s, _ in self.parts for at_s in (from_s, until_s)]
+        for thread in self._alive_threads():
+            if isinstance(thread.effect, _OPERATIONS) and not thread.done and self._state(thread) == "stalls":
+                starts = [thread.begun_s, *self.ended_s.values(), *(from_s for from_s, _, _ in self.parts)]
+                times += [start_s + LOST_S for start_s in starts]
+        return times
+
+    @override
+    def _meeting_is_over(self, thread: Thread) -> bool:
+        if not super()._meeting_is_over(thread):
+            return False
+        names = self.meets[thread.meeting[0]]
+        hosts = {int(name.split(".")[0]) for name in names}
+        return all(self._carried(one, other) == -math.inf for one in hosts for other in hosts)
+
+    @override
+    def _do(self, thread: Thread) -> Any:
+        effect, worker = thread.effect, thread.worker
+        if isinstance(effect, _OPERATIONS) and self._state(thread) == "lost":
+            return _LOST
+        match effect:
+            case NextStore():
+                if worker.monitor.broken is not None:
+                    return worker.monitor.broken
+                thread.server = worker.job
+            case Leave():
+                for each in worker.threads:
+                    each.server = None
+                worker.job = None
+            case Probe(addresses):
+                return [self._reached(worker, address) for address in addresses]
+            case Enter(address):
+                reached = self._reached(worker, address)
+                thread.server = (address, "meet") if reached is Reached.OPEN else None
+                return reached
+            case Adopt(view, address):
+                worker.job = thread.server = (address, view)
+            case Publish(view, address):
+                self._publish(worker, view, address)
+            case _:
+                return super()._do(thread)
+        return None
+
+    @override
+    def _sent(self, thread: Thread, outcome: Any) -> Any:
+        if outcome is _LOST:
+            return thread.steps.throw(StoreLostError())
+        if isinstance(outcome, PeerError):
+            return thread.steps.throw(outcome)
+        return super()._sent(thread, outcome)
+
+    # -- faults and the end ----------------------------------------------------------------------------------------------
+
+    @property
+    def ended_s(self) -> dict[int, float]:
+        return {rank: self._ended_s[rank] for rank in self.ended_hosts}
+
+    _ended_s: dict[int, float]
+
+    @override
+    def _strike(self) -> None:
+        _, kind, whom, how = self.faults[0]
+        if kind == "agent":
+            self.faults.pop(0)
+            if self.agent and self.servers.pop(_PRIMARY, None) is not None:
+                self.last_loss_s = self.now_s
+                self._note_loss()
+        elif kind == "part":
+            self.faults.pop(0)
+            length_s, side = how
+            self.parts.append((self.now_s, self.now_s + length_s, side))
+            self.last_loss_s = self.now_s + length_s
+            self._note_loss()
+            self.unclear = True
+            for worker in self.workers:
+                worker.frozen_s = max(worker.frozen_s, length_s)
+        elif kind == "power":
+            self._end_host(whom, self.faults.pop(0))
+        elif kind == "restart" and not any(
+            each.alive and each.job is not None and each.job[0] in self.servers and self._outlives(each.job[0], whom)
+            for each in self.workers
+            if each.began_as.initial_rank != whom
+        ):
+            self.faults.pop(0)  # nobody could tell it where the store is
+        else:
+            super()._strike()
+
+    def _outlives(self, address: str, rank: int) -> bool:
+        return self._host_of(address) != rank or (address == _PRIMARY and self.agent)
+
+    def _end_host(self, whom: int, fault: Any) -> None:
+        worker = next(worker for worker in reversed(self.workers) if worker.began_as.initial_rank == whom)
+        if not worker.alive or worker.end is not None or not any(e.alive for e in self.workers if e is not worker):
+            return
+        if not worker.membership.rounds.agreed:
+            return  # nobody would notice that a worker has ended of which nobody has heard
+        self.ended_hosts.add(whom)
+        self._ended_s = {**getattr(self, "_ended_s", {}), whom: self.now_s}
+        self.unclear = True
+        self._kill(worker)
+        self._note_loss()
+        for each in self.workers:
+            each.frozen_s = max(each.frozen_s, 2 * SHORT_S)
+
+    def _note_loss(self) -> None:
+        if not all(worker.membership.rounds.agreed for worker in self.workers if worker.alive):
+            self.primary_lost = True
+            for worker in self.workers:
+                worker.frozen_s = max(worker.frozen_s, 2 * SHORT_S)
+
+    @override
+    def _crashes(self, worker: Worker, use: int) -> bool:
+        if worker.job is None or worker.job[0] not in self.servers:
+            return False  # it could tell nobody
+        crashes = super()._crashes(worker, use)
+        if {kind for _, kind, _, _ in self._all_faults} & {"kill", "restart", "agent", "part", "power"}:
+            self.crashed.clear()  # whoever has heard of it may have lost the store before the others had
+        return crashes
+
+    @override
+    def _incarnations(self, whom: int) -> int:
+        return max(worker.membership.me.incarnation for worker in self.workers if worker.began_as.initial_rank == whom)
+
+    @override
+    def _kill(self, worker: Worker) -> None:
+        host = worker.began_as.initial_rank
+        if host in self.ended_hosts:
+            worker.alive = False
+            worker.died_s = self.last_loss_s = self.now_s
+        else:
+            super()._kill(worker)
+        del self.servers[str(worker.began_as)]
+        if host == 0 and (host in self.ended_hosts or (not self.agent and worker.began_as.incarnation == 1)):
+            self.servers.pop(_PRIMARY, None)
+            self._note_loss()
+
+    @override
+    def _may_end_by(self, error: Exception) -> bool:
+        said = str(error)
+        if isinstance(error, OwnFailureError):
+            return self.fails
+        if isinstance(error, PeerError) and "before the workers had met" in said:
+            return self.primary_lost
+        if isinstance(error, PeerError) and error.phase == "quorum":
+            return self.unclear or any(worker.frozen_s > SHORT_S for worker in self.workers)
+        return super()._may_end_by(error)
+
+    @override
+    def _check_end(self) -> None:
+        for worker in self.workers:
+            if worker.end is not None and "two halves" in worker.end:  # which :meth:`_may_end_by` has seen
+                worker.frozen_s = max(worker.frozen_s, 2 * SHORT_S)
+        super()._check_end()
+        done = [worker for worker in self.workers if worker.alive and worker.end == "done" and not worker.membership.outside]
+        views = {worker.failover.view for worker in done if worker.job is not None}
+        if len({(worker.membership.members, worker.membership.generation) for worker in done}) > 1 and not self.aborts:
+            raise Violation(f"two sides are the job at the end: {[(w.membership.members, w.failover.view) for w in done]} {views}")
+
+
+def run(choices: Choices, **replacements: Any) -> Hosted:
+    """Run one schedule; an exception of the product is a violation too."""
+    world = Hosted(choices, **replacements)
+    judge(world.run)
+    return world
