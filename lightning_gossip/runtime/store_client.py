@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.transport.network_interface import listen
@@ -82,8 +82,22 @@ def connect(
             seconds=timeout_s,
         ) from error
     if lost_s is not None:
-        _end_when_lost(port, lost_s)
+        end_when_lost(port, lost_s)
     return store
+
+
+class Space(PrefixStore):
+    """A store's keys with a prefix of their own.
+
+    Args:
+        name: the prefix.
+        store: whose.
+    """
+
+    def __init__(self, name: str, store: Store) -> None:
+        super().__init__(name, store)
+        self.name = name
+        self.store = store
 
 
 def look_up(store: Store, key: str) -> bytes | None:
@@ -109,18 +123,20 @@ def another(store: Store, *, timeout_s: float | None = None, connect_s: float | 
         timeout_s: how long a call may wait, in seconds; as for the first one if None.
         connect_s: how long to try to connect; as long as a call of the first one may wait, if None.
     """
+    if isinstance(store, Space):
+        return Space(store.name, another(store.store, timeout_s=timeout_s, connect_s=connect_s))
     if isinstance(store, TCPStore):
         as_first: timedelta = store.timeout  # type: ignore[attr-defined]
         deadline = as_first if connect_s is None else timedelta(seconds=connect_s)
         second = TCPStore(store.host, store.port, is_master=False, wait_for_workers=False, timeout=deadline)
         second.set_timeout(as_first if timeout_s is None else timedelta(seconds=timeout_s))
         if lost_s := max((_lost_s(end) for end in _connections(store.port)), default=0.0):
-            _end_when_lost(store.port, lost_s)
+            end_when_lost(store.port, lost_s)
         return second
     return store  # in memory or a file: calls are short
 
 
-def _end_when_lost(port: int, lost_s: float) -> None:
+def end_when_lost(port: int, lost_s: float) -> None:
     """Let the kernel end the connections to a store when its host has acknowledged nothing for so long.
 
     A call waits without a deadline for the store's answer, and in a partition there is none: the kernel would try for a quarter
@@ -132,6 +148,15 @@ def _end_when_lost(port: int, lost_s: float) -> None:
         for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
             end.setsockopt(socket.IPPROTO_TCP, option, max(1, round(lost_s / _PROBES)))
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(lost_s * 1000))
+
+
+def cut_connections(host: str, port: int) -> None:
+    """End this process's connections with a host's port; a call under way there ends with an error."""
+    addresses = {info[4][0] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    for end in _connections(port):
+        if end.getpeername()[0].removeprefix("::ffff:") in addresses:
+            with suppress(OSError):  # ended meanwhile
+                end.shutdown(socket.SHUT_RDWR)
 
 
 def _lost_s(end: socket.socket) -> float:

@@ -39,6 +39,7 @@ from lightning_gossip.algorithm.membership.store import (
     Reached,
     Read,
     ReadAll,
+    Reconnect,
     StoreLostError,
     Swap,
     Write,
@@ -183,6 +184,10 @@ class Hosted(World):
         except StoreLostError:
             pass  # the thread that sends heartbeats finds another one
 
+    @override
+    def _last_words(self, worker: Worker) -> Generator[Any, Any, None]:
+        yield from worker.membership.rest()
+
     # -- who reaches whom ------------------------------------------------------------------------------------------------
 
     def _host_of(self, address: str) -> int:
@@ -286,6 +291,8 @@ class Hosted(World):
             case NextStore():
                 if worker.monitor.broken is not None:
                     return worker.monitor.broken
+                thread.server = worker.job
+            case Reconnect():
                 thread.server = worker.job
             case Leave():
                 for each in worker.threads:
@@ -405,6 +412,8 @@ class Hosted(World):
             return self.fails
         if isinstance(error, PeerError) and "before the workers had met" in said:
             return self.primary_lost
+        if isinstance(error, PeerError) and error.phase == "rendezvous" and self.primary_lost:
+            return True  # some have not met, and end
         if isinstance(error, PeerError) and error.phase == "quorum":
             return self.unclear or any(worker.frozen_s > SHORT_S for worker in self.workers)
         return super()._may_end_by(error)

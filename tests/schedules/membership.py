@@ -242,6 +242,7 @@ class World:
                 worker.rests = True
                 yield Until(lambda: worker.is_resting)
                 if aborted and self._crashes(worker, use - 1):
+                    yield from self._last_words(worker)
                     self._kill(worker)
                     return
                 yield from membership.rest()
@@ -254,6 +255,10 @@ class World:
                 raise Violation(f"{worker.began_as.spoken} has ended by {worker.end}") from error
         finally:
             worker.stops = True
+
+    def _last_words(self, worker: Worker) -> Generator[Any, Any, None]:
+        """Of a worker that an exception ends; whoever does not keep the store does not need any."""
+        yield from ()
 
     def _first_send(self, worker: Worker) -> Generator[Any, Any, None]:
         yield from worker.monitor.send()

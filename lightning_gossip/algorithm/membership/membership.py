@@ -32,6 +32,7 @@ from lightning_gossip.algorithm.membership.store import (
     Delete,
     Encode,
     NextStore,
+    Reconnect,
     Restore,
     Steps,
     StoreLostError,
@@ -454,10 +455,7 @@ class Membership:
         if key == self._rested:
             return  # nothing has been said since
         self._rested = key
-        try:
-            yield from self._rest(key)
-        except StoreLostError:
-            log.info("%s: ends without having heard that the other workers have ended: the store has ended", self.me.spoken)
+        yield from self._last_words(lambda: self._rest(key))
 
     def _rest(self, key: str) -> Steps[None]:
         last = (yield Count(key)) == len(self.members)
@@ -471,10 +469,18 @@ class Membership:
 
     def close(self) -> Steps[None]:
         """Write down that nobody is admitted any more, unless the store has ended with others that have come to their ends."""
+        yield from self._last_words(self.joining.close)
+
+    def _last_words(self, steps: Callable[[], Steps[None]]) -> Steps[None]:
+        """What a worker says at its end: no other store is looked for to say it."""
         try:
-            yield from self.joining.close()
+            yield from steps()
         except StoreLostError:
-            log.info("%s: could not write down that the job has ended: the store has ended before", self.me.spoken)
+            yield Reconnect()  # this thread may have slept through a change of stores
+            try:
+                yield from steps()
+            except StoreLostError:
+                log.info("%s: ends without a word to the others: the store has ended before", self.me.spoken)
 
     # -- leaving and joining -----------------------------------------------------------------------------------------
 

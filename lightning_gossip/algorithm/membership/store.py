@@ -119,6 +119,10 @@ class NextStore(NamedTuple):
     moves: int
 
 
+class Reconnect(NamedTuple):
+    """Connect the training thread with the store that this worker is at, without a wait. No result."""
+
+
 class Leave(NamedTuple):
     """End all this worker's connections with the job's store; what is under way there ends by StoreLostError. No result."""
 

@@ -17,9 +17,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from lightning_gossip.algorithm.membership import membership as protocol
-from lightning_gossip.algorithm.membership.store import Steps
+from lightning_gossip.algorithm.membership.rounds import Survivable
+from lightning_gossip.algorithm.membership.store import NextStore, Reconnect, Steps, StoreLostError
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
-from lightning_gossip.errors import ConfigurationError, GossipError, another_aborted, reason_of
+from lightning_gossip.errors import ConfigurationError, GossipError, PeerError, another_aborted, reason_of
 from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.membership import uses
 from lightning_gossip.runtime.membership.collective_errors import may_pass
@@ -49,8 +50,10 @@ class Membership:
         timeout_s: how long a round waits for a worker that is alive, in seconds.
         collective_timeout_s: how long one collective may take in :meth:`attempt`, in seconds; as long as any other if None.
         late: whether the others have begun without this worker, so that it has to be admitted.
+        survivable: whether the store may be lost; the monitor then knows where others are. None: it outlives all workers.
 
     Attributes:
+        store: the training thread's connection; another one when the store was lost.
         changed: called after each change of the members or their groups.
     """
 
@@ -66,6 +69,7 @@ class Membership:
         timeout_s: float,
         collective_timeout_s: float | None = None,
         late: bool = False,
+        survivable: Survivable | None = None,
     ) -> None:
         self.store = store
         self.monitor = monitor
@@ -73,8 +77,17 @@ class Membership:
         self.timeout_s = timeout_s
         self.changed: list[Callable[[], None]] = []
         self._protocol = protocol.Membership(
-            prefix, members, monitor.protocol, now_s, min_workers=min_workers, timeout_s=timeout_s, late=late
+            prefix,
+            members,
+            monitor.protocol,
+            now_s,
+            min_workers=min_workers,
+            timeout_s=timeout_s,
+            late=late,
+            survivable=survivable,
         )
+        if survivable is not None:
+            monitor.survive(self._protocol.rounds, survivable.least)
         self._make_group = make_group
         self._collective_timeout_s = collective_timeout_s
         self._hurries = False  # whether collectives are made whose workers have all met
@@ -89,7 +102,9 @@ class Membership:
                 protocol.DropGroup: lambda _: _drop_group(),
                 protocol.AdoptUse: lambda effect: uses.adopt(effect.use),
                 protocol.TellChange: lambda _: self._tell_change(),
-                protocol.DeleteBelow: lambda effect: delete_below(store, effect.prefix),
+                protocol.DeleteBelow: lambda effect: delete_below(self.store, effect.prefix),
+                NextStore: lambda effect: self._go_to_next_store(effect.moves),
+                Reconnect: lambda _: self._reconnect(),
             },
         )
 
@@ -122,6 +137,16 @@ class Membership:
     def outside(self) -> bool:
         """Whether this worker is no member (any more, or not yet): every collective is then its own."""
         return self._protocol.outside
+
+    @property
+    def moves(self) -> int:
+        """How often this worker has gone to another store."""
+        return self._protocol.rounds.moves
+
+    @property
+    def survives_store(self) -> bool:
+        """Whether the job goes on when its store is lost."""
+        return self.monitor.stores is not None
 
     @property
     def round(self) -> int:
@@ -258,8 +283,8 @@ class Membership:
         """
         self.monitor.rest()
         try:
-            drive(self._protocol.rest(), self._operations, self.monitor.lock)
-        except dist.DistError as error:
+            self._perform(self._protocol.rest())
+        except PeerError as error:
             log.info("%s: ends without having heard that the other workers have ended: %s", self.me.spoken, _first_line(error))
 
     # -- joining -----------------------------------------------------------------------------------------------------
@@ -287,7 +312,7 @@ class Membership:
 
     def refuse(self, worker: WorkerId, reason: str) -> None:
         """Tell a worker that waits that it will not be admitted."""
-        self._perform(self._protocol.joining.refuse(worker, reason))
+        self._perform(self._protocol.on_store(lambda: self._protocol.joining.refuse(worker, reason)))
 
     def close_admission(self) -> None:
         """Admit nobody any more, since the job ends. All members write it down, since each may be killed before.
@@ -295,7 +320,7 @@ class Membership:
         A worker that is outside says that its model is its own. It does not raise: the launchers would end the others.
         """
         if not self.outside:
-            self._perform(self._protocol.joining.close())
+            self._perform(self._protocol.close())
             return
         log.error(
             "Rank %d was excluded (peer_timeout_s) and has not joined the others again before its fit ended: its model is its"
@@ -306,7 +331,7 @@ class Membership:
     def open_admission(self) -> None:
         """Admit workers again, since another fit begins. Rank 0 writes it down."""
         if self.rank == 0 and not self.outside:
-            self._perform(self._protocol.joining.open())
+            self._perform(self._protocol.on_store(self._protocol.joining.open))
 
     def stay_outside(self) -> None:
         """Be a group of one, until this worker is admitted."""
@@ -351,16 +376,34 @@ class Membership:
             try:
                 return self._operations(effect)
             except dist.DistError as error:
+                if self.survives_store:
+                    raise StoreLostError(str(error)) from error
                 raise store_lost() from error
 
         try:
             return drive(steps, do, self.monitor.lock)
         except protocol.OwnFailureError as own:
             failure = self._failures[own.effect]
+        except StoreLostError as error:
+            raise store_lost() from error
         finally:
             if not self._attempting:
                 self._failures.clear()
         raise failure
+
+    def _go_to_next_store(self, moves: int) -> None:
+        self.monitor.await_next_store(self._protocol.rounds, moves)
+        self._reconnect()
+
+    def _reconnect(self) -> None:
+        stores = self.monitor.stores
+        assert stores is not None
+        try:
+            self.store = stores.connect(timeout_s=self.timeout_s)
+        except dist.DistError as error:
+            log.info("%s: the store cannot be reached: %s", self.me.spoken, error)  # the next operation finds that too
+        else:
+            self._operations.use(self.store)
 
     def _do_make_group(self, effect: protocol.MakeGroup) -> protocol.Outcome:
         try:

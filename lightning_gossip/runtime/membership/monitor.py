@@ -9,21 +9,33 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from lightning_gossip.algorithm.failure_detector import Verdict
+from lightning_gossip.algorithm.membership.failover import Failover
 from lightning_gossip.algorithm.membership.monitor import Monitor
-from lightning_gossip.algorithm.membership.rounds import LOOK
-from lightning_gossip.algorithm.membership.store import Decide, Steps
+from lightning_gossip.algorithm.membership.rounds import LOOK, Rounds
+from lightning_gossip.algorithm.membership.store import (
+    Adopt,
+    Decide,
+    Enter,
+    Leave,
+    Probe,
+    Publish,
+    Reached,
+    Steps,
+    StoreLostError,
+)
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
-from lightning_gossip.errors import ProtocolError
+from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.membership.local_processes import identity
 from lightning_gossip.runtime.membership.store_operations import StoreOperations, drive
+from lightning_gossip.runtime.membership.stores import Stores, parse, reach
 from lightning_gossip.runtime.store_client import another, store_lost
 
 log = logging.getLogger(__name__)
@@ -42,6 +54,7 @@ class HeartbeatMonitor:
         me: this worker.
         fail_after_s: time without a heartbeat after which a worker has failed, in seconds.
         heartbeat_s: time between two heartbeats, in seconds.
+        stores: where others are if the store is lost; None: it outlives all workers.
 
     Attributes:
         protocol: what is driven; used under ``lock``.
@@ -49,17 +62,48 @@ class HeartbeatMonitor:
     """
 
     def __init__(
-        self, store: Store, prefix: str, me: WorkerId, *, fail_after_s: float, heartbeat_s: float = HEARTBEAT_S
+        self,
+        store: Store,
+        prefix: str,
+        me: WorkerId,
+        *,
+        fail_after_s: float,
+        heartbeat_s: float = HEARTBEAT_S,
+        stores: Stores | None = None,
     ) -> None:
-        self.protocol = Monitor(prefix, me, identity(), now_s, fail_after_s=fail_after_s, heartbeat_s=heartbeat_s)
+        self.stores = stores
+        self.protocol = Monitor(
+            prefix,
+            me,
+            identity(),
+            now_s,
+            fail_after_s=fail_after_s,
+            heartbeat_s=heartbeat_s,
+            address=None if stores is None else stores.own,
+        )
         self.lock = threading.Condition()
         self._store = store
-        self._do = StoreOperations(store)
+        self._failover: Failover | None = None
+        self._operations = StoreOperations(store, self._of_stores)
         self._connected_s = -math.inf  # when the connection was made anew
+        self._prefix = prefix
         self._fail_after_s = fail_after_s
         self._heartbeat_s = heartbeat_s
         self._stopped = False
         self._thread: threading.Thread | None = None
+
+    def survive(self, rounds: Rounds, least: int | None) -> None:
+        """Find another store when the job's is lost.
+
+        Args:
+            rounds: of this worker.
+            least: how many workers are enough to go on, if the user has said so.
+        """
+        self._failover = Failover(
+            self._prefix, self.protocol, rounds, now_s, silent_s=self._fail_after_s, least=least
+        )
+        assert self.stores is not None
+        self._failover.view = self.stores.view
 
     # -- any thread --------------------------------------------------------------------------------------------------
 
@@ -78,8 +122,10 @@ class HeartbeatMonitor:
         with self.lock:
             self.protocol.rest(resting=False)
             self._stopped = False
+            if self._failover is not None:
+                self._failover.stopped = False
         if self._thread is None:
-            self._drive(self.protocol.send())
+            self._send_once()
             self._thread = threading.Thread(target=self._run, name="gossip-monitor", daemon=True)
             self._thread.start()
 
@@ -87,6 +133,8 @@ class HeartbeatMonitor:
         """Send and read no heartbeats until :meth:`start`; the thread ends. May be called twice."""
         with self.lock:
             self._stopped = True
+            if self._failover is not None:
+                self._failover.stopped = True
             self.protocol.rest(resting=True)
             self.lock.notify_all()
         if self._thread is not None:
@@ -162,26 +210,62 @@ class HeartbeatMonitor:
         with self.lock:
             self.protocol.raise_failure()
 
+    def lose(self, moves: int) -> None:
+        """Note that the training thread has lost the store that this worker had after so many moves."""
+        with self.lock:
+            if self._failover is not None:
+                self._failover.lose(moves)
+            self.lock.notify_all()
+
+    def await_next_store(self, rounds: Rounds, moves: int) -> None:
+        """Wait until this worker has gone on with another store.
+
+        Raises:
+            GossipError: if there is none.
+        """
+        self.lose(moves)
+        with self.lock:
+            self.lock.wait_for(lambda: rounds.moves > moves or self.protocol.broken is not None or self._thread is None)
+            if self.protocol.broken is not None:
+                raise self.protocol.broken
+            if rounds.moves <= moves:
+                raise store_lost()
+
     # -- the monitor thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             while not self._stopped:
                 self._tick_while_connected()
-            self._drive(self.protocol.send())
+            self._send_once()
             self._drive(self.protocol.publish())
+        except StoreLostError as error:
+            if not self._stopped:
+                self._break(store_lost(), error)
+        except PeerError as error:
+            self._break(error, error.__cause__)
         except dist.DistError as error:  # the training thread's connection ends too: the store has ended, or is out of reach
-            lost = store_lost()
-            lost.__cause__ = error
-            with self.lock:
-                self.protocol.broken = lost
+            self._break(store_lost(), error)
         except Exception as error:  # noqa: BLE001 - kept, and raised on the training thread
             self._abort_on(error)
+
+    def _break(self, error: PeerError, cause: BaseException | None) -> None:
+        error.__cause__ = cause
+        with self.lock:
+            self.protocol.broken = error
+            self.lock.notify_all()
+
+    def _send_once(self) -> None:
+        """Send a heartbeat, if there is a store; else the next tick finds one."""
+        try:
+            self._drive(self.protocol.send())
+        except StoreLostError as error:
+            log.info("%s: has lost the store: %s", self.me.spoken, error.__cause__)
 
     def _tick_while_connected(self) -> None:
         try:
             while not self._stopped:
-                self._drive(self.protocol.tick())
+                self._drive(self.protocol.tick() if self._failover is None else self._failover.tick())
                 with self.lock:
                     if not self._stopped:
                         self.lock.wait(self._heartbeat_s)
@@ -196,7 +280,7 @@ class HeartbeatMonitor:
             "%s: the failure detector lost its connection with the store, and connects again: %s", self.me.spoken, error
         )
         self._store = another(self._store, timeout_s=self._fail_after_s, connect_s=_RECONNECT_S)
-        self._do = StoreOperations(self._store)
+        self._operations.use(self._store)
         self._connected_s = now_s()
 
     def _abort_on(self, error: Exception) -> None:
@@ -213,7 +297,7 @@ class HeartbeatMonitor:
             self._drive(self.protocol.publish())
             if waits_for is not None:
                 self._do(Decide(waits_for, LOOK))
-        except dist.DistError as lost:
+        except (dist.DistError, StoreLostError) as lost:
             log.warning(
                 "%s: the failure detector has failed, and the store cannot be reached to tell the others: %s",
                 self.me.spoken,
@@ -222,3 +306,57 @@ class HeartbeatMonitor:
 
     def _drive(self, steps: Steps[T]) -> T:
         return drive(steps, self._do, self.lock)
+
+    def _do(self, effect: Any) -> Any:
+        try:
+            return self._operations(effect)
+        except dist.DistError as error:
+            if self._failover is None:
+                raise
+            raise StoreLostError(str(error)) from error
+
+    @property
+    def _of_stores(self) -> dict[type, Callable[[Any], Any]]:
+        """The effects of :mod:`lightning_gossip.algorithm.membership.failover`."""
+        stores = self.stores
+        if stores is None:
+            return {Probe: lambda effect: [Reached.SILENT] * len(effect.addresses)}
+
+        def enter(effect: Enter) -> Reached:
+            reached, store = stores.enter(effect.address)
+            if store is not None:
+                self._operations.use(store)
+            return reached
+
+        def adopt(effect: Adopt) -> None:
+            stores.adopt(effect.view, effect.address)
+            self._operations.use(stores.connect(timeout_s=self._fail_after_s))
+
+        def leave(_: Leave) -> None:
+            log.warning("%s: has lost the job's store, and looks for the next one", self.me.spoken)
+            stores.leave()
+
+        def publish(effect: Publish) -> None:
+            stores.publish(effect.view, effect.address)
+            self._tell_where(stores)
+
+        return {
+            Probe: lambda effect: [reach(address)[0] for address in effect.addresses],
+            Enter: enter,
+            Adopt: adopt,
+            Leave: leave,
+            Publish: publish,
+        }
+
+    def _tell_where(self, stores: Stores) -> None:
+        host, port = parse(stores.own)
+        with self.lock:
+            self.lock.notify_all()
+        log.warning(
+            "%s: goes on, with the job's store at %s. Workers come back by this one's: MASTER_ADDR=%s MASTER_PORT=%d, and the"
+            " other variables as before.",
+            self.me.spoken,
+            stores.address,
+            host,
+            port,
+        )

@@ -25,6 +25,7 @@ from lightning_gossip.algorithm.membership.store import (
     Restore,
     Result,
     Steps,
+    StoreLostError,
     Swap,
     Write,
 )
@@ -46,6 +47,11 @@ class StoreOperations:
     """
 
     def __init__(self, store: Store, others: dict[type, Callable[[Any], Any]] | None = None) -> None:
+        self._others = others or {}
+        self.use(store)
+
+    def use(self, store: Store) -> None:
+        """Go on with another connection."""
         self._store = store
         self._by_type: dict[type, Callable[[Any], Any]] = {
             Decide: lambda effect: store.compare_set(effect.key, "", effect.value),
@@ -60,7 +66,7 @@ class StoreOperations:
             Restore: lambda effect: [pickle.loads(data) for data in effect.data],
             HaveEnded: lambda effect: [has_ended(process) for process in effect.processes],
             Pause: lambda effect: threading.Event().wait(effect.seconds),
-            **(others or {}),
+            **self._others,
         }
 
     def __call__(self, effect: Any) -> Any:
@@ -109,22 +115,26 @@ def drive(steps: Steps[Result], do: Callable[[Any], Any], lock: threading.Condit
 
     Args:
         steps: the protocol.
-        do: does its effects. What it raises ends the protocol.
+        do: does its effects. What it raises ends the protocol, but for StoreLostError, which is an outcome.
         lock: guards what this protocol shares with others; held between two effects, never during one.
 
     Returns:
         What the protocol returns.
     """
-    outcome = None
+    outcome: Any = None
+    lost: StoreLostError | None = None
     try:
         while True:
             with lock:
                 try:
-                    effect = steps.send(outcome)
+                    effect = steps.send(outcome) if lost is None else steps.throw(lost)
                 except StopIteration as end:
                     result: Result = end.value
                     return result
-            outcome = do(effect)
+            try:
+                outcome, lost = do(effect), None
+            except StoreLostError as error:
+                outcome, lost = None, error
     finally:
         with lock:
             steps.close()

@@ -1,0 +1,174 @@
+"""The stores of one worker: where the job's is, the one that this worker keeps in reserve, and connections with them.
+
+What is decided is in :mod:`lightning_gossip.algorithm.membership.failover`. A worker keeps a TCPStore, which serves others on a
+thread of C++, also while Python is busy. The job's keys of each view, the workers' meeting and the completion logs have
+prefixes of their own in it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
+
+from lightning_gossip.algorithm.membership.store import Reached
+from lightning_gossip.runtime.store_client import Space, cut_connections, end_when_lost
+from lightning_gossip.transport.network_interface import address_of
+
+log = logging.getLogger(__name__)
+
+MEETING, LOGS = "meeting", "logs"
+_REACH_S = 1.0  # for a host that is there to answer
+_CALL_S = 5.0  # of a meeting's operations: milliseconds
+
+
+def address_text(host: str, port: int) -> str:
+    """One text for a host and a port.
+
+    >>> parse(address_text("fe80::1", 29400))
+    ('fe80::1', 29400)
+    """
+    return f"{host} {port}"
+
+
+def parse(address: str) -> tuple[str, int]:
+    """Host and port of :func:`address_text`."""
+    host, port = address.split(" ")
+    return host, int(port)
+
+
+def reach(address: str, *, timeout_s: float = _CALL_S) -> tuple[Reached, TCPStore | None]:
+    """Connect with the store at an address, if there is one, within a second or so.
+
+    Args:
+        address: of :func:`address_text`.
+        timeout_s: of the store's calls, in seconds.
+    """
+    host, port = parse(address)
+    try:
+        socket.create_connection((host, port), _REACH_S).close()
+    except ConnectionRefusedError:
+        return Reached.REFUSED, None
+    except OSError:
+        return Reached.SILENT, None
+    found: list[TCPStore] = []
+
+    def connect() -> None:
+        try:
+            found.append(
+                TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+            )
+        except dist.DistError as error:
+            log.debug("no store answers at %s: %s", address, error)
+
+    # torch waits for the first answer without a deadline, and a process that is stopped gives none: then this thread waits for it
+    thread = threading.Thread(target=connect, name="connects-with-a-store", daemon=True)
+    thread.start()
+    thread.join(_REACH_S)
+    return (Reached.OPEN, found[0]) if found else (Reached.SILENT, None)
+
+
+class Stores:
+    """The stores that one worker knows.
+
+    Args:
+        first: the address of the store that the job begins with.
+        host: where others reach this worker.
+        interface: on which the store that it keeps listens; all if None.
+        lost_s: how long a host may be out of reach before a connection is given up, in seconds.
+        view: that the job is in.
+
+    Attributes:
+        view, address: of the job's store.
+        own: address of the store that this worker keeps.
+    """
+
+    def __init__(self, first: str, host: str, *, interface: str | None = None, lost_s: float, view: int = 0) -> None:
+        listening = None
+        if interface is not None:
+            listener = socket.create_server((address_of(interface), 0), backlog=2048)
+            listening = listener.detach()
+        self._reserve = TCPStore(
+            "localhost" if interface is None else address_of(interface),
+            0 if listening is None else _port_of(listening),
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listening,
+        )
+        self._lost_s = lost_s
+        self.view, self.address = view, first
+        self.own = address_text(host, self._reserve.port)
+        self.publish(view, first)
+
+    def publish(self, view: int, address: str) -> None:
+        """Tell those that come to this worker where the job's store is."""
+        Space(MEETING, self._reserve).set("where", json.dumps([view, address]))
+
+    def adopt(self, view: int, address: str) -> None:
+        """The job's store is here now."""
+        self.view, self.address = view, address
+
+    def leave(self) -> None:
+        """End all connections of this process with the job's store."""
+        host, port = parse(self.address)
+        cut_connections(host, port)
+
+    def connect(self, *, timeout_s: float = _CALL_S) -> Store:
+        """A connection with the job's store.
+
+        Raises:
+            torch.distributed.DistError: if there is none.
+        """
+        return self._in_view(self.view, self._open(self.address, timeout_s))
+
+    def connect_logs(self, address: str) -> Store:
+        """A connection with the completion logs that are at an address.
+
+        Raises:
+            torch.distributed.DistError: if there is none.
+        """
+        return Space(LOGS, self._open(address, _CALL_S))
+
+    def enter(self, address: str) -> tuple[Reached, Store | None]:
+        """Connect with the meeting at an address."""
+        reached, store = reach(address)
+        if store is not None:
+            end_when_lost(parse(address)[1], self._lost_s)
+        return reached, None if store is None else Space(MEETING, store)
+
+    def _open(self, address: str, timeout_s: float) -> TCPStore:
+        reached, store = reach(address, timeout_s=timeout_s)
+        if store is None:
+            raise dist.DistNetworkError(f"The store at {address} cannot be reached ({reached.value}).")
+        end_when_lost(parse(address)[1], self._lost_s)
+        return store
+
+    @staticmethod
+    def _in_view(view: int, store: Store) -> Store:
+        return store if view == 0 else Space(f"view/{view}", store)
+
+
+def locate(address: str) -> tuple[int, str] | None:
+    """View and address of the job's store, as the worker says that keeps the one at this address; None if nobody does."""
+    _, store = reach(address)
+    if store is None:
+        return None
+    found: Any = Space(MEETING, store).compare_set("where", " ", " ")
+    if found == b" ":
+        return None
+    view, there = json.loads(found)
+    return int(view), str(there)
+
+
+def _port_of(listening: int) -> int:
+    with socket.socket(fileno=listening) as end:
+        port = int(end.getsockname()[1])
+        end.detach()
+    return port
+
