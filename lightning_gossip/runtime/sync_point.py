@@ -105,6 +105,7 @@ class Arrival:
         should_stop: whether its trainer wants to end the fit.
         what: the collective, if it came for one.
         asks: what it was asked to do together with all others; any picklable values.
+        lost_store: whether it has lost the store since the batches were assigned.
     """
 
     purpose: Purpose
@@ -112,6 +113,7 @@ class Arrival:
     should_stop: bool = False
     what: str = ""
     asks: tuple[Any, ...] = ()
+    lost_store: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,7 @@ class Agreement:
         asked: what rank 0 was asked for; all do it now.
         over: what workers wait for can begin. Otherwise some are in the middle of the epoch and go on with it, and those that
             wait for its end, a validation or a collective come again.
+        lost_store: some worker has lost the store since the batches were assigned.
     """
 
     stop: bool
@@ -132,6 +135,7 @@ class Agreement:
     optimizer_steps: tuple[int, ...]
     asked: tuple[Any, ...] = ()
     over: bool = True
+    lost_store: bool = False
 
 
 def agree(arrivals: Sequence[Arrival]) -> Agreement:
@@ -153,7 +157,12 @@ def agree(arrivals: Sequence[Arrival]) -> Agreement:
             " epoch needs all workers to come to it equally often: call it on every rank, or at the end of an epoch."
         )
     return Agreement(
-        stop, should_stop, tuple(arrival.optimizer_steps for arrival in arrivals), arrivals[0].asks, stop or not passing
+        stop,
+        should_stop,
+        tuple(arrival.optimizer_steps for arrival in arrivals),
+        arrivals[0].asks,
+        stop or not passing,
+        any(arrival.lost_store for arrival in arrivals),
     )
 
 

@@ -59,7 +59,8 @@ class ADPSGDStrategy(DecentralizedStrategy):
         seed: of the partner choice.
         on_peer_failure: ``"continue"``: a worker whose process ends without a word (killed, machine gone) is excluded, and the
             others go on; ``"raise"``: all end. An exception in a worker's code ends all either way.
-        min_workers: with fewer left the job ends, with a PeerError.
+        min_workers: with fewer left the job ends, with a PeerError; None: 1, and, where the store is not one of its own, more
+            than half of the members if the others may be alive behind a network that is cut (docs/survival.md).
         max_workers: how many may be in the job when workers come later; as many as it began with, if None.
         peer_timeout_s: time without a heartbeat, in seconds, after which a worker has failed although no connection was lost.
         joiner_optimizer: a worker that comes later begins with a ``"copy"`` of another one's optimizer state, or ``"fresh"``.
@@ -94,7 +95,7 @@ class ADPSGDStrategy(DecentralizedStrategy):
         exchange_timeout_s: float = 120.0,
         seed: int = 0,
         on_peer_failure: OnPeerFailure = "continue",
-        min_workers: int = 1,
+        min_workers: int | None = None,
         max_workers: int | None = None,
         peer_timeout_s: float = 30.0,
         joiner_optimizer: JoinerOptimizer = "copy",
@@ -125,7 +126,7 @@ class ADPSGDStrategy(DecentralizedStrategy):
     @override
     def check(self, workers: int) -> None:
         self.gossip_options.check(workers)
-        if self.survival.min_workers > workers:
+        if self.survival.least > workers:
             raise ConfigurationError(f"min_workers={self.survival.min_workers} is more than the {workers} workers of the job.")
 
     @override
@@ -182,6 +183,7 @@ class GossipAlgorithm(Algorithm):
             refuse_nonfinite=self._strategy.refuse_nonfinite,
             on_nonfinite=self._strategy.on_nonfinite,
             wire=self._strategy.gossip_options.wire,
+            survives_store=self._members.survives_store,
         )
         self._gossip.start()
 
@@ -299,7 +301,12 @@ class GossipAlgorithm(Algorithm):
 
     @override
     def sync_requested(self) -> bool:
-        return self._running.sync_requested
+        return self._running.sync_requested or self.lost_store
+
+    @property
+    @override
+    def lost_store(self) -> bool:
+        return self._gossip is not None and self._gossip.is_cut_off
 
     @override
     def complete(self, report: WorkerReport) -> None:

@@ -54,6 +54,11 @@ class Algorithm(ABC):
         return 0.0
 
     @property
+    def lost_store(self) -> bool:
+        """Whether it has lost the job's store, and waits for :meth:`follow_members`."""
+        return False
+
+    @property
     def collectives_made(self) -> int:
         """Collectives of its own, on a group of its own, so far."""
         return 0

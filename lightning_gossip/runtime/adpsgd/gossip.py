@@ -25,6 +25,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
@@ -70,6 +71,7 @@ class Gossip:
         on_nonfinite: what this worker does when its own is not; see :mod:`lightning_gossip.runtime.adpsgd.nonfinite_guard`.
         wire: how models are written for the wire, the same on all workers; see
             :mod:`lightning_gossip.algorithm.compression.pairwise`.
+        survives_store: whether the loss of the store, by which requests go, only ends the exchanges.
     """
 
     def __init__(
@@ -84,7 +86,9 @@ class Gossip:
         refuse_nonfinite: bool = True,
         on_nonfinite: OnNonFinite = "raise",
         wire: Wire = "float32",
+        survives_store: bool = False,
     ) -> None:
+        self._survives_store = survives_store
         self.counters = GossipCounters() if counters is None else counters
         self._transport = transport
         self._peers = peers
@@ -169,6 +173,10 @@ class Gossip:
             PeerError: when the exchange under way does not end in time.
         """
         self._run(self._protocol.drain())
+        if self.is_cut_off:  # an exchange may still be under way, over connections that need no store
+            deadline = Deadline.after(self._peers.drain_s)
+            for thread in self._threads:
+                thread.join(deadline.left_s)
         self.raise_failure()
         self._exchanger.release()  # the average needs memory of its own
         replica = self._open_replica()
@@ -203,10 +211,15 @@ class Gossip:
 
     def raise_failure(self) -> None:
         """Raise what ended a gossip thread, if anything did, or that a worker has failed, where that ends all."""
-        if self._protocol.failure is not None:
+        if self._protocol.failure is not None and not self.is_cut_off:
             raise self._protocol.failure
         with self._lock:
             self._peers.raise_failure()
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the store of requests is lost: there are no exchanges any more, and the members go to another store."""
+        return self._survives_store and isinstance(self._protocol.failure, dist.DistError)
 
     def close(self, *, timeout_s: float = 10.0) -> None:
         """End the threads and free the transport. May be called twice.

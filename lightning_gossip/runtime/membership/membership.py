@@ -148,6 +148,21 @@ class Membership:
         """Whether the job goes on when its store is lost."""
         return self.monitor.stores is not None
 
+    def log_reserve(self) -> Store | None:
+        """A store, beside the job's, for what must outlive it: the one of the first member that does not keep the job's."""
+        stores, hosts = self.monitor.stores, self.monitor.protocol.hosts
+        if stores is None or self.outside:
+            return None
+        for worker in sorted(self.members):
+            holds = hosts.get(worker) == stores.address if stores.view else worker.initial_rank == 0
+            if not holds and worker in hosts:
+                try:
+                    return stores.connect_logs(hosts[worker])
+                except dist.DistError as error:
+                    log.info("%s: no second log of finished batches: %s", self.me.spoken, error)
+                    return None
+        return None
+
     @property
     def round(self) -> int:
         """The number of the next round: the same on all members at the same point."""

@@ -10,14 +10,16 @@ trains.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from lightning_gossip.algorithm.effects import perform
+from lightning_gossip.algorithm.membership.store import StoreLostError
 from lightning_gossip.algorithm.work_sharing import Advance, Claims, Consult, Leave, Ledger, OwnRate, Seen, Tell
 
 
 class Store(Protocol):
-    """The part of ``torch.distributed.Store`` that is used; operations are atomic."""
+    """The part of ``torch.distributed.Store`` that is used; operations are atomic, and may raise StoreLostError."""
 
     def add(self, key: str, amount: int, /) -> int:
         """Add to a counter that starts at 0; returns its new value."""
@@ -74,7 +76,8 @@ class Speeds:
 
     def forget(self) -> None:
         """Delete this worker's part: the members have changed, and nobody asks for it any more."""
-        self._store.delete_key(f"{self.key}/rate/{self._rank}")
+        with suppress(StoreLostError):  # with all parts
+            self._store.delete_key(f"{self.key}/rate/{self._rank}")
 
     def _note(self, term: int, left: str = "") -> None:
         self._store.set(f"{self.key}/rate/{self._rank}", f"{term} {left}")
@@ -111,6 +114,7 @@ class EpochQueue:
         gone: Callable[[], frozenset[int]] = frozenset,
     ) -> None:
         self.ledger = Ledger()
+        self.is_lost = False  # the counters, with the store that they were in: nothing can be claimed any more
         self.batches = batches
         self._speeds = Speeds(store, key, rank=rank, workers=workers) if speeds is None else speeds
         self.protocol = Claims(place=rank, workers=workers, batches=batches, lookahead=lookahead, own_rate=self._speeds.own)
@@ -131,7 +135,7 @@ class EpochQueue:
 
         Returns:
             Its position in the epoch, or None if this worker is done with claiming: nothing is left, or the others will be
-            faster.
+            faster, or the counters were lost; then what nobody has trained on is assigned anew.
         """
         position = self.draw(step_s, self.ledger.held)
         if position is not None:
@@ -145,7 +149,11 @@ class EpochQueue:
             step_s: as there.
             held: batches that this worker holds.
         """
-        return perform(self.protocol.next(step_s, held), self._do)
+        try:
+            return perform(self.protocol.next(step_s, held), self._do)
+        except StoreLostError:
+            self.is_lost = True
+            return None
 
     @property
     def left_early(self) -> bool:
@@ -157,9 +165,18 @@ class EpochQueue:
         """Batches that all workers have claimed, as far as this one knows."""
         return self.batches - self.protocol.remaining
 
-    def unclaimed(self) -> list[int]:
-        """Positions that nobody has claimed; meaningful while nobody claims, and once every worker has its first batch."""
-        return list(range(self._workers + self._store.add(f"{self._key}/next", 0), self.batches))
+    def first_unclaimed(self) -> int | None:
+        """The first of the positions that nobody has claimed; None if the counter was lost.
+
+        Meaningful while nobody claims, and once every worker has its first batch.
+        """
+        if self.is_lost:
+            return None
+        try:
+            return min(self.batches, self._workers + self._store.add(f"{self._key}/next", 0))
+        except StoreLostError:
+            self.is_lost = True
+            return None
 
     def _do(self, effect: Tell | Consult | Leave | Advance) -> Any:
         """What the protocol asks for; it says what each effect is."""

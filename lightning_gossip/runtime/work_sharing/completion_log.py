@@ -1,10 +1,21 @@
-"""Completion logs: the batches of an assignment that each worker has finished, in the store, for the others if it fails."""
+"""Completion logs: the batches of an assignment that each worker has finished, in the store, for the others if it fails.
+
+Where the store may be lost each log is written twice: also into the one that the next worker keeps, to which all go then.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
+import torch.distributed as dist
+
+from lightning_gossip.algorithm.membership.store import StoreLostError
 from lightning_gossip.runtime.store_client import look_up
+
+log = logging.getLogger(__name__)
 
 
 class Named(Protocol):
@@ -30,10 +41,15 @@ class CompletionLog:
         store: shared by all workers.
         key: prefix of the keys, the same on all.
         members: asked for this worker's identity when an assignment begins.
+        reserve: asked at the same time for a store where the log is written a second time; None if there is none.
     """
 
-    def __init__(self, store: Any, key: str, members: Named) -> None:
+    def __init__(
+        self, store: Any, key: str, members: Named, *, reserve: Callable[[], Any | None] = lambda: None
+    ) -> None:
         self.key = key
+        self._reserve = reserve
+        self._second: Any | None = None
         self._store = store
         self._members = members
         self._name = str(members.me)
@@ -46,8 +62,10 @@ class CompletionLog:
         Args:
             assignment: its name, the same on all workers.
         """
-        if self._assignment:
-            self._store.delete_key(self._at(self._name))
+        for store in self._stores if self._assignment else ():
+            with suppress(StoreLostError, dist.DistError):  # with the log
+                store.delete_key(self._at(self._name))
+        self._second = self._reserve()
         self._assignment, self._name = assignment, str(self._members.me)
         self.generation = self._members.generation
 
@@ -58,12 +76,24 @@ class CompletionLog:
 
     def finished(self, position: int) -> None:
         """Note that the batch at this position has been trained on. The caller does not wait for the store."""
-        self._store.append(self._at(self._name), f"{position},")
+        for store in self._stores:
+            try:
+                store.append(self._at(self._name), f"{position},")
+            except (StoreLostError, dist.DistError) as error:  # the other one has it
+                log.debug("%s: a batch was not noted: %s", self._name, error)
 
     def read(self, name: str) -> list[int]:
         """The positions that another worker, which was excluded, has finished in this assignment."""
-        found = look_up(self._store, self._at(name)) or b""  # an excluded worker that still runs may delete it
-        return [int(position) for position in found.decode().split(",")[:-1]]
+        found = set[int]()
+        for store in self._stores:
+            with suppress(StoreLostError, dist.DistError):  # the other one has it
+                noted = look_up(store, self._at(name)) or b""  # an excluded worker that still runs may delete it
+                found.update(int(position) for position in noted.decode().split(",")[:-1])
+        return sorted(found)
+
+    @property
+    def _stores(self) -> list[Any]:
+        return [self._store] if self._second is None else [self._store, self._second]
 
     def _at(self, name: str) -> str:
         return f"{self.key}/finished/{self._assignment}/{name}"

@@ -58,6 +58,7 @@ class EpochBatches(Sampler[Batch], ABC):
         self.rank = rank
         self.workers = workers
         self.completion_log = completion_log
+        self._agreed: int | None = None  # the first position that nobody has claimed
         self.unassigned: list[int] = []  # claimed by workers that were excluded: as if this one held them
         self.assignments = 0  # how many iterations of the training loop there have been, the same on all workers
         self.sampler: Sampler[int] | None = None  # what the loader shows as its sampler
@@ -143,16 +144,33 @@ class EpochBatches(Sampler[Batch], ABC):
             everyones: stepped and unstepped positions of the members.
             finished: those that excluded workers have trained on, by their completion logs.
         """
-        known = {position for theirs in everyones for position in theirs}.union(finished, self.unclaimed())
+        known = {position for theirs in everyones for position in theirs}.union(finished, self._unclaimed())
         return [position for position in range(len(self._batches)) if position not in known]
 
     def _note(self, position: int) -> None:
         if self.completion_log is not None:
             self.completion_log.finished(position)
 
-    @abstractmethod
-    def unclaimed(self) -> list[int]:
-        """Positions that nobody has claimed yet; meaningful while nobody claims."""
+    def first_unclaimed(self) -> int | None:
+        """The first position that nobody has claimed yet; None if that was lost. Meaningful while nobody claims."""
+        return len(self._batches)
+
+    def agree_on_unclaimed(self, first: int | None) -> None:
+        """All agree that this is the first position that nobody has claimed; None: nobody knows, since the store was lost."""
+        self._agreed = len(self._batches) if first is None else first
+
+    def forget_agreement(self) -> None:
+        """Workers go on to claim."""
+        self._agreed = None
+
+    @property
+    def lost_store(self) -> bool:
+        """Whether this worker can claim no more, since the store was lost."""
+        return False
+
+    def _unclaimed(self) -> range:
+        first = self.first_unclaimed() if self._agreed is None else self._agreed
+        return range(len(self._batches) if first is None else first, len(self._batches))
 
     def resume(self, position: EpochPosition) -> None:
         """The next iteration over this epoch takes its pending batches only."""
@@ -160,7 +178,7 @@ class EpochBatches(Sampler[Batch], ABC):
 
     def position(self, unstepped: Iterable[int]) -> EpochPosition:
         """Where the epoch stands, given what all workers together have not trained on; nobody may claim meanwhile."""
-        pending = sorted({position for position in [*unstepped, *self.unclaimed()] if position < len(self._batches)})
+        pending = sorted({position for position in [*unstepped, *self._unclaimed()] if position < len(self._batches)})
         if self._indices is None:
             return EpochPosition(self._of_epoch, [], [self._batches[position] for position in pending])
         return EpochPosition(self._of_epoch, [self._indices[position] for position in pending], [])
@@ -177,6 +195,7 @@ class EpochBatches(Sampler[Batch], ABC):
             batches = at_least_one_each(left, self.workers)
             self._indices = resume.pending if not resume.pieces and len(left) == len(batches) else None
         self._batches = batches
+        self._agreed = None
         self.unassigned = []
         self.assignments += 1
         if self.completion_log is not None:
@@ -190,6 +209,7 @@ class SharedBatches(EpochBatches):
     Args:
         plan, rank, workers, epoch, training, completion_log: see :class:`EpochBatches`.
         store: holds the shared counter; a connection for nothing else, since a claim may be under way while training goes on.
+        renew: called when an assignment begins: connects with the store of the present members; whether it is another one.
         key: prefix of this fit's keys in the store, the same on all workers and new for each fit.
         lookahead: see :func:`~lightning_gossip.strategies.data.dataloader.lookahead_of`.
         batch_s: asked for this worker's time a batch in seconds.
@@ -208,6 +228,7 @@ class SharedBatches(EpochBatches):
         key: str,
         lookahead: int,
         batch_s: Callable[[], float | None],
+        renew: Callable[[], bool] = lambda: False,
         completion_log: CompletionLog | None = None,
         failed_ranks: Callable[[], Callable[[], frozenset[int]]] = lambda: frozenset,
     ) -> None:
@@ -216,6 +237,7 @@ class SharedBatches(EpochBatches):
         self._claims: Claims | None = None
         self._speeds: Speeds | None = None  # of the present members
         self._store = store
+        self._renew = renew
         self._key = key
         self._lookahead = lookahead
         self._batch_s = batch_s
@@ -240,6 +262,8 @@ class SharedBatches(EpochBatches):
     @override
     def _assign(self) -> Iterator[Batch]:
         batches = self._begin()
+        if self._renew():
+            self._speeds = None  # what is known of them is not in this store
         log = self.completion_log
         scope, generation = ("together", 0) if log is None else (log.scope, log.generation)
         speeds_key = f"{self._key}/{scope}/{generation}"
@@ -290,8 +314,13 @@ class SharedBatches(EpochBatches):
         return [] if self.queue is None else self.queue.ledger.stepped_on()
 
     @override
-    def unclaimed(self) -> list[int]:
-        return [] if self.queue is None else self.queue.unclaimed()
+    def first_unclaimed(self) -> int | None:
+        return len(self._batches) if self.queue is None else self.queue.first_unclaimed()
+
+    @property
+    @override
+    def lost_store(self) -> bool:
+        return self.queue is not None and self.queue.is_lost
 
 
 class StaticBatches(EpochBatches):
@@ -330,10 +359,6 @@ class StaticBatches(EpochBatches):
     @override
     def stepped(self) -> list[int]:
         return list(self._own[: self._stepped])
-
-    @override
-    def unclaimed(self) -> list[int]:
-        return []
 
 
 def equal_share(batches: int, rank: int, workers: int) -> list[int]:

@@ -16,7 +16,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from lightning_gossip.algorithm.options import WorkSharing
 from lightning_gossip.algorithm.work_sharing import EpochPlan
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.runtime.store_client import ReportingStore, another
+from lightning_gossip.runtime.membership.job_store import JobStore
+from lightning_gossip.runtime.store_client import ReportingStore
 from lightning_gossip.runtime.work_sharing.claim_counter import Store
 from lightning_gossip.runtime.work_sharing.completion_log import CompletionLog
 from lightning_gossip.strategies.data.batch_samplers import EpochBatches, NominalSampler, SharedBatches, StaticBatches
@@ -134,7 +135,9 @@ class TrainingLoader:
             return None
         members = self._trainer.strategy.members  # type: ignore[attr-defined]
         options: dict[str, Any] = {
-            "completion_log": None if members is None else CompletionLog(ReportingStore(members.store), key, members),
+            "completion_log": None
+            if members is None
+            else CompletionLog(JobStore(members, own=False), key, members, reserve=members.log_reserve),
             "rank": self._trainer.global_rank,
             "workers": self._trainer.world_size,
             "epoch": lambda: epochs_processed(self._trainer),
@@ -144,10 +147,16 @@ class TrainingLoader:
             if self._option == "auto" and reason is not None:
                 rank_zero_info(f"Each worker keeps an equal static share of the data: {reason}.")
             return StaticBatches(plan, **options)
-        shared = dist.distributed_c10d._get_default_store() if members is None else another(members.store)
+        shared: Any
+        if members is None:
+            shared, renew = ReportingStore(dist.distributed_c10d._get_default_store()), lambda: False
+        else:
+            shared = JobStore(members, own=True)
+            renew = shared.renew
         return SharedBatches(
             plan,
-            store=cast(Store, ReportingStore(shared)),
+            store=cast(Store, shared),
+            renew=renew,
             key=key,
             failed_ranks=(lambda: frozenset) if members is None else members.failed_ranks,
             lookahead=lookahead_of(loaders[0]),

@@ -6,7 +6,7 @@ import lightning.pytorch as pl
 
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.sync_point import gather
-from lightning_gossip.strategies.data.batch_samplers import StaticBatches
+from lightning_gossip.strategies.data.batch_samplers import EpochPosition, StaticBatches
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.lightning.loop_progress import align_epoch, resize_epoch
 
@@ -22,12 +22,22 @@ class LostBatches:
     def __init__(self, trainer: pl.Trainer, work: FitWork) -> None:
         self._trainer = trainer
         self._work = work
+        self._lost_in = -1  # the assignment in which the store was lost
+
+    def lose_store(self) -> None:
+        """All know that some worker has lost the store, and its claims with it: nobody claims any more in this assignment."""
+        batches = self._work.batches
+        self._lost_in = -1 if batches is None else batches.assignments
+
+    @property
+    def _lost_store(self) -> bool:
+        return self._work.batches is not None and self._work.batches.assignments == self._lost_in
 
     def are_assigned_to(self, generation: int) -> bool:
         """Whether the batches under way were assigned to this generation of members; True where they are Lightning's own."""
         batches = self._work.batches
         completion_log = None if batches is None else batches.completion_log
-        return completion_log is None or completion_log.generation == generation
+        return completion_log is None or (completion_log.generation == generation and not self._lost_store)
 
     def collect(self, members: Membership) -> None:
         """Let rank 0 hold what workers that were excluded since the assignment have not finished. Collective."""
@@ -35,6 +45,7 @@ class LostBatches:
         if batches is None or batches.completion_log is None:
             return
         finished = [position for worker in members.excluded for position in batches.completion_log.read(str(worker))]
+        self._agree_on_unclaimed()
         batches.unassigned = []  # of an earlier synchronisation point in this assignment: they are found again
         # the log of an excluded worker that still runs may grow: one worker's reading counts
         everyones = gather(
@@ -42,6 +53,30 @@ class LostBatches:
         )
         unassigned = batches.find_unassigned([theirs for theirs, _ in everyones], everyones[0][1])
         batches.unassigned = unassigned if members.rank == 0 else []
+
+    def position(self) -> EpochPosition:
+        """Where the epoch stands. Collective."""
+        batches, members = self._work.batches, self._trainer.strategy.members  # type: ignore[attr-defined]
+        assert batches is not None
+        if self._agree_on_unclaimed() is None and members is not None and not self._lost_store:
+            self.lose_store()
+            self.collect(members)
+        while True:
+            generation = None if members is None else members.generation
+            everyones = gather(batches.unstepped(), kind="what is left of the epoch")
+            if members is None or members.generation == generation or members.outside:
+                return batches.position([position for theirs in everyones for position in theirs])
+            self.collect(members)  # one that held something has failed meanwhile
+
+    def _agree_on_unclaimed(self) -> int | None:
+        """The first position that nobody has claimed, the same on all; None if all have lost that. Collective."""
+        batches = self._work.batches
+        assert batches is not None
+        mine = None if self._lost_store else batches.first_unclaimed()
+        known = [first for first in gather(mine, kind="what nobody has claimed") if first is not None]
+        first = known[0] if known else None
+        batches.agree_on_unclaimed(first)
+        return first
 
     def make_up(self) -> bool:
         """Assign what is left of the epoch to the members, although all have ended it. Collective.
@@ -52,10 +87,7 @@ class LostBatches:
         batches = self._work.batches
         if batches is None or self._trainer.limit_train_batches != 1.0:
             return False  # of an epoch that is cut off, each worker's part is as good as another's
-        unstepped = [
-            position for theirs in gather(batches.unstepped(), kind="what is left of the epoch") for position in theirs
-        ]
-        position = batches.position(unstepped)
+        position = self.position()
         if not position.pending and not position.pieces:
             return False
         self.follow_members()

@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.sync_point import gather
+from lightning_gossip.strategies.data.batch_samplers import EpochPosition
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.data.step_accounting import Account
 from lightning_gossip.strategies.elastic import state_transfer
@@ -78,6 +79,14 @@ class MembershipChanges:
             if algorithm is not None:
                 algorithm.follow_members()
         return joins
+
+    def lose_store(self) -> None:
+        """All know that some worker has lost the store: batches are assigned anew where that can be."""
+        self._lost_batches.lose_store()
+
+    def position(self) -> EpochPosition:
+        """Where the epoch stands, where its batches are assigned by this package. Collective."""
+        return self._lost_batches.position()
 
     def collect_lost_batches(self) -> bool:
         """Collect what workers have not finished that were excluded since the assignment; False if there was none."""

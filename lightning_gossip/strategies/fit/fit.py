@@ -375,6 +375,8 @@ class Fit:
 
     def _open_session(self) -> None:
         self._own_model.put_back()
+        if self.work.batches is not None:
+            self.work.batches.forget_agreement()
         self._model.open()
         if self._algorithm is not None:
             self._algorithm.open(self._model)
@@ -425,6 +427,10 @@ class Fit:
         if agreement.should_stop and not self.trainer.should_stop:
             rank_zero_info("Another worker asked to stop: all leave the epoch after the current step.")
             self.trainer.should_stop = True
+        if agreement.lost_store:
+            self.changes.lose_store()
+            if self._algorithm is not None and not agreement.stop:
+                self._algorithm.follow_members()  # to the store where all are now
         if self.changes.is_excluded and not agreement.over:
             raise StopIteration  # Lightning leaves the epoch, whose batches are the others'; they admit this worker later
         if agreement.asked:
@@ -436,8 +442,9 @@ class Fit:
         return agreement
 
     def _agree(self, purpose: Purpose, what: str, asks: tuple[Ask, ...]) -> Agreement:
-        arrival = Arrival(purpose, self.trainer.global_step, bool(self.trainer.should_stop), what, asks)
-        algorithm = self._algorithm
+        algorithm, batches = self._algorithm, self.work.batches
+        lost = (algorithm is not None and algorithm.lost_store) or (batches is not None and batches.lost_store)
+        arrival = Arrival(purpose, self.trainer.global_step, bool(self.trainer.should_stop), what, asks, lost)
         if algorithm is None:
             return agree([arrival])
         arrived_s = now_s()
@@ -519,8 +526,7 @@ class Fit:
         batches, loop = self.work.batches, self.trainer.fit_loop.epoch_loop
         kind = "what is left of the epoch"
         if batches is not None:
-            unstepped = [position for theirs in gather(batches.unstepped(), kind=kind) for position in theirs]
-            position = batches.position(unstepped)
+            position = self.changes.position()
             pending = bool(position.pending or position.pieces)
         else:
             pending = any(gather(not loop.batch_progress.is_last_batch, kind=kind))

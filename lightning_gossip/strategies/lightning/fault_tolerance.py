@@ -6,20 +6,23 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from torch._C._distributed_c10d import Store
 
 from lightning_gossip import version
 from lightning_gossip.algorithm.checks import check_integer
+from lightning_gossip.algorithm.membership.rounds import Survivable
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.membership import membership
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
+from lightning_gossip.runtime.membership.stores import Stores, address_text, locate
 from lightning_gossip.runtime.process_end import call_at_exit
 from lightning_gossip.runtime.store_client import another, connect, parse_address
 from lightning_gossip.strategies.options import check_choice, seconds_of
+from lightning_gossip.transport.endpoint import endpoint
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +37,7 @@ class Survival:
 
     Args:
         on_peer_failure: ``"continue"``: the others go on without it; ``"raise"``: all end.
-        min_workers: with fewer left the job ends.
+        min_workers: with fewer left the job ends; None: 1, and where the network is cut in two, more than half of the members.
         max_workers: workers that may be in the job, those that come later included; None for as many as it began with.
         peer_timeout_s: time without a heartbeat, in seconds, after which a worker has failed although nothing else says so.
         joiner_optimizer: what a worker that comes later begins with: a ``"copy"`` of rank 0's optimizer state, or ``"fresh"``.
@@ -42,7 +45,7 @@ class Survival:
     """
 
     on_peer_failure: OnPeerFailure = "continue"
-    min_workers: int = 1
+    min_workers: int | None = None
     max_workers: int | None = None
     peer_timeout_s: float = 30.0
     joiner_optimizer: JoinerOptimizer = "copy"
@@ -52,13 +55,19 @@ class Survival:
         check_choice("on_peer_failure", self.on_peer_failure, get_args(OnPeerFailure))
         check_choice("joiner_optimizer", self.joiner_optimizer, get_args(JoinerOptimizer))
         object.__setattr__(self, "peer_timeout_s", seconds_of("peer_timeout_s", self.peer_timeout_s))
-        check_integer("min_workers", self.min_workers, example=2)
+        if self.min_workers is not None:
+            check_integer("min_workers", self.min_workers, example=2)
         if self.max_workers is not None:
-            check_integer("max_workers", self.max_workers, at_least=self.min_workers, example=max(8, self.min_workers))
+            check_integer("max_workers", self.max_workers, at_least=self.least, example=max(8, self.least))
         if self.store is not None:
             parse_address(self.store)
             if not self.survives:
                 raise ConfigurationError("store=... is for on_peer_failure='continue'. Leave it out, or write that.")
+
+    @property
+    def least(self) -> int:
+        """With fewer workers left the job ends."""
+        return 1 if self.min_workers is None else self.min_workers
 
     def most(self, workers: int) -> int:
         """How many workers there may be in a job that began with so many."""
@@ -110,19 +119,23 @@ def begin(
             f"This worker was started as rank {initial_rank} of a job that began with {workers} workers, and"
             f" max_workers={survival.max_workers}. Pass a max_workers of at least {initial_rank + 1} to all workers."
         )
-    store = connect(
-        survival.store,
-        rank=initial_rank,
-        timeout_s=timeout_s,
-        lost_s=_LOST * survival.peer_timeout_s,
-        interface=interface,
-    )
+    survives_store = survival.survives and survival.store is None
+    lost_s = (1.0 if survives_store else _LOST) * survival.peer_timeout_s
+    where = _present_store(timeout_s) if survives_store else None
+    if where is None or where.view == 0:
+        store = connect(survival.store, rank=initial_rank, timeout_s=timeout_s, lost_s=lost_s, interface=interface)
+    stores = None
+    if survives_store:
+        first = where or _Where(0, address_text(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+        stores = Stores(first.address, endpoint().address, interface=interface, lost_s=lost_s, view=first.view)
+        if first.view:
+            store = stores.connect(timeout_s=timeout_s)
     me = WorkerId(initial_rank, store.add(f"{prefix}/incarnation/{initial_rank}", 1))
     late = initial_rank >= workers or me.incarnation > 1 or store.check([f"{prefix}/members"])
     theirs = store.compare_set(f"{prefix}/version", "", version.mine()).decode()
     if late or not version.understands(theirs):  # else all hear of it in the first round
         version.check([theirs, version.mine()], ["the job", f"rank {initial_rank}"])
-    monitor = HeartbeatMonitor(another(store), prefix, me, fail_after_s=survival.peer_timeout_s)
+    monitor = HeartbeatMonitor(another(store), prefix, me, fail_after_s=survival.peer_timeout_s, stores=stores)
     members = [me] if late else [WorkerId(rank, 1) for rank in range(workers)]
     made = Membership(
         store,
@@ -130,10 +143,11 @@ def begin(
         prefix,
         members,
         make_group=make_group,
-        min_workers=survival.min_workers,
+        min_workers=survival.least,
         timeout_s=timeout_s,
         collective_timeout_s=collective_timeout_s,
         late=late,
+        survivable=Survivable(survival.min_workers) if survives_store else None,
     )
     membership.set_current(made)
     monitor.observe(members, outside=late)
@@ -141,6 +155,17 @@ def begin(
     if late:
         log.warning("Rank %d comes later than the others: it will be admitted at the beginning of an epoch.", initial_rank)
     return made
+
+
+class _Where(NamedTuple):
+    view: int
+    address: str
+
+
+def _present_store(timeout_s: float) -> _Where | None:
+    """Where the job's store is, if the process at MASTER_ADDR and MASTER_PORT is a worker that tells that."""
+    found = locate(address_text(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+    return None if found is None else _Where(*found)
 
 
 def keys_of(launch: int) -> str:
