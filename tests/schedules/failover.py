@@ -47,7 +47,7 @@ from lightning_gossip.algorithm.membership.store import (
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import PeerError
 from tests.schedules.choices import Choices
-from tests.schedules.membership import FAIL_AFTER_S, HEARTBEAT_S, SHORT_S, Thread, Until, Worker, World
+from tests.schedules.membership import FAIL_AFTER_S, HEARTBEAT_S, SHORT_S, TIMEOUT_S, Thread, Until, Worker, World
 from tests.schedules.violation import Violation, judge
 
 LOST_S = 6.0  # that the kernel waits for a host that does not answer
@@ -142,6 +142,7 @@ class Hosted(World):
         )
         worker.job = job
         worker.failover.view = job[1]
+        worker.connected = 0
         self.servers[str(me)] = {}
         self._publish(worker, *reversed(job))
         worker.threads = [Thread(worker, self._train(worker), "trains"), Thread(worker, self._beat(worker), "beats")]
@@ -195,8 +196,8 @@ class Hosted(World):
 
     def _carried(self, one: int, other: int) -> float:
         """Since when the network does not carry anything between two hosts; −∞: it does."""
-        cut = [from_s for from_s, until_s, side in self.parts if from_s <= self.now_s < until_s and (one in side) != (other in side)]
-        return min(cut, default=-math.inf)
+        now = [(from_s, side) for from_s, until_s, side in self.parts if from_s <= self.now_s < until_s]
+        return min((from_s for from_s, side in now if (one in side) != (other in side)), default=-math.inf)
 
     def _state(self, thread: Thread) -> str:
         """Of a thread's connection: stands, stalls, or is lost."""
@@ -256,8 +257,8 @@ class Hosted(World):
         if thread.ended or not worker.alive or worker.frozen_until_s > self.now_s or thread.done or effect is None:
             return super()._may_run(thread)
         if isinstance(effect, NextStore):
-            worker.failover.lose(effect.moves)
-            return worker.membership.rounds.moves > effect.moves or worker.monitor.broken is not None or worker.stops
+            worker.failover.lose(worker.connected)
+            return worker.membership.rounds.moves > worker.connected or worker.monitor.broken is not None or worker.stops
         if isinstance(effect, Enter | Probe):
             return thread.until_s <= self.now_s
         if isinstance(effect, _OPERATIONS):
@@ -291,9 +292,9 @@ class Hosted(World):
             case NextStore():
                 if worker.monitor.broken is not None:
                     return worker.monitor.broken
-                thread.server = worker.job
+                self._reconnect(thread)
             case Reconnect():
-                thread.server = worker.job
+                self._reconnect(thread)
             case Leave():
                 for each in worker.threads:
                     each.server = None
@@ -319,6 +320,11 @@ class Hosted(World):
         if isinstance(outcome, PeerError):
             return thread.steps.throw(outcome)
         return super()._sent(thread, outcome)
+
+    @staticmethod
+    def _reconnect(thread: Thread) -> None:
+        thread.server = thread.worker.job
+        thread.worker.connected = thread.worker.membership.rounds.moves
 
     # -- faults and the end ----------------------------------------------------------------------------------------------
 
@@ -376,6 +382,7 @@ class Hosted(World):
     def _note_loss(self) -> None:
         if not all(worker.membership.rounds.agreed for worker in self.workers if worker.alive):
             self.primary_lost = True
+            self.last_loss_s += TIMEOUT_S  # who waits for the first meeting does so until then
             for worker in self.workers:
                 worker.frozen_s = max(worker.frozen_s, 2 * SHORT_S)
 
@@ -425,9 +432,9 @@ class Hosted(World):
                 worker.frozen_s = max(worker.frozen_s, 2 * SHORT_S)
         super()._check_end()
         done = [worker for worker in self.workers if worker.alive and worker.end == "done" and not worker.membership.outside]
-        views = {worker.failover.view for worker in done if worker.job is not None}
         if len({(worker.membership.members, worker.membership.generation) for worker in done}) > 1 and not self.aborts:
-            raise Violation(f"two sides are the job at the end: {[(w.membership.members, w.failover.view) for w in done]} {views}")
+            sides = [(worker.membership.members, worker.failover.view) for worker in done]
+            raise Violation(f"two sides are the job at the end: {sides}")
 
 
 def run(choices: Choices, **replacements: Any) -> Hosted:

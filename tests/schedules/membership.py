@@ -334,7 +334,10 @@ class World:
         if others != got:
             raise Violation(f"at {where} {worker.membership.me.spoken} has {got}, another has {others}")
         for other in self.workers:
-            if other.alive and other.end is None and other.frozen_s <= SHORT_S and other.began_as in worker.membership.excluded:
+            # one that joins while a store is lost has to join once more
+            counts = self.survivable is None or other.began_as.incarnation == 1
+            undisturbed = counts and other.alive and other.end is None and other.frozen_s <= SHORT_S
+            if undisturbed and other.began_as in worker.membership.excluded:
                 raise Violation(f"{other.began_as.spoken} is alive and was excluded")
 
     # -- the schedule ----------------------------------------------------------------------------------------------------

@@ -376,5 +376,3 @@ class _Meeting:
             incarnations[worker.initial_rank] = max(incarnations.get(worker.initial_rank, 1), worker.incarnation)
         known = Known(self.best.number, result, self.best.settled)
         return Opened(self.members, self.present, known, news.encode(), incarnations)
-
-

@@ -353,13 +353,12 @@ class Membership:
     def on_store(self, steps: Callable[[], Steps[T]]) -> Steps[T]:
         """Run a protocol that may be run again; again on the next store, if the store is lost."""
         while True:
-            moves = self.rounds.moves
             try:
                 return (yield from steps())
             except StoreLostError:
                 if self._survivable is None:
                     raise
-                yield NextStore(moves)
+                yield NextStore()
 
     def _outcomes(self, mine: Outcome, effect: type, kind: str) -> Steps[dict[WorkerId, Outcome]]:
         """How an attempt has ended for each member.

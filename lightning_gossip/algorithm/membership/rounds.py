@@ -191,12 +191,11 @@ class Rounds:
         if self.agreed and set(members) < set(self.agreed):
             self.agreed = tuple(members)  # that follows from the last result, on all
         while True:
-            moves = self.moves
             try:
                 return (yield from self._hold(number, members, value, payload))
             except StoreLostError:
                 self._health.waits_for(None)
-                yield NextStore(moves)
+                yield NextStore()
                 self._mine, self._shared, self._older = [], [], []  # were in the store before
 
     def _hold(
@@ -239,9 +238,7 @@ class Rounds:
             self._older.clear()  # with all keys; this round is over
         return values
 
-    def _say(
-        self, number: int, members: Sequence[WorkerId], value: bytes, payload: bytes | None
-    ) -> Steps[bytes | None]:
+    def _say(self, number: int, members: Sequence[WorkerId], value: bytes, payload: bytes | None) -> Steps[bytes | None]:
         """Say this worker's value and wait for the result; None if this worker counts as failed."""
         if payload is not None:
             yield Write(self._payload_key(number, self.me), (yield from self._cut(self._payload_key(number, self.me), payload)))

@@ -110,13 +110,10 @@ class StoreLostError(Exception):
 
 
 class NextStore(NamedTuple):
-    """Wait until this worker has gone on with another store; on the training thread. No result.
+    """Wait until this worker has gone on with another store than the one that this thread was connected with. No result.
 
-    Args:
-        moves: from store to store that it had made when the store was lost.
+    Of the training thread, which may not have noticed that the monitor's thread went on before.
     """
-
-    moves: int
 
 
 class Reconnect(NamedTuple):

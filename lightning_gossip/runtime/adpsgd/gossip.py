@@ -56,6 +56,8 @@ from lightning_gossip.transport.messages import Kind, Message
 
 log = logging.getLogger(__name__)
 
+_CUT_OFF_S = 0.2  # for threads that nothing holds up
+
 
 class Gossip:
     """One worker's published model and the threads that average it.
@@ -110,6 +112,9 @@ class Gossip:
             exchanges_per_step=exchanges_per_step,
         )
         self._lock = threading.Lock()
+        self._averages = threading.Condition()  # guards the next two
+        self._averaging = 0  # averages under way
+        self._may_average = True
         self._waiting: list[tuple[Wait, threading.Condition]] = []
         self._threads: list[threading.Thread] = []
 
@@ -173,16 +178,21 @@ class Gossip:
             PeerError: when the exchange under way does not end in time.
         """
         self._run(self._protocol.drain())
-        if self.is_cut_off:  # an exchange may still be under way, over connections that need no store
-            deadline = Deadline.after(self._peers.drain_s)
-            for thread in self._threads:
-                thread.join(deadline.left_s)
+        if self.is_cut_off:
+            self._end_averages()
         self.raise_failure()
         self._exchanger.release()  # the average needs memory of its own
         replica = self._open_replica()
         # no forward pass since the last pull: running statistics take over all of the merges
         replica.push_pull(tensors, forward_passes=0)
         return replica
+
+    def _end_averages(self) -> None:
+        """Begin none any more, and wait for that under way, which needs no store."""
+        deadline = Deadline.after(self._peers.drain_s)
+        with self._averages:
+            self._may_average = False
+            self._averages.wait_for(lambda: self._averaging == 0, deadline.left_s)
 
     def request_sync(self) -> None:
         """Ask all workers to synchronise after their current step."""
@@ -232,16 +242,23 @@ class Gossip:
             if not self._protocol.stop():
                 return
             self._wake()
-        try:
-            transport.post(transport.rank, Message(Kind.STOP))
-        except PeerError as error:
-            log.warning("rank %d: could not tell its listening thread to end: %s", transport.rank, error)
+        if self.is_cut_off:  # its listener has ended; one that waits for an answer ends by its own deadline
+            timeout_s = min(timeout_s, _CUT_OFF_S)
+        else:
+            self._tell_listener()
         deadline = Deadline.after(timeout_s)
         for thread in self._threads:
             thread.join(deadline.left_s)
-        if alive := [thread.name for thread in self._threads if thread.is_alive()]:
+        alive = [thread.name for thread in self._threads if thread.is_alive()]
+        if alive and not self.is_cut_off:
             log.warning("rank %d: its threads %s did not end within %.3g s", transport.rank, ", ".join(alive), timeout_s)
         transport.close()  # a thread that is late finds it closed, and ends by that
+
+    def _tell_listener(self) -> None:
+        try:
+            self._transport.post(self._transport.rank, Message(Kind.STOP))
+        except PeerError as error:
+            log.warning("rank %d: could not tell its listening thread to end: %s", self._transport.rank, error)
 
     # -- the gossip threads ------------------------------------------------------------------------------------------
 
@@ -317,6 +334,18 @@ class Gossip:
             self._transport.reply(peer, answer_to_wire(answer))
 
     def _average(self, peer: int, gives: bool, timeout_s: float) -> Averaged:
+        with self._averages:
+            if not self._may_average:
+                raise PeerError(f"The exchange with rank {peer} came too late: the store is lost.", rank=peer, phase="exchange")
+            self._averaging += 1
+        try:
+            return self._averaged(peer, gives, timeout_s)
+        finally:
+            with self._averages:
+                self._averaging -= 1
+                self._averages.notify_all()
+
+    def _averaged(self, peer: int, gives: bool, timeout_s: float) -> Averaged:
         started_s = now_s()
         self._exchanger.timeout_s = timeout_s
         outcome = self._health.exchange(peer, self._open_replica(), self._codec, gives=gives)

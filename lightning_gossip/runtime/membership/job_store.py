@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from lightning_gossip.algorithm.membership.store import StoreLostError
 from lightning_gossip.runtime.membership.membership import Membership
@@ -25,6 +26,7 @@ class JobStore:
         self._members = members
         self._moves = members.moves
         self._store = another(members.store) if own else None
+        self._lost: Store | None = None
 
     def renew(self) -> bool:
         """Go to the store where the members are now; whether it is another one. Call it on the training thread."""
@@ -35,13 +37,17 @@ class JobStore:
         return True
 
     def __getattr__(self, name: str) -> Any:
-        method = getattr(self._members.store if self._store is None else self._store, name)
+        store = self._members.store if self._store is None else self._store
+        method = getattr(store, name)
 
         def call(*args: Any) -> Any:
+            if store is self._lost:  # torch writes a stack to the log for each attempt
+                raise StoreLostError
             try:
                 return method(*args)
             except dist.DistError as error:
                 if self._members.survives_store:
+                    self._lost = store
                     raise StoreLostError(str(error)) from error
                 raise store_lost() from error
 

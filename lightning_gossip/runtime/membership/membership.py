@@ -92,6 +92,7 @@ class Membership:
         self._collective_timeout_s = collective_timeout_s
         self._hurries = False  # whether collectives are made whose workers have all met
         self._attempting = False
+        self._connected = 0  # moves from store to store, when the training thread connected last
         self._failures: dict[type, Exception] = {}  # of the last attempt, by its effect
         # the default group that was made last; held, its connections would stay when it is destroyed
         self._group: Callable[[], dist.ProcessGroup | None] = lambda: None
@@ -103,7 +104,7 @@ class Membership:
                 protocol.AdoptUse: lambda effect: uses.adopt(effect.use),
                 protocol.TellChange: lambda _: self._tell_change(),
                 protocol.DeleteBelow: lambda effect: delete_below(self.store, effect.prefix),
-                NextStore: lambda effect: self._go_to_next_store(effect.moves),
+                NextStore: lambda _: self._go_to_next_store(),
                 Reconnect: lambda _: self._reconnect(),
             },
         )
@@ -406,13 +407,15 @@ class Membership:
                 self._failures.clear()
         raise failure
 
-    def _go_to_next_store(self, moves: int) -> None:
-        self.monitor.await_next_store(self._protocol.rounds, moves)
+    def _go_to_next_store(self) -> None:
+        self.monitor.await_next_store(self._protocol.rounds, self._connected)
         self._reconnect()
 
     def _reconnect(self) -> None:
         stores = self.monitor.stores
         assert stores is not None
+        with self.monitor.lock:
+            self._connected = self.moves
         try:
             self.store = stores.connect(timeout_s=self.timeout_s)
         except dist.DistError as error:

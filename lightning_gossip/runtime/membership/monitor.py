@@ -99,9 +99,7 @@ class HeartbeatMonitor:
             rounds: of this worker.
             least: how many workers are enough to go on, if the user has said so.
         """
-        self._failover = Failover(
-            self._prefix, self.protocol, rounds, now_s, silent_s=self._fail_after_s, least=least
-        )
+        self._failover = Failover(self._prefix, self.protocol, rounds, now_s, silent_s=self._fail_after_s, least=least)
         assert self.stores is not None
         self._failover.view = self.stores.view
 

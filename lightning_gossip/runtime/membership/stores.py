@@ -24,6 +24,7 @@ from lightning_gossip.transport.network_interface import address_of
 log = logging.getLogger(__name__)
 
 MEETING, LOGS = "meeting", "logs"
+_BACKLOG = 2048  # as torch's store
 _REACH_S = 1.0  # for a host that is there to answer
 _CALL_S = 5.0  # of a meeting's operations: milliseconds
 
@@ -61,13 +62,11 @@ def reach(address: str, *, timeout_s: float = _CALL_S) -> tuple[Reached, TCPStor
 
     def connect() -> None:
         try:
-            found.append(
-                TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
-            )
+            found.append(TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)))
         except dist.DistError as error:
             log.debug("no store answers at %s: %s", address, error)
 
-    # torch waits for the first answer without a deadline, and a process that is stopped gives none: then this thread waits for it
+    # torch waits for the first answer without a deadline, and a process that is stopped gives none
     thread = threading.Thread(target=connect, name="connects-with-a-store", daemon=True)
     thread.start()
     thread.join(_REACH_S)
@@ -90,17 +89,12 @@ class Stores:
     """
 
     def __init__(self, first: str, host: str, *, interface: str | None = None, lost_s: float, view: int = 0) -> None:
-        listening = None
-        if interface is not None:
-            listener = socket.create_server((address_of(interface), 0), backlog=2048)
-            listening = listener.detach()
-        self._reserve = TCPStore(
-            "localhost" if interface is None else address_of(interface),
-            0 if listening is None else _port_of(listening),
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listening,
-        )
+        at = "" if interface is None else address_of(interface)
+        # of the family of its address: torch looks each client's name up, and for mapped addresses asks a name server
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((at, 0), family=family, backlog=_BACKLOG)
+        port = int(listener.getsockname()[1])
+        self._reserve = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
         self._lost_s = lost_s
         self.view, self.address = view, first
         self.own = address_text(host, self._reserve.port)
@@ -164,11 +158,3 @@ def locate(address: str) -> tuple[int, str] | None:
         return None
     view, there = json.loads(found)
     return int(view), str(there)
-
-
-def _port_of(listening: int) -> int:
-    with socket.socket(fileno=listening) as end:
-        port = int(end.getsockname()[1])
-        end.detach()
-    return port
-

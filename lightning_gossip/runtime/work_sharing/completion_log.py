@@ -44,9 +44,7 @@ class CompletionLog:
         reserve: asked at the same time for a store where the log is written a second time; None if there is none.
     """
 
-    def __init__(
-        self, store: Any, key: str, members: Named, *, reserve: Callable[[], Any | None] = lambda: None
-    ) -> None:
+    def __init__(self, store: Any, key: str, members: Named, *, reserve: Callable[[], Any | None] = lambda: None) -> None:
         self.key = key
         self._reserve = reserve
         self._second: Any | None = None
