@@ -19,15 +19,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tests.schedules import adpsgd, adpsgd_faults, membership, membership_faults
+from tests.schedules import adpsgd, adpsgd_faults, failover, failover_faults, membership, membership_faults
 from tests.schedules.choices import Choices
 from tests.schedules.shrink import shrunk
 from tests.schedules.violation import Violation
 
 KEPT = Path(__file__).with_name("kept.json")
 SELFTEST_SCHEDULES = 2000
-RUN: dict[str, Callable[..., Any]] = {"adpsgd": adpsgd.run, "membership": membership.run}
-FAULTS: dict[str, dict[str, dict[str, Any]]] = {"adpsgd": adpsgd_faults.FAULTS, "membership": membership_faults.FAULTS}
+RUN: dict[str, Callable[..., Any]] = {"adpsgd": adpsgd.run, "membership": membership.run, "failover": failover.run}
+FAULTS: dict[str, dict[str, dict[str, Any]]] = {
+    "adpsgd": adpsgd_faults.FAULTS,
+    "membership": membership_faults.FAULTS,
+    "failover": failover_faults.FAULTS,
+}
 
 
 def violation_of(protocol: str, choices: Choices, fault: str | None = None) -> str | None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Generator
+from contextlib import suppress
 from typing import Any
 
 from typing_extensions import override
@@ -158,11 +159,9 @@ class Hosted(World):
         while not worker.stops:
             worker.failover.stopped = worker.rests
             if worker.rests:
-                try:
+                with suppress(StoreLostError):  # the next use finds another one
                     yield from worker.monitor.send()
                     yield from worker.monitor.publish()
-                except StoreLostError:
-                    pass  # the next use finds another one
                 worker.is_resting = True
                 yield Until(lambda: not worker.rests or worker.stops)
                 worker.is_resting = False
@@ -180,10 +179,8 @@ class Hosted(World):
 
     @override
     def _first_send(self, worker: Worker) -> Generator[Any, Any, None]:
-        try:
+        with suppress(StoreLostError):  # the thread that sends heartbeats finds another one
             yield from worker.monitor.send()
-        except StoreLostError:
-            pass  # the thread that sends heartbeats finds another one
 
     @override
     def _last_words(self, worker: Worker) -> Generator[Any, Any, None]:
@@ -419,7 +416,7 @@ class Hosted(World):
             return self.fails
         if isinstance(error, PeerError) and "before the workers had met" in said:
             return self.primary_lost
-        if isinstance(error, PeerError) and error.phase == "rendezvous" and self.primary_lost:
+        if isinstance(error, PeerError) and error.phase == "rendezvous" and self.primary_lost and self.now_s > TIMEOUT_S:
             return True  # some have not met, and end
         if isinstance(error, PeerError) and error.phase == "quorum":
             return self.unclear or any(worker.frozen_s > SHORT_S for worker in self.workers)

@@ -15,7 +15,7 @@ stores that believe to be the job's, one misses so many of its workers that it e
 | ``target`` | each that comes | the latest view that somebody wants here |
 | ``<view>/count``, ``<view>/<i>`` | each that registers | what it knows: its view, its last round, members, news |
 | ``<view>/result/<worker>`` | ″ | the result of its last round |
-| ``<view>/opened`` | the first that sees a quorum; the first one counts | the view has begun: with whom, and with which result |
+| ``<view>/opened`` | the first that sees a quorum; the first one counts | how the view begins |
 
 | event | effects | then |
 |---|---|---|
@@ -23,7 +23,7 @@ stores that believe to be the job's, one misses so many of its workers that it e
 | nobody listens at a worker's store, its host answers | | that worker's process has ended |
 | nothing answers | | to the next one |
 | its owner is in a later view than this worker was | Enter, Adopt | goes on there, or learns that it was excluded |
-| all have registered that have not ended, or so many for as long as a silent worker takes to fail; a quorum | Decide (opened) | |
+| all have registered that have not ended, or it is as long as a silent worker takes to fail; a quorum | Decide | |
 | it has opened | Adopt, and bring news, members and incarnations | goes on; excluded if it was too late |
 | no quorum for twice that time | | to the next one; after a while the end |
 | the time is over, and some worker still is in an earlier view | Adopt | as a worker that was excluded: under a new identity |
@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from lightning_gossip.algorithm.membership.monitor import Monitor
 from lightning_gossip.algorithm.membership.news import News
@@ -110,6 +110,68 @@ class Opened(NamedTuple):
     incarnations: dict[int, int]
 
 
+class Meeting:
+    """What those that have registered know together.
+
+    Args:
+        said: by each that came.
+        ended: workers whose processes are known to have ended.
+
+    Attributes:
+        best: the one that knows most.
+        members: that it knows.
+        present: those of them that go on.
+        missing: those that have not come, and may be alive.
+        is_complete: whether all have come that can be expected.
+    """
+
+    def __init__(self, said: list[Registration], ended: frozenset[WorkerId]) -> None:
+        self.best = max(said, key=lambda one: (one.view, one.number, one.settled)) if said else None
+        self.members = workers_of(self.best.agreed) if self.best is not None else ()
+        self._said = said
+        self._news = [News.decode(one.news) for one in said]
+        self._ended = ended.union(*(news.ended for news in self._news))
+        self._failed = self._ended.union(*(news.failed for news in self._news))
+        registered = {one.worker for one in said}
+        self.present = tuple(worker for worker in self.members if worker in registered and worker not in self._failed)
+        self.missing = [worker for worker in self.members if worker not in registered and worker not in self._failed]
+        self.is_complete = not self.missing
+
+    @property
+    def reader(self) -> WorkerId:
+        """Who has brought the last result."""
+        assert self.best is not None
+        return self.best.worker
+
+    def place(self, worker: WorkerId) -> int:
+        """Whose turn it is to open the view, from 0."""
+        return self.present.index(worker) if worker in self.present else len(self.present)
+
+    def may_open(self, least: int | None, *, in_vain: bool) -> bool:
+        """Whether those present go on; ``in_vain``: they have waited long enough for the others."""
+        return (self.is_complete or in_vain) and has_quorum(
+            self.present, self.members, self._ended, at_store=False, least=least
+        )
+
+    def opened(self, result: bytes) -> Opened:
+        """How the view begins."""
+        assert self.best is not None
+        taking_part = {worker for one in self._said for worker in workers_of(one.taking_part)}
+        failed = (self._failed | taking_part | set(self.members)) - set(self.present)
+        aborted = {told.use: told for news in reversed(self._news) for told in news.aborted}
+        news = News(
+            1 + max(news.number for news in self._news),
+            failed,
+            aborted=tuple(aborted[use] for use in sorted(aborted)),
+            ended=self._ended & failed,
+        )
+        incarnations: dict[int, int] = {}
+        for worker in [*self.members, *failed, *(one.worker for one in self._said)]:
+            incarnations[worker.initial_rank] = max(incarnations.get(worker.initial_rank, 1), worker.incarnation)
+        known = Known(self.best.number, result, self.best.settled)
+        return Opened(self.members, self.present, known, news.encode(), incarnations)
+
+
 class Failover:
     """The stores of one worker, one after the other. :meth:`tick` is a protocol of the monitor's thread.
 
@@ -125,6 +187,8 @@ class Failover:
         view: that this worker is in.
         stopped: set by the driver: no heartbeats are to be sent any more.
     """
+
+    meeting: ClassVar[type[Meeting]] = Meeting  # what those that have come know together
 
     def __init__(
         self,
@@ -281,7 +345,7 @@ class Failover:
             for place in range(1, count + 1):
                 if place not in said and (value := (yield Read(f"{view}/{place}"))) is not None:
                     (said[place],) = yield Restore((value,))
-            meeting = _Meeting(list(said.values()), self._monitor.ended())
+            meeting = self.meeting(list(said.values()), self._monitor.ended())
             self._here = meeting.present
             late_s = self._now_s() - came_s - _TURN_S * meeting.place(self._monitor.me)
             if late_s >= 0.0 and not meeting.is_complete and self._now_s() >= probed_s:
@@ -326,53 +390,3 @@ class Failover:
         yield from monitor.send()
         yield Publish(view, address)
         return True
-
-
-class _Meeting:
-    """What those that have registered know together."""
-
-    def __init__(self, said: list[Registration], ended: frozenset[WorkerId]) -> None:
-        self.best = max(said, key=lambda one: (one.view, one.number, one.settled)) if said else None
-        self.members = workers_of(self.best.agreed) if self.best is not None else ()
-        self._said = said
-        self._news = [News.decode(one.news) for one in said]
-        self._ended = ended.union(*(news.ended for news in self._news))
-        self._failed = self._ended.union(*(news.failed for news in self._news))
-        registered = {one.worker for one in said}
-        self.present = tuple(worker for worker in self.members if worker in registered and worker not in self._failed)
-        self.missing = [worker for worker in self.members if worker not in registered and worker not in self._failed]
-        self.is_complete = not self.missing
-
-    @property
-    def reader(self) -> WorkerId:
-        """Who has brought the last result."""
-        assert self.best is not None
-        return self.best.worker
-
-    def place(self, worker: WorkerId) -> int:
-        """Whose turn it is to open the view, from 0."""
-        return self.present.index(worker) if worker in self.present else len(self.present)
-
-    def may_open(self, least: int | None, *, in_vain: bool) -> bool:
-        """Whether those present go on; ``in_vain``: they have waited long enough for the others."""
-        return (self.is_complete or in_vain) and has_quorum(
-            self.present, self.members, self._ended, at_store=False, least=least
-        )
-
-    def opened(self, result: bytes) -> Opened:
-        """How the view begins."""
-        assert self.best is not None
-        taking_part = {worker for one in self._said for worker in workers_of(one.taking_part)}
-        failed = (self._failed | taking_part | set(self.members)) - set(self.present)
-        aborted = {told.use: told for news in reversed(self._news) for told in news.aborted}
-        news = News(
-            1 + max(news.number for news in self._news),
-            failed,
-            aborted=tuple(aborted[use] for use in sorted(aborted)),
-            ended=self._ended & failed,
-        )
-        incarnations: dict[int, int] = {}
-        for worker in [*self.members, *failed, *(one.worker for one in self._said)]:
-            incarnations[worker.initial_rank] = max(incarnations.get(worker.initial_rank, 1), worker.incarnation)
-        known = Known(self.best.number, result, self.best.settled)
-        return Opened(self.members, self.present, known, news.encode(), incarnations)

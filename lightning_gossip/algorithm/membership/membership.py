@@ -355,7 +355,7 @@ class Membership:
         while True:
             try:
                 return (yield from steps())
-            except StoreLostError:
+            except StoreLostError:  # noqa: PERF203 - a store is lost seldom
                 if self._survivable is None:
                     raise
                 yield NextStore()

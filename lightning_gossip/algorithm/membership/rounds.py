@@ -193,7 +193,7 @@ class Rounds:
         while True:
             try:
                 return (yield from self._hold(number, members, value, payload))
-            except StoreLostError:
+            except StoreLostError:  # noqa: PERF203 - a store is lost seldom
                 self._health.waits_for(None)
                 yield NextStore()
                 self._mine, self._shared, self._older = [], [], []  # were in the store before

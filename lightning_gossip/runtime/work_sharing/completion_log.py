@@ -5,7 +5,6 @@ Where the store may be lost each log is written twice: also into the one that th
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
@@ -14,8 +13,6 @@ import torch.distributed as dist
 
 from lightning_gossip.algorithm.membership.store import StoreLostError
 from lightning_gossip.runtime.store_client import look_up
-
-log = logging.getLogger(__name__)
 
 
 class Named(Protocol):
@@ -75,10 +72,8 @@ class CompletionLog:
     def finished(self, position: int) -> None:
         """Note that the batch at this position has been trained on. The caller does not wait for the store."""
         for store in self._stores:
-            try:
+            with suppress(StoreLostError, dist.DistError):  # the other one has it
                 store.append(self._at(self._name), f"{position},")
-            except (StoreLostError, dist.DistError) as error:  # the other one has it
-                log.debug("%s: a batch was not noted: %s", self._name, error)
 
     def read(self, name: str) -> list[int]:
         """The positions that another worker, which was excluded, has finished in this assignment."""

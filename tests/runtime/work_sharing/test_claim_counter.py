@@ -320,6 +320,26 @@ def test_what_nobody_claimed_can_be_told_when_the_epoch_is_interrupted() -> None
     store = dist.HashStore()
     queues = [EpochQueue(store, "e", rank=rank, workers=2, batches=10, lookahead=1) for rank in range(2)]
     taken = [queue.claim(1.0) for queue in queues] + [queues[0].claim(1.0), queues[1].claim(1.0)]
-    assert sorted([*taken, *queues[0].unclaimed()]) == list(range(10))
+    first = queues[0].first_unclaimed()
+    assert first is not None
+    assert sorted([*taken, *range(first, 10)]) == list(range(10))
     queues[0].ledger.step()
     assert queues[0].ledger.unstepped() == [2]
+
+
+class _Lost:
+    """A store whose host has ended."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise StoreLostError
+
+
+def test_a_worker_whose_counters_are_lost_claims_no_more_and_says_so() -> None:
+    store = dist.HashStore()
+    queue = EpochQueue(store, "e", rank=0, workers=2, batches=10, lookahead=1)
+    assert queue.claim(1.0) == 0
+    queue._store = queue._speeds._store = _Lost()
+    assert queue.claim(1.0) is None
+    assert queue.is_lost
+    assert queue.first_unclaimed() is None
+    assert queue.ledger.unstepped() == [0]

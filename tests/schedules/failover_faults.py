@@ -1,0 +1,97 @@
+"""Faults put into what follows the loss of a store, as small as a mistake would be; the tester has to find them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from typing_extensions import override
+
+from lightning_gossip.algorithm.membership.failover import Failover, Meeting, Opened
+from lightning_gossip.algorithm.membership.news import News
+from lightning_gossip.algorithm.membership.rounds import Known, Rounds
+from lightning_gossip.algorithm.membership.store import Steps
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
+
+
+class ActsAtOnce(Rounds):
+    """A worker acts by a result that perhaps nobody else has read."""
+
+    @override
+    def _settle(self, number: int, members: Sequence[WorkerId]) -> Steps[bool]:
+        return True
+        yield
+
+
+class ExcludesWithoutQuorum(Rounds):
+    """Whoever has the store goes on, however many are silent."""
+
+    @override
+    def _check_quorum(self, present: Collection[WorkerId], members: Sequence[WorkerId]) -> None:
+        return
+
+
+class _AnyMayOpen(Meeting):
+    @override
+    def may_open(self, least: int | None, *, in_vain: bool) -> bool:
+        return bool(self.present) and (self.is_complete or in_vain)
+
+
+class OpensWithoutQuorum(Failover):
+    """Whoever comes to a store takes it for the job's."""
+
+    meeting = _AnyMayOpen
+
+
+class _BringsNothing(Meeting):
+    @override
+    def opened(self, result: bytes) -> Opened:
+        return super().opened(result)._replace(known=Known())
+
+
+class ForgetsTheResult(Failover):
+    """Nobody brings the last result to the next store."""
+
+    meeting = _BringsNothing
+
+
+class _ForgetsTheMissing(Meeting):
+    @override
+    def opened(self, result: bytes) -> Opened:
+        opened = super().opened(result)
+        news = News.decode(opened.news)
+        return opened._replace(news=News(news.number, self._failed, aborted=news.aborted, ended=news.ended).encode())
+
+
+class WaitsForTheMissing(Failover):
+    """Members that did not come to the next store are not told of as failed."""
+
+    meeting = _ForgetsTheMissing
+
+
+class LeavesTheNextStore(Failover):
+    """A thread that notices the loss of a store late makes its worker leave the next one."""
+
+    @override
+    def lose(self, moves: int) -> None:
+        self._lost = True
+
+
+class ReturnsToAnOlderStore(Failover):
+    """A worker that has registered for a view goes back to an earlier one."""
+
+    @override
+    def _try(self, view: int, worker: WorkerId) -> Steps[bool]:
+        self._promised, self.view = 0, -1
+        return (yield from super()._try(max(view, 1), worker))
+
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "acts by a result that others may not know": {"rounds": ActsAtOnce},
+    "ends rounds without a quorum": {"rounds": ExcludesWithoutQuorum},
+    "opens a store without a quorum": {"failover": OpensWithoutQuorum},
+    "brings no result to the next store": {"failover": ForgetsTheResult},
+    "waits for members that did not come": {"failover": WaitsForTheMissing},
+    "leaves the next store for the last one's loss": {"failover": LeavesTheNextStore},
+    "returns to an older store": {"failover": ReturnsToAnOlderStore},
+}
