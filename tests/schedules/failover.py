@@ -357,7 +357,9 @@ class Hosted(World):
         ):
             self.faults.pop(0)  # nobody could tell it where the store is
         else:
+            before_s = self.last_loss_s
             super()._strike()
+            self.last_loss_s = max(before_s, self.last_loss_s)
 
     def _outlives(self, address: str, rank: int) -> bool:
         return self._host_of(address) != rank or (address == _PRIMARY and self.agent)
@@ -366,8 +368,8 @@ class Hosted(World):
         worker = next(worker for worker in reversed(self.workers) if worker.began_as.initial_rank == whom)
         if not worker.alive or worker.end is not None or not any(e.alive for e in self.workers if e is not worker):
             return
-        if not worker.membership.rounds.agreed:
-            return  # nobody would notice that a worker has ended of which nobody has heard
+        if not worker.membership.rounds.agreed or worker.rests:
+            return  # nobody notices that a worker has ended that sends no heartbeats yet, or none between two uses
         self.ended_hosts.add(whom)
         self._ended_s = {**getattr(self, "_ended_s", {}), whom: self.now_s}
         self.unclear = True
@@ -416,7 +418,7 @@ class Hosted(World):
             return self.fails
         if isinstance(error, PeerError) and "before the workers had met" in said:
             return self.primary_lost
-        if isinstance(error, PeerError) and error.phase == "rendezvous" and self.primary_lost and self.now_s > TIMEOUT_S:
+        if isinstance(error, PeerError) and error.phase == "rendezvous" and self.primary_lost and self.now_s >= TIMEOUT_S:
             return True  # some have not met, and end
         if isinstance(error, PeerError) and error.phase == "quorum":
             return self.unclear or any(worker.frozen_s > SHORT_S for worker in self.workers)

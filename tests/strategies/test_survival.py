@@ -229,14 +229,38 @@ def test_rank_0_is_survived_when_the_store_lives_elsewhere(where: str, tmp_path:
     assert set(_epoch(tmp_path, 2)) == set(range(SAMPLES))
 
 
-def test_without_a_store_elsewhere_the_death_of_rank_0_ends_all_and_says_why(tmp_path: Path) -> None:
-    with job(_killed, str(tmp_path), 0, "inside the epoch", {}, workers=3) as running:
+@pytest.mark.parametrize(
+    "where",
+    [
+        "inside the epoch",
+        pytest.param("during setup", marks=pytest.mark.slow),
+        pytest.param("before the first exchange", marks=pytest.mark.slow),
+        pytest.param("during a validation", marks=pytest.mark.slow),
+        pytest.param("between validation and checkpoint", marks=pytest.mark.slow),
+        pytest.param("when the epoch has ended", marks=pytest.mark.slow),
+        pytest.param("when the next one begins", marks=pytest.mark.slow),
+    ],
+)
+def test_rank_0_is_survived_with_the_store_that_it_holds(where: str, tmp_path: Path) -> None:
+    with job(_killed, str(tmp_path), 0, where, {}, workers=3) as running:
         running.start_all()
-        outcomes = dict(running.outcomes())
-    assert outcomes[0] == DIED
-    for rank in (1, 2):
-        assert "PeerError" in outcomes[rank]
-        assert "rank 0 cannot be survived" in outcomes[rank]
+        outcomes = running.outcomes()
+    assert dict(outcomes)[0] == DIED
+    _check(survivors(outcomes), tmp_path, lost=[0])
+    for epoch in range(3):
+        taken = _epoch(tmp_path, epoch)
+        assert set(taken) == set(range(SAMPLES)), f"epoch {epoch}"
+        # the batch under way, and one that was trained on and not noted yet
+        assert sum(taken.values()) <= SAMPLES + 8
+
+
+@pytest.mark.slow
+def test_the_last_of_two_goes_on_when_the_first_is_killed(tmp_path: Path) -> None:
+    with job(_killed, str(tmp_path), 0, "inside the epoch", {"workers": 2}, workers=2) as running:
+        running.start_all()
+        outcomes = running.outcomes()
+    assert dict(outcomes)[0] == DIED
+    _check(survivors(outcomes), tmp_path, lost=[0], workers=2)
 
 
 @pytest.mark.slow

@@ -79,7 +79,8 @@ class Fit:
     ) -> None:
         strategy = trainer.strategy
         self.trainer = trainer
-        self.account = Account(trainer.global_rank, timeline)
+        members = strategy.members  # type: ignore[attr-defined]
+        self.account = Account(trainer.global_rank if members is None else members.me.initial_rank, timeline)
         self.in_session = False
         self.metrics = LocalMetrics(lambda: not self.in_session)
         self.stop_requested = False

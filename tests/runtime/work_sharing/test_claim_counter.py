@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
+from lightning_gossip.algorithm.membership.store import StoreLostError
 from lightning_gossip.algorithm.work_sharing import Leave
 from lightning_gossip.runtime.work_sharing.claim_counter import EpochQueue, Speeds, Store
 from tests.runtime.epochs import BATCHES_EACH, FIRST_EPOCHS, EagerQueue, Epoch, Worker, first_epoch_bound_s, run_epochs
