@@ -200,9 +200,8 @@ class ReportingStore:
 def store_lost() -> PeerError:
     """What to say when the store does not answer any more."""
     return PeerError(
-        "The store of the job does not answer: the process that holds it has ended, or cannot be reached. That is rank 0,"
-        " unless it has an address of its own, so rank 0 cannot be survived; start `python -m lightning_gossip.store"
-        ' --port 29400` on a machine that stays and pass store="tcp://<host>:29400", or start with torchrun, whose agent holds'
-        " the store (docs/survival.md).",
+        "The store of the job does not answer: the process that holds it has ended, or cannot be reached. Workers go on with"
+        " another one when all have met once, and where neither store=... says that it is elsewhere nor on_peer_failure='raise'"
+        " that one failure ends all; a store=... belongs on a machine that stays (docs/survival.md).",
         phase="store",
     )

@@ -121,13 +121,13 @@ def begin(
         )
     survives_store = survival.survives and survival.store is None
     lost_s = (1.0 if survives_store else _LOST) * survival.peer_timeout_s
-    where = _present_store(timeout_s) if survives_store else None
+    where = _present_store() if survives_store else None
     if where is None or where.view == 0:
         store = connect(survival.store, rank=initial_rank, timeout_s=timeout_s, lost_s=lost_s, interface=interface)
     stores = None
     if survives_store:
         first = where or _Where(0, address_text(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
-        stores = Stores(first.address, endpoint().address, interface=interface, lost_s=lost_s, view=first.view)
+        stores = Stores(first.address, _own_address(), interface=interface, lost_s=lost_s, view=first.view)
         if first.view:
             store = stores.connect(timeout_s=timeout_s)
     me = WorkerId(initial_rank, store.add(f"{prefix}/incarnation/{initial_rank}", 1))
@@ -162,7 +162,14 @@ class _Where(NamedTuple):
     address: str
 
 
-def _present_store(timeout_s: float) -> _Where | None:
+def _own_address() -> str:
+    try:
+        return endpoint().address
+    except ConfigurationError:  # all hear of it when they meet
+        return "127.0.0.1"
+
+
+def _present_store() -> _Where | None:
     """Where the job's store is, if the process at MASTER_ADDR and MASTER_PORT is a worker that tells that."""
     found = locate(address_text(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
     return None if found is None else _Where(*found)
