@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import torch.multiprocessing as mp
@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import PeerError
-from lightning_gossip.runtime.membership import membership
+from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.strategies.lightning.patches import Patches
 
 log = logging.getLogger(__name__)
@@ -63,13 +63,16 @@ class CheckedSubprocessLauncher(_SubprocessScriptLauncher):
 class PatientObserver(_ChildProcessObserver):
     """Watches the workers that this process has started. One that is killed by a signal is told to the others, which go on.
 
-    One that ends by itself with an error ends all, as with Lightning's own observer.
+    One that ends by itself with an error ends all, as with Lightning's own observer. All Trainers of a process have the same
+    workers, so a process has one observer, and ``members`` follows its Trainers.
 
     Args:
         main_pid: of the process that has started them.
         children: the workers.
         first: rank that the first of them was started with.
     """
+
+    members: ClassVar[Membership | None] = None  # of this process's present Trainer, if its strategy survives failures
 
     def __init__(self, main_pid: int, children: list[subprocess.Popen[bytes]], *, first: int) -> None:
         super().__init__(main_pid, children, sleep_period=_POLL_S)
@@ -80,7 +83,7 @@ class PatientObserver(_ChildProcessObserver):
     def _run(self) -> bool:
         for number, child in enumerate(self._child_processes, start=self._first):
             code = child.poll()
-            members = membership.current()
+            members = self.members
             if code is not None and code < 0 and number not in self._told and members is not None:
                 self._told.add(number)
                 members.monitor.process_ended(WorkerId(number, 1))  # one that came back was started by somebody else

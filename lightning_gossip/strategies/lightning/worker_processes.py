@@ -29,16 +29,19 @@ from lightning_gossip import version
 from lightning_gossip.algorithm.checks import check_choice
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime import causes
-from lightning_gossip.runtime.membership import membership, uses
+from lightning_gossip.runtime.membership import uses
 from lightning_gossip.runtime.membership.membership import Membership
-from lightning_gossip.runtime.peer_errors import answering
 from lightning_gossip.runtime.process_end import end_groups_at_exit
 from lightning_gossip.runtime.process_groups import default_store, make_default_group, renew
 from lightning_gossip.runtime.store_client import connect
-from lightning_gossip.runtime.sync_point import gather
+from lightning_gossip.runtime.workers import FixedWorkers, Workers
 from lightning_gossip.strategies.lightning import fault_tolerance
 from lightning_gossip.strategies.lightning.fault_tolerance import Survival
-from lightning_gossip.strategies.lightning.launchers import CheckedMultiProcessingLauncher, CheckedSubprocessLauncher
+from lightning_gossip.strategies.lightning.launchers import (
+    CheckedMultiProcessingLauncher,
+    CheckedSubprocessLauncher,
+    PatientObserver,
+)
 from lightning_gossip.strategies.lightning.validation import check_model, check_plugins, check_trainer
 from lightning_gossip.strategies.options import StartMethod, refuse_unknown, seconds_of
 from lightning_gossip.strategies.state.atomic_checkpoint_io import WholeFiles
@@ -170,6 +173,11 @@ class WorkerProcesses(DDPStrategy):
         return self._members
 
     @property
+    def all_workers(self) -> Workers:
+        """The workers of the job, to gather values from and run collectives with."""
+        return FixedWorkers() if self._members is None else self._members
+
+    @property
     @override
     def global_rank(self) -> int:
         members = self.members
@@ -218,9 +226,8 @@ class WorkerProcesses(DDPStrategy):
         if self.workers > 1 and self.survival is not None:
             self._connect_members(self.survival, use, aborted)
         elif self.workers > 1:
-            membership.set_current(None)  # of a Trainer before this one
             served = self._serve_store()
-            with self._naming_the_address(endpoint()), answering("setup"):
+            with self._naming_the_address(endpoint()), self.all_workers.answering("setup"):
                 if dist.is_initialized():
                     self._process_group_backend = self._get_process_group_backend()
                     renew(f"{self.keys}/use/{use}", self._make_group, aborted=aborted)
@@ -229,9 +236,10 @@ class WorkerProcesses(DDPStrategy):
         else:  # plain training: no group
             reset_seed()
             self.set_world_ranks()
+        PatientObserver.members = self._members
         if self.workers > 1:
             end_groups_at_exit()
-            version.check(gather(version.mine(), kind="the versions"))
+            version.check(self.all_workers.gather(version.mine(), kind="the versions"))
 
     @contextmanager
     def _naming_the_address(self, mine: Endpoint) -> Iterator[None]:
@@ -309,7 +317,7 @@ class WorkerProcesses(DDPStrategy):
     @override
     def configure_ddp(self) -> None:
         assert isinstance(self.model, pl.LightningModule)
-        start_equal(self.model)
+        start_equal(self.model, self.all_workers)
 
 
 def _endpoint_or_error() -> Endpoint | ConfigurationError:
