@@ -55,7 +55,7 @@ class Account:
         return self._timer.median_s
 
     def begin(self, steps: int, planned: int | None) -> None:
-        """The fit begins.
+        """Begin the account of a fit.
 
         Args:
             steps: made before (a resumed fit).

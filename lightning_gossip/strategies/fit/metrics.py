@@ -107,7 +107,7 @@ class LocalMetrics:
         self._may_synchronize = may_synchronize
 
     def install(self) -> None:
-        """The fit begins."""
+        """Begin to keep metrics local; the fit begins."""
         if not _fits:
             _replaced.set(Metric, "sync", _gated(Metric.sync))
             _replaced.set(Metric, "__getstate__", _without_own_values(Metric.__getstate__))
