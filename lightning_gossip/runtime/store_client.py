@@ -63,7 +63,7 @@ def connect(
         host, port, serves = *parse_address(address), False
     else:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+        serves = rank == 0 and not uses_agent_store()
     try:
         store = TCPStore(
             host,
@@ -84,6 +84,11 @@ def connect(
     if lost_s is not None:
         _end_when_lost(port, lost_s)
     return store
+
+
+def uses_agent_store() -> bool:
+    """Whether torchrun's agent holds the store of the job."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
 
 
 def look_up(store: Store, key: str) -> bytes | None:

@@ -28,12 +28,12 @@ from typing_extensions import override
 from lightning_gossip import version
 from lightning_gossip.algorithm.checks import check_choice
 from lightning_gossip.errors import ConfigurationError, PeerError
-from lightning_gossip.runtime import causes
+from lightning_gossip.runtime import causes, open_files
 from lightning_gossip.runtime.membership import uses
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.process_end import end_groups_at_exit
 from lightning_gossip.runtime.process_groups import default_store, make_default_group, renew
-from lightning_gossip.runtime.store_client import connect
+from lightning_gossip.runtime.store_client import connect, uses_agent_store
 from lightning_gossip.runtime.workers import FixedWorkers, Workers
 from lightning_gossip.strategies.lightning import fault_tolerance
 from lightning_gossip.strategies.lightning.fault_tolerance import Survival
@@ -153,6 +153,18 @@ class WorkerProcesses(DDPStrategy):
         check_trainer(trainer)
         check_model(model, sync_batchnorm=self._layer_sync is not None)
         self.check(self.workers)
+        open_files.check(self.workers, connections=self._store_connections, serves=self._serves_store)
+
+    @property
+    def _store_connections(self) -> int:
+        return 1 if self.survival is None else open_files.STORE_CONNECTIONS
+
+    @property
+    def _serves_store(self) -> bool:
+        """Whether a worker on this machine holds the store."""
+        if self.workers == 1 or uses_agent_store() or (self.survival is not None and self.survival.store is not None):
+            return False
+        return self.cluster_environment is None or self.cluster_environment.node_rank() == 0
 
     def signal_started_workers(self, signum: Any) -> None:
         """Pass a signal on to the worker processes that this one has started."""
@@ -223,6 +235,9 @@ class WorkerProcesses(DDPStrategy):
         if self.interface is not None and self.workers > 1:
             self._environment = self._environment or network_interface.bind(self.interface)
         use, aborted = uses.begin() if self.workers > 1 else (0, False)
+        open_files.raise_limit()
+        if self.workers > 1 and uses_agent_store() and os.environ.get("RANK") == "0":
+            open_files.warn_of_agent(self.workers, connections=self._store_connections)
         if self.workers > 1 and self.survival is not None:
             self._connect_members(self.survival, use, aborted)
         elif self.workers > 1:
