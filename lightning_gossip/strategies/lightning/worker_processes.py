@@ -33,7 +33,7 @@ from lightning_gossip.runtime.membership import uses
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.process_end import end_groups_at_exit
 from lightning_gossip.runtime.process_groups import default_store, make_default_group, renew
-from lightning_gossip.runtime.store_client import connect, uses_agent_store
+from lightning_gossip.runtime.store_client import check_answers, check_port_is_free, connect, uses_agent_store
 from lightning_gossip.runtime.workers import FixedWorkers, Workers
 from lightning_gossip.strategies.lightning import fault_tolerance
 from lightning_gossip.strategies.lightning.fault_tolerance import Survival
@@ -49,6 +49,7 @@ from lightning_gossip.strategies.state.shared_tensors import start_equal
 from lightning_gossip.transport import network_interface
 from lightning_gossip.transport.endpoint import Endpoint, advice, endpoint
 
+_STORE_S = 30.0  # that an external store may take to answer
 _DEFAULT_TIMEOUT_S = 1800.0  # of torch's process groups
 
 
@@ -154,6 +155,16 @@ class WorkerProcesses(DDPStrategy):
         check_model(model, sync_batchnorm=self._layer_sync is not None)
         self.check(self.workers)
         open_files.check(self.workers, connections=self._store_connections, serves=self._serves_store)
+        if self.survival is not None and self.survival.store is not None:
+            check_answers(self.survival.store, timeout_s=min(_STORE_S, self.timeout_s))
+        elif self._starts_workers and self._serves_store and "MASTER_PORT" in os.environ:
+            check_port_is_free(int(os.environ["MASTER_PORT"]))
+
+    @property
+    def _starts_workers(self) -> bool:
+        """Whether this process will start the workers, and has not yet."""
+        environment = self.cluster_environment
+        return environment is not None and not environment.creates_processes_externally and not dist.is_initialized()
 
     @property
     def _store_connections(self) -> int:
