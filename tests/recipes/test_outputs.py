@@ -51,7 +51,7 @@ def made_up(*, gossip: bool) -> RunRecord:
 @pytest.mark.parametrize("gossip", [True, False])
 def test_the_summary_has_the_keys_of_the_design(gossip: bool) -> None:
     strategy = ADPSGDStrategy(topology="star") if gossip else DDPStrategy()
-    result = summary.summarize(made_up(gossip=gossip), strategy=strategy, test_acc=0.9)
+    result = summary.summarize(made_up(gossip=gossip), strategy=strategy, tested={"test_acc": 0.9})
     assert result.keys() == KEYS
     assert all(worker.keys() == WORKER_KEYS for worker in result["workers"])
     assert (result["strategy"], result["topology"]) == (("adpsgd", "star") if gossip else ("ddp", None))
@@ -59,7 +59,7 @@ def test_the_summary_has_the_keys_of_the_design(gossip: bool) -> None:
 
 
 def test_what_ddp_has_not_is_null() -> None:
-    result = summary.summarize(made_up(gossip=False), strategy=DDPStrategy(), test_acc=0.9)
+    result = summary.summarize(made_up(gossip=False), strategy=DDPStrategy(), tested={"test_acc": 0.9})
     assert result["consensus_distance"] is None
     assert result["workers"][0]["exchanges"] is None
     assert result["workers"][0]["steps"] == 2
@@ -69,7 +69,7 @@ def test_what_ddp_has_not_is_null() -> None:
 def test_the_table_fits_a_terminal_of_80_columns(gossip: bool, tmp_path: Path) -> None:
     strategy = ADPSGDStrategy() if gossip else DDPStrategy()
     text = io.StringIO()
-    result = summary.summarize(made_up(gossip=gossip), strategy=strategy, test_acc=0.9)
+    result = summary.summarize(made_up(gossip=gossip), strategy=strategy, tested={"test_acc": 0.9})
     summary.show(result, tmp_path, Console(file=text, width=80))
     assert "exchanges" in text.getvalue()
     assert "0.9000" in text.getvalue()
@@ -81,7 +81,7 @@ def test_a_record_survives_its_file_and_gives_two_pictures(gossip: bool, tmp_pat
     made_up(gossip=gossip).save(tmp_path)
     record = RunRecord.load(tmp_path)
     strategy = ADPSGDStrategy() if gossip else DDPStrategy()
-    files = plots.draw(record, summary.summarize(record, strategy=strategy, test_acc=0.9), tmp_path)
+    files = plots.draw(record, summary.summarize(record, strategy=strategy, tested={"test_acc": 0.9}), tmp_path)
     assert [path.read_bytes()[:4] for path in files] == [b"\x89PNG"] * 2
 
 
