@@ -104,8 +104,8 @@ def words(best: Candidate, now: Candidate, known: Known) -> str:
     bound_value = known.lr.value_for(best.bound, best.workers)
     if known.adaptive:
         parts.append(
-            f". The recipe's optimizer is adaptive, which no rule here is: {known.lr.key} stays {known.lr.value:.4g}, and of what"
-            " follows only samples/s is to be relied on. "
+            f". The recipe's optimizer is adaptive, and the rules are of SGD: {known.lr.key} stays {known.lr.value:.4g}, and"
+            " of what is predicted only samples/s is to be relied on. "
         )
     else:
         parts.append(f", and {known.lr.key}={value:.4g} (at most {bound_value:.3g} for a margin of {best.least_margin:g}). ")

@@ -7,8 +7,7 @@ code. x_l is what layer l is given, one row a position, N a LayerNorm:
 
 A is causal attention (Vaswani et al. 2017, arXiv 1706.03762), M one hidden layer of four times the width with GELU. The norms
 come before the layers ("pre-norm", Xiong et al. 2020, arXiv 2002.04745), which needs no long warm-up. E is the table of the
-tokens' vectors, used at both ends (weight tying: Press & Wolf 2017, arXiv 1608.05859); without, the logits have a matrix of their
-own.
+tokens' vectors, used at both ends (weight tying: Press & Wolf 2017, arXiv 1608.05859), or a matrix of its own.
 """
 
 from __future__ import annotations

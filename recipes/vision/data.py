@@ -257,7 +257,7 @@ class _FashionMnistFiles(Dataset[Any]):
 
 
 class FashionMnistData(_SplitData):
-    """Fashion-MNIST's IDX files (Xiao et al. 2017, arXiv 1708.07747), compressed or not, in ``root`` or ``root/FashionMNIST/raw``.
+    """Fashion-MNIST's IDX files (Xiao et al. 2017, arXiv 1708.07747), or .gz, in ``root`` or ``root/FashionMNIST/raw``.
 
     Training images are padded by 2 pixels, cropped and flipped at random.
     """

@@ -33,8 +33,8 @@ MNIST = (
 FASHION_MNIST = (
     "Fashion-MNIST's layout: train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and"
     " t10k-labels-idx1-ubyte, each as it is or with .gz, in ROOT (`apt-get install dataset-fashion-mnist` puts them into"
-    ' /usr/share/datasets/fashion-mnist) or in ROOT/FashionMNIST/raw (`python -c "from torchvision.datasets import FashionMNIST;'
-    " FashionMNIST('ROOT', download=True)\"`)"
+    " /usr/share/datasets/fashion-mnist) or in ROOT/FashionMNIST/raw (where there is a network: `python -c"
+    " \"from torchvision import datasets; datasets.FashionMNIST('ROOT', download=True)\"`)"
 )
 CIFAR_TRAIN, CIFAR_TEST, CIFAR_META = [f"data_batch_{i}" for i in range(1, 6)], "test_batch", "batches.meta"
 _MNIST_SIDE = 28

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,15 @@ def test_the_table_fits_a_terminal_of_80_columns(gossip: bool, tmp_path: Path) -
     assert "exchanges" in text.getvalue()
     assert "0.9000" in text.getvalue()
     assert "…" not in text.getvalue()
+
+
+def test_what_else_was_tested_is_in_the_summary_and_what_is_of_text_in_the_table(tmp_path: Path) -> None:
+    tested = {"test_acc": 0.5, "test_loss": 1.4, "test_bpc": 2.0, "test_perplexity": 4.0}
+    result = summary.summarize(made_up(gossip=False), strategy=DDPStrategy(), tested=tested)
+    assert tested.items() <= result.items()
+    text = io.StringIO()
+    summary.show(result, tmp_path, Console(file=text, width=80))
+    assert re.search(r"bits per character of the test text +2\.000 *\n", text.getvalue())
 
 
 @pytest.mark.parametrize("gossip", [True, False])
