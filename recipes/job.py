@@ -65,7 +65,7 @@ def run(cfg: DictConfig) -> None:
                 ModelCheckpoint(folder, "model", enable_version_counter=False, save_on_train_epoch_end=True),
                 tracking.LogConfiguration(cfg),
                 *([] if cfg.strategy.start_method == "popen" else [tracking.FinishWandb()]),
-                *instantiate(cfg.recipe.get("callbacks", {})).values(),
+                *(instantiate(cfg.recipe.get("callbacks")) or {}).values(),
             ],
         )
         model: LightningModule = instantiate(cfg.recipe.model)

@@ -153,6 +153,7 @@ def check_numbers(cfg: DictConfig) -> None:
         if str(OmegaConf.select(cfg, f"{node}._target_")).startswith("recipes."):
             ranges.update(keys)
     ranges["recipe.epochs"] = _whole(1, 20)
+    ranges["recipe.gradient_clip_val"] = _TRAINER["trainer.gradient_clip_val"]
     ranges.update(_TRAINER)
     if OmegaConf.select(cfg, "trainer.accelerator") == "cpu":
         ranges.update(_PROCESSES)

@@ -16,6 +16,7 @@ from torchmetrics.text import Perplexity
 from typing_extensions import override
 
 from lightning_gossip import ConfigurationError
+from lightning_gossip.algorithm.checks import check_positive
 from recipes.optimizers import parameter_groups
 from recipes.schedules import Factor, PerStep, cosine, steps_and_epochs
 from recipes.text.data import characters, tokens
@@ -151,8 +152,7 @@ class LanguageModel(LightningModule):
         Raises:
             ConfigurationError: for an empty prompt, or a temperature that is not above 0.
         """
-        if not prompt or not temperature > 0.0:
-            raise ConfigurationError(f"prompt={prompt!r} has at least one character, temperature={temperature!r} is above 0.")
+        check_sampling(prompt, temperature)
         training = self.training
         self.eval()
         generator = torch.Generator(self.device).manual_seed(seed)
@@ -163,6 +163,19 @@ class LanguageModel(LightningModule):
             text = torch.cat([text, drawn], dim=1)
         self.train(training)
         return [characters(row) for row in text]
+
+
+def check_sampling(prompt: str, temperature: float) -> None:
+    """Refuse what no text can begin with or be drawn at.
+
+    Raises:
+        ConfigurationError: for an empty prompt, or a temperature that is not above 0.
+    """
+    if not prompt:
+        raise ConfigurationError(
+            f"prompt={prompt!r} is empty: a text begins with at least one character, for example a line end."
+        )
+    check_positive("temperature", temperature)
 
 
 def characters_begun(targets: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from rich.console import Console
 from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_integer
-from recipes.text.language_model import LanguageModel
+from recipes.text.language_model import LanguageModel, check_sampling
 
 SAMPLES = "samples.txt"
 
@@ -31,6 +31,7 @@ class TextSamples(Callback):
     ) -> None:
         check_integer("recipe.callbacks.samples.samples", samples, example=3)
         check_integer("recipe.callbacks.samples.length", length, example=300)
+        check_sampling(prompt, temperature)
         self._folder = Path(folder)
         self._samples, self._length = samples, length
         self._prompt, self._temperature = prompt, temperature

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from lightning_gossip.callbacks.curvature import measure_curvature
 from recipes.optimizers import parameter_groups
 from recipes.text.data import Sequences, tokens
 from recipes.text.language_model import LanguageModel, characters_begun
-from recipes.text.samples import printable
+from recipes.text.samples import TextSamples, printable
 from recipes.text.transformer import Transformer
 from tests.recipes.test_config import composed
 
@@ -164,9 +165,16 @@ def test_samples_are_as_many_and_as_long_as_asked_for_and_leave_the_random_state
     assert len(texts) == 3
     assert all(text.startswith("€") for text in texts)
     assert texts == model.sample("€", length=20, samples=3) != model.sample("€", length=20, samples=3, seed=1)
-    for options in ({"prompt": ""}, {"prompt": "a", "temperature": 0.0}):
-        with pytest.raises(ConfigurationError, match="at least one character"):
-            model.sample(**options, length=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"prompt": ""}, "prompt='' is empty"), ({"temperature": 0.0}, "temperature")]
+)
+def test_samples_that_cannot_be_drawn_are_refused_before_the_run(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        LanguageModel(**SMALL).sample(**{"prompt": "a", **options}, length=1)
+    with pytest.raises(ConfigurationError, match=message):
+        TextSamples(tmp_path, **options)
 
 
 def test_a_terminal_is_not_told_what_to_do() -> None:

@@ -57,7 +57,7 @@ def test_every_recipe_composes_with_the_strategies_and_clips_its_gradients(recip
         (["recipe.model.vocabulary=100"], "recipe.model.vocabulary=100 is not a whole number of at least 256"),
         (["recipe.model.tie_weights=yess"], "recipe.model.tie_weights='yess' is not true or false"),
         (["recipe.model.heads=3"], "width=16 is not a multiple of heads=3"),
-        (["recipe.gradient_clip_val=-1"], "trainer.gradient_clip_val=-1"),
+        (["recipe.gradient_clip_val=-1"], "recipe.gradient_clip_val=-1 is not null or a number of at least 0"),
         (["recipe.data.batch_size=400"], "fewer batches of 337 samples than there are workers"),
         (["recipe.callbacks.samples.length=0"], "recipe.callbacks.samples.length"),
     ],
