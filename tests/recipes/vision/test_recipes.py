@@ -28,8 +28,8 @@ from tests.strategies.launch import launch
 
 
 def test_every_recipe_of_this_folder_is_tested_here() -> None:
-    targets = {recipe: str(composed(f"recipe={recipe}").recipe.model._target_) for recipe in options(CONF / "recipe")}
-    assert {recipe for recipe, target in targets.items() if target.startswith("recipes.vision.")} == SMALL.keys()
+    ours = {recipe for recipe in options(CONF / "recipe") if not recipe.startswith(("digits", "char_gpt"))}
+    assert ours == SMALL.keys()
 
 
 @pytest.mark.parametrize("recipe", SMALL)
