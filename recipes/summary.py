@@ -94,7 +94,7 @@ def show(summary: dict[str, Any], folder: Path, console: Console | None = None) 
 
 
 def _workers_table(workers: list[dict[str, Any]]) -> Table:
-    table = Table(title="Workers", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, collapse_padding=True)
+    table = Table(title="Workers", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=0)
     for heading in ("rank", "steps", "samples", "exchanges", "sent", "staleness", "p95", "max", "busy", "waited"):
         table.add_column(heading, justify="right", no_wrap=True)
     for worker in workers:

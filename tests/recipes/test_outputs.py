@@ -77,6 +77,16 @@ def test_the_table_fits_a_terminal_of_80_columns(gossip: bool, tmp_path: Path) -
     assert "…" not in text.getvalue()
 
 
+def test_the_table_of_a_long_run_fits_too(tmp_path: Path) -> None:
+    result = summary.summarize(made_up(gossip=True), strategy=ADPSGDStrategy(), tested={"test_acc": 0.9})
+    long = {"steps": 86_100, "samples": 2_755_200, "exchanges": 83_400, "bytes_sent": 96_170_000_000, "busy_s": 13_000.2}
+    result["workers"] = [worker | long | {"staleness_mean": 10.97, "staleness_max": 170} for worker in result["workers"]]
+    text = io.StringIO()
+    summary.show(result, tmp_path, Console(file=text, width=80))
+    assert "96170.0 MB" in text.getvalue()
+    assert "…" not in text.getvalue()
+
+
 def test_what_else_was_tested_is_in_the_summary_and_what_is_of_text_in_the_table(tmp_path: Path) -> None:
     tested = {"test_acc": 0.5, "test_loss": 1.4, "test_bpc": 2.0, "test_perplexity": 4.0}
     result = summary.summarize(made_up(gossip=False), strategy=DDPStrategy(), tested=tested)
