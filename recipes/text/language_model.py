@@ -59,7 +59,7 @@ class LanguageModel(LightningModule):
         vocabulary: int = BYTES,
         dropout: float = 0.0,
         tie_weights: bool = True,
-        lr: float = 1e-3,
+        lr: float = 3e-3,
         warmup_epochs: float = 0.1,
         weight_decay: float = 0.1,
         betas: Sequence[float] = (0.9, 0.95),
