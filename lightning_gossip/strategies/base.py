@@ -309,7 +309,7 @@ class DecentralizedStrategy(WorkerProcesses):
         # inside an epoch somebody dumps a checkpoint without saving it: this worker's own
         if self._fit is None or self._fit.aborted or self._fit.in_session or not _distributed_is_initialized():
             return state
-        return checkpoint_contents.mean_optimizer_state(state, self.root_device)
+        return checkpoint_contents.mean_optimizer_state(state, where_collectives_run(self.root_device))
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:

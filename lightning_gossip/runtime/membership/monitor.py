@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -46,6 +46,7 @@ class HeartbeatMonitor:
     Attributes:
         protocol: what is driven; used under ``lock``.
         lock: guards the protocol, and wakes the thread.
+        looked: called by the thread after each look at the others, without the lock; returns soon.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class HeartbeatMonitor:
     ) -> None:
         self.protocol = Monitor(prefix, me, identity(), now_s, fail_after_s=fail_after_s, heartbeat_s=heartbeat_s)
         self.lock = threading.Condition()
+        self.looked: Callable[[], None] = lambda: None
         self._store = store
         self._do = StoreOperations(store)
         self._connected_s = -math.inf  # when the connection was made anew
@@ -182,6 +184,7 @@ class HeartbeatMonitor:
         try:
             while not self._stopped:
                 self._drive(self.protocol.tick())
+                self.looked()
                 with self.lock:
                     if not self._stopped:
                         self.lock.wait(self._heartbeat_s)

@@ -100,9 +100,10 @@ def copy_optimizers(trainer: pl.Trainer, *, receives: bool) -> None:
         tensors = [states.tensors([slot])[0] if slot in have else _scratch(slot) for slot in slots]
 
     def copy() -> None:
+        device = where_collectives_run(trainer.strategy.root_device)
         with torch.no_grad():
             for tensor in tensors:
-                sent = tensor.to(trainer.strategy.root_device).contiguous()
+                sent = tensor.to(device).contiguous()
                 sent = sent if receives or sent is not tensor else sent.clone()  # only joiners' are changed
                 dist.broadcast(sent, src=0)
                 if receives:

@@ -94,7 +94,7 @@ class Fit:
         self._options = options
         self._restored = restored
         self._restored_from = restored_from
-        self._sync_point = SyncPoint(strategy.root_device)
+        self._sync_point = SyncPoint(where_collectives_run(strategy.root_device))
         self._accounts: list[tuple[int, dict[str, Any]]] = []  # of all workers, at the last synchronisation point
         self._optimizer_stepped = False
         self._lr = 0.0
