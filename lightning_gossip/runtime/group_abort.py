@@ -1,11 +1,12 @@
 """Ends the collectives of a process group when one of its workers has failed, so that nobody waits for it in one.
 
-A collective waits for all workers, inside torch. Whether it notices that one has ended depends on the backend:
+A collective waits for all workers, inside torch. Gloo notices that one has ended when its connection closes: not if its machine
+is gone or frozen, nor while a process that it has forked, as a loader's, holds the socket. NCCL does not notice over NVLink or
+shared memory, and torch then ends *every* process when the time-out is over. From another thread
 
-| backend | how the end of a worker is noticed without this module | how its collectives are ended from another thread |
-|---|---|---|
-| Gloo | the connection closes; not if its machine is gone, or frozen, or a child of its process holds the socket | a receive from anybody that is over its time closes all connections of the group; ``ProcessGroup.abort`` does nothing |
-| NCCL | not at all over NVLink or shared memory; torch then ends *every* process, when the time-out is over | ``Backend.abort``: the kernels return, with whatever is in their buffers |
+- Gloo's collectives are ended by a receive from anybody that is over its time: it closes all connections of the group
+  (``ProcessGroup.abort`` does nothing);
+- NCCL's by ``Backend.abort``: their kernels return, with whatever is in their buffers.
 
 So whoever has made collectives here asks afterwards (:meth:`GroupGuard.check`) whether what came of them counts.
 

@@ -76,6 +76,18 @@ def where_collectives_run(device: torch.device) -> torch.device:
     return torch.device("cpu") if any(kind.type == "cpu" for kind in dist.group.WORLD._device_types) else device
 
 
+def lacks_mean(device: torch.device) -> bool:
+    """Whether tensors of a device go over Gloo in a default group with several backends.
+
+    Gloo has no mean of integers, and in older releases of torch none at all. Of a group that is Gloo only Lightning knows it,
+    and sums.
+    """
+    if not dist.is_initialized() or dist.group.WORLD is None or dist.get_backend() == "gloo":
+        return False
+    group = dist.group.WORLD
+    return any(kind.type == device.type and group._get_backend(kind).name() == "gloo" for kind in group._device_types)
+
+
 def default_store() -> Store:
     """The store of the default group, without its prefixes."""
     store = dist.distributed_c10d._get_default_store()

@@ -30,6 +30,7 @@ from lightning_gossip.errors import ConfigurationError, reason_of
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.membership import uses
 from lightning_gossip.runtime.peer_errors import answering
+from lightning_gossip.runtime.process_groups import lacks_mean, where_collectives_run
 from lightning_gossip.runtime.sync_point import gather, together
 from lightning_gossip.strategies.data.exact_evaluation import equally_long, share_evaluation
 from lightning_gossip.strategies.fit.callback import StrategyHooks
@@ -251,6 +252,9 @@ class DecentralizedStrategy(WorkerProcesses):
         if group is not None or not isinstance(tensor, Tensor):
             return super().reduce(tensor, group, reduce_op)
         self._wait_for_all()
+        if reduce_op in ("mean", "avg") and lacks_mean(tensor.device):
+            total: Tensor = together(lambda: super(DecentralizedStrategy, self).reduce(tensor.clone(), None, "sum"))
+            return total.copy_(total / self.world_size)
         return together(lambda: super(DecentralizedStrategy, self).reduce(tensor.clone(), group, reduce_op))
 
     @override

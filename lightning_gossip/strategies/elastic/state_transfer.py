@@ -10,6 +10,7 @@ import torch.distributed as dist
 from lightning.pytorch.trainer import call
 from torch import Tensor
 
+from lightning_gossip.runtime.process_groups import where_collectives_run
 from lightning_gossip.runtime.sync_point import gather, together
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.lightning.loop_progress import epochs_processed, set_global_step

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline, now_s
+from lightning_gossip.runtime.process_groups import where_collectives_run
 from lightning_gossip.runtime.sync_point import (
     Agreement,
     Arrival,
