@@ -32,7 +32,7 @@ _TAG = 1 << 20  # of a message that nobody sends
 _AT_ONCE = timedelta(milliseconds=1)  # to Gloo 0 is no deadline at all
 _RELEASE_S = 10.0  # for an abort that is under way
 
-# What torch's NCCL group does when a collective fails or is over its time, where others survive that (docs/survival.md)
+# What torch's NCCL group does when a collective fails or is over its time, where others survive that (docs/gpu.md)
 NCCL_ENVIRONMENT: Mapping[str, str] = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # abort the communicators; 3, the default, ends the process
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # else one error stays in the job's store, and ends every process minutes later

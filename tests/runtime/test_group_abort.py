@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -185,3 +186,103 @@ def test_what_a_user_has_set_for_nccl_stays(monkeypatch: pytest.MonkeyPatch) -> 
     assert os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
     monkeypatch.setenv("NCCL_BLOCKING_WAIT", "1")
     assert prepare_nccl("nccl") == {}
+
+
+def _under_nccl(rank: int, port: int) -> Any:
+    """The last worker goes before an all-reduce of tensors on the devices, which the others have begun."""
+    torch.cuda.set_device(rank)
+    store = dist.TCPStore("127.0.0.1", port, wait_for_workers=False)
+    workers = torch.cuda.device_count()
+    members = [WorkerId(number, 1) for number in range(workers)]
+    store.add(f"p/incarnation/{rank}", 1)
+    before = prepare_nccl("cpu:gloo,cuda:nccl")
+    member = Membership(
+        store,
+        HeartbeatMonitor(another(store), "p", members[rank], fail_after_s=FAIL_AFTER_S),
+        "p",
+        members,
+        make_group=make_default_group("cpu:gloo,cuda:nccl", COLLECTIVE_S),
+        min_workers=1,
+        timeout_s=COLLECTIVE_S,
+    )
+    member.hello()
+    began_s = 0.0
+
+    def collective() -> float:
+        nonlocal began_s
+        total = torch.full((1 << 20,), float(rank + 1), device="cuda")
+        dist.all_reduce(total)  # connects
+        torch.cuda.synchronize()
+        began_s = began_s or time.monotonic()
+        if rank == workers - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        total.fill_(float(rank + 1))
+        dist.all_reduce(total)
+        return float(total[0])
+
+    result = member.attempt(collective)
+    member.rest()
+    restore(before)
+    return result, len(member.members), time.monotonic() - began_s
+
+
+def _alone_under_nccl(rank: int, port: int) -> Any:
+    """Abort a group of one from another thread, and make it anew."""
+    torch.cuda.set_device(rank)
+    store, guard = dist.TCPStore("127.0.0.1", port, wait_for_workers=False), GroupGuard()
+    make = make_default_group("cpu:gloo,cuda:nccl", COLLECTIVE_S)
+    told: list[Any] = []
+    for number in range(3):
+        make(dist.PrefixStore(str(number), store), 0, 1)
+        assert dist.group.WORLD is not None
+        guard.guard(dist.group.WORLD, lambda: True)
+        total = torch.ones(4, device="cuda")
+        dist.all_reduce(total)
+        guard.check()
+        guard.look()
+        try:
+            guard.check()
+        except dist.DistBackendError as error:
+            told.append((str(error), total.sum().item()))
+        guard.release()
+        dist.destroy_process_group()
+    return told
+
+
+def _queued(function: Callable[[int, int], Any], rank: int, port: int, results: Any) -> None:
+    results.put(function(rank, port))
+
+
+def _on_devices(function: Callable[[int, int], Any], workers: int, tellers: int) -> list[Any]:
+    """What the processes that end well return; each with a device."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    context = multiprocessing.get_context("spawn")  # CUDA may be in use here already
+    results = context.SimpleQueue()
+    processes = [context.Process(target=_queued, args=(function, rank, server.port, results)) for rank in range(workers)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(COLLECTIVE_S)
+        if process.is_alive():
+            process.kill()
+            process.join()
+    return [results.get() for _ in range(tellers) if not results.empty()]
+
+
+@pytest.mark.gpu
+@pytest.mark.processes
+@pytest.mark.skipif(torch.cuda.device_count() < 1, reason="needs a CUDA device")
+def test_a_group_with_nccl_is_aborted_from_another_thread_and_made_anew() -> None:
+    [told] = _on_devices(_alone_under_nccl, 1, 1)
+    assert told == [("A worker has failed, and the collective that waited for it was ended.", 4.0)] * 3
+
+
+@pytest.mark.gpu
+@pytest.mark.processes
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a device for each worker, and a death two workers")
+def test_a_collective_of_nccl_whose_worker_is_killed_is_ended_and_made_by_the_others() -> None:
+    workers = torch.cuda.device_count()
+    told = _on_devices(_under_nccl, workers, workers - 1)
+    expected = float(sum(range(1, workers)))
+    assert [result[:2] for result in told] == [(expected, workers - 1)] * (workers - 1)
+    assert max(seconds for *_, seconds in told) < SOON_S

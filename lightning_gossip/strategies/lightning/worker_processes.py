@@ -56,7 +56,7 @@ class WorkerProcesses(DDPStrategy):
     Args:
         start_method: how Lightning starts the workers: ``"popen"``, ``"spawn"``, ``"fork"`` or ``"forkserver"``.
         process_group_backend, timeout: of the default process group, as for DDP. Beside a backend that works on devices only
-            there is Gloo for host memory, which makes the average (docs/survival.md). ``timeout``, in seconds or as a
+            there is Gloo for host memory, which makes the average (docs/gpu.md). ``timeout``, in seconds or as a
             timedelta, bounds the wait at a synchronisation point.
         interface: network interface, as ``"eth0"``, on which this job's sockets listen, and no other; None leaves that to torch
             (docs/security.md).

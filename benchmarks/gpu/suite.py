@@ -1,0 +1,48 @@
+"""The tests marked ``gpu``, in a process of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from benchmarks.harness import ROOT
+
+TIMEOUT_S = 100.0
+
+
+def measure() -> dict[str, Any]:
+    """Run them.
+
+    Returns:
+        Names of those that passed and failed, and of those that were skipped with the reason.
+
+    Raises:
+        RuntimeError: if pytest itself failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="benchmark-gpu-") as folder:
+        report = Path(folder) / "report.xml"
+        line = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}", "tests"]
+        ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        if not report.exists():
+            raise RuntimeError(f"pytest ended with {ended.returncode}:\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
+        return told(report)
+
+
+def told(report: Path) -> dict[str, Any]:
+    """What a report of pytest's says."""
+    found: dict[str, Any] = {"passed": [], "failed": {}, "skipped": {}}
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = f"{case.get('classname')}.{case.get('name')}"
+        skipped = case.find("skipped")
+        failures = [*case.findall("failure"), *case.findall("error")]
+        if failures:
+            found["failed"][name] = (failures[0].get("message") or "")[:300]
+        elif skipped is not None:
+            found["skipped"][name] = skipped.get("message") or ""
+        else:
+            found["passed"].append(name)
+    return found
