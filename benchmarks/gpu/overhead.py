@@ -13,18 +13,23 @@ from benchmarks.harness import process_group, rank, run
 from benchmarks.overhead import new_gossip
 
 TIMEOUT_S = 170.0
-SECONDS = 6.0  # of training, for each number
+SECONDS = 6.0  # of training, for each number; without, a few steps
 BATCH, SIZE = 64, 224
 _LEAST, _MOST = 20, 300  # steps
 
 
-def measure(setting: Setting) -> list[dict[str, Any]]:
-    """By precision, and with batches in pinned memory and not."""
+def measure(setting: Setting, left_s: float) -> list[dict[str, Any]]:
+    """By precision, and with batches in pinned memory and not.
+
+    Args:
+        setting: of the run.
+        left_s: seconds that it may take.
+    """
     kinds = [(precision, pinned) for precision in PRECISIONS for pinned in (True, False)]
     if setting.quick:
         kinds = kinds[:2]
-    parameters = {"cuda": setting.cuda, "kinds": kinds, "seconds": 0.5 if setting.quick else SECONDS}
-    found: list[dict[str, Any]] = run(boundaries, parameters, hosts=(None, None), timeout_s=TIMEOUT_S)[0]
+    parameters = {"cuda": setting.cuda, "kinds": kinds, "seconds": 0.0 if setting.quick else SECONDS}
+    found: list[dict[str, Any]] = run(boundaries, parameters, hosts=(None, None), timeout_s=min(TIMEOUT_S, left_s))[0]
     return found
 
 
@@ -45,9 +50,11 @@ def _boundary(gossip: Any, loop: Loop, session: int, seconds: float) -> dict[str
     """The same steps without gossip and with it, by both workers at the same time."""
     copy_s = loop.copy_s()
     dist.barrier()
-    first = run_steps(loop, lambda: None, _LEAST)["step_s"]
-    steps = max(_LEAST, min(_MOST, int(seconds / first)))
-    dist.barrier()
+    steps = _LEAST
+    if seconds:
+        first = run_steps(loop, lambda: None, _LEAST)["step_s"]
+        steps = max(_LEAST, min(_MOST, int(seconds / first)))
+        dist.barrier()
     plain = run_steps(loop, lambda: None, steps)
 
     replica = loop.replica()

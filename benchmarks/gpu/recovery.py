@@ -27,19 +27,24 @@ EPOCHS = 200  # at most: training ends when the killed worker has come back and 
 _KILLED_IN, _BATCH = 1, 3  # epoch and batch
 
 
-def measure(setting: Setting) -> dict[str, Any]:
+def measure(setting: Setting, left_s: float) -> dict[str, Any]:
     """Train with the last worker killed and started again.
+
+    Args:
+        setting: of the run.
+        left_s: seconds that it may take.
 
     Raises:
         RuntimeError: if a worker failed, or they did not end in time.
     """
     size, batches = (64, 20) if setting.cuda else (16, 10)
     parameters = {"cuda": setting.cuda, "batches": WORKERS * batches, "size": size, "step_s": 0.02 if setting.quick else 0.05}
+    until_s = time.monotonic() + min(TIMEOUT_S, left_s)
     with tempfile.TemporaryDirectory(prefix="benchmark-gpu-") as name:
         folder, last = Path(name), WORKERS - 1
         with workers(train, parameters, folder, hosts=(None,) * WORKERS) as started:
             try:
-                started[last].wait(TIMEOUT_S)  # for its end, which it brings about itself
+                started[last].wait(until_s - time.monotonic())  # for its end, which it brings about itself
             except TimeoutError as error:
                 raise RuntimeError(f"The last worker was not killed: {error}") from error
             ended_s = time.monotonic()
@@ -47,8 +52,8 @@ def measure(setting: Setting) -> dict[str, Any]:
                 raise RuntimeError(f"A worker failed:\n{last_words(started)}")
             started.append(started[last].another())
             started[-1].start()
-            if not wait(started, TIMEOUT_S, killed={last}):
-                raise RuntimeError(f"The workers did not end within {TIMEOUT_S:.0f} s:\n{last_words(started)}")
+            if not wait(started, max(0.0, until_s - time.monotonic()), killed={last}):
+                raise RuntimeError(f"The workers did not end in time:\n{last_words(started)}")
             ended = results(folder)
             return {
                 **_account(recorded(folder), folder, WORKERS * batches),

@@ -14,8 +14,11 @@ from benchmarks.harness import ROOT
 TIMEOUT_S = 100.0
 
 
-def measure() -> dict[str, Any]:
+def measure(left_s: float) -> dict[str, Any]:
     """Run them.
+
+    Args:
+        left_s: seconds that it may take.
 
     Returns:
         Names of those that passed and failed, and of those that were skipped with the reason.
@@ -26,7 +29,7 @@ def measure() -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="benchmark-gpu-") as folder:
         report = Path(folder) / "report.xml"
         line = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}", "tests"]
-        ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=min(TIMEOUT_S, left_s), check=False)
         if not report.exists():
             raise RuntimeError(f"pytest ended with {ended.returncode}:\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
         return told(report)

@@ -26,10 +26,16 @@ Span = tuple[float, float]
 _MODEL = 4  # of a model's copy at least this part is one of the copies that are looked at
 
 
-def measure(setting: Setting, output: Path) -> dict[str, Any]:
-    """Write the trace of one of two workers."""
+def measure(setting: Setting, output: Path, left_s: float) -> dict[str, Any]:
+    """Write the trace of one of two workers.
+
+    Args:
+        setting: of the run.
+        output: folder for it.
+        left_s: seconds that it may take.
+    """
     parameters = {"cuda": setting.cuda, "output": str(output / NAME)}
-    found: dict[str, Any] = run(traced, parameters, hosts=(None, None), timeout_s=TIMEOUT_S)[0]
+    found: dict[str, Any] = run(traced, parameters, hosts=(None, None), timeout_s=min(TIMEOUT_S, left_s))[0]
     return found
 
 

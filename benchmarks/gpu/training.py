@@ -23,26 +23,25 @@ EPOCHS = 3  # the first warms up
 _STEP_S = 0.25  # a guess, where nothing was measured before
 
 
-def measure(setting: Setting, step_s: float | None) -> dict[str, Any]:
-    """Train with each strategy.
+def measure(strategy: str, setting: Setting, step_s: float | None, left_s: float) -> dict[str, Any]:
+    """Train with one strategy.
 
     Args:
+        strategy: its name.
         setting: of the run.
         step_s: seconds that a step was seen to last; None if it was not.
+        left_s: seconds that it may take.
     """
-    batches = 12 if setting.quick else max(20, int(SECONDS / EPOCHS / (step_s or _STEP_S)))
+    batches = 12 if setting.quick or not setting.cuda else max(20, int(SECONDS / EPOCHS / (step_s or _STEP_S)))
     parameters = {
+        "strategy": strategy,
         "cuda": setting.cuda,
         "gloo": setting.shares_a_device or not setting.cuda,
         "batches": batches * setting.workers,
         "batch": 64 if setting.cuda else 8,
         "size": 224 if setting.cuda else 16,
     }
-    found = {}
-    for strategy in STRATEGIES:
-        results = run(train, {"strategy": strategy, **parameters}, hosts=(None,) * setting.workers, timeout_s=TIMEOUT_S)
-        found[strategy] = _together(results)
-    return found
+    return _together(run(train, parameters, hosts=(None,) * setting.workers, timeout_s=min(TIMEOUT_S, left_s)))
 
 
 def _together(workers: list[dict[str, Any]]) -> dict[str, Any]:
