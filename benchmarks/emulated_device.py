@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 _PATIENCE_S = 60.0
@@ -261,7 +261,10 @@ class EmulatedDevice(TorchDispatchMode):
         if work.seconds:
             time.sleep(work.seconds)
         try:
-            with torch.no_grad():
+            with (
+                torch.no_grad(),
+                _disable_current_modes(),
+            ):  # without threads it is the host's thread, which has entered the device
                 work.run()
         except BaseException as error:  # noqa: BLE001 - raised by check
             self._errors.append(error)

@@ -15,7 +15,7 @@ from lightning_gossip.algorithm.adpsgd.options import GossipOptions
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerChoice, PartnerPicker, Roles
 from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
 from lightning_gossip.algorithm.adpsgd.repair import topology_for
-from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.adpsgd.replica import PublishedModel
 from lightning_gossip.algorithm.checks import check_not_negative
 from lightning_gossip.algorithm.compression.pairwise import Wire
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
@@ -163,7 +163,7 @@ class GossipAlgorithm(Algorithm):
         self._peers: ChangingPeers[WorkerId] | None = None
         self._counters = GossipCounters()
         self._failed = 0
-        self._replica: Replica | None = None
+        self._replica: PublishedModel | None = None
         self._model = SharedModel(nn.Module())
         self._layout = 0  # of the replica
         self._session = 0

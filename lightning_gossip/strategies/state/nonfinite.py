@@ -9,7 +9,7 @@ import torch
 from lightning.fabric.utilities import rank_zero_warn
 from torch import Tensor
 
-from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.adpsgd.replica import PublishedModel
 from lightning_gossip.algorithm.tensors.finite import all_finite
 from lightning_gossip.errors import NonFiniteError, PeerError
 from lightning_gossip.runtime.adpsgd.nonfinite_guard import OnNonFinite
@@ -41,7 +41,7 @@ def error_of(rank: int, names: Sequence[str], tensors: Sequence[Tensor]) -> NonF
 
 def mean_of_healthy(
     sync_point: SyncPoint,
-    replica: Replica,
+    replica: PublishedModel,
     names: Sequence[str],
     tensors: Sequence[Tensor],
     on_nonfinite: OnNonFinite,
