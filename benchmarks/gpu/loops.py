@@ -11,7 +11,6 @@ from itertools import cycle
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
-from lightning_gossip.runtime.adpsgd.streams import Event
 from torch import Tensor, nn
 from torchvision.models import resnet50
 
@@ -19,6 +18,7 @@ from benchmarks.emulated_device import EmulatedDevice
 from benchmarks.gpu.machine import device_of
 from lightning_gossip.algorithm.adpsgd.replica import PublishedModel
 from lightning_gossip.runtime.adpsgd.cuda_replica import StagedCopies, replica_of, staged_replica
+from lightning_gossip.runtime.adpsgd.streams import Event
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 
 Precision = Literal["float32", "bf16-mixed", "bf16-true"]
