@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -119,33 +120,36 @@ def events_of(path: Path) -> list[dict[str, Any]]:
 
 
 def overlap(events: Iterable[dict[str, Any]], least_bytes: float) -> dict[str, Any]:
-    """How much of the time of large copies the device computed in.
+    """How much of the time of the gossip's copies the device computed in.
+
+    They are on a stream of their own; batches are copied on the one that computes.
 
     Args:
         events: of a trace.
-        least_bytes: of a copy, to be one of the gossip's.
+        least_bytes: of a copy, to be one of a model.
 
     Returns:
         How many copies, their seconds, those of kernels, and the share of the first in which there were kernels; None without
         copies.
     """
-    copies: list[Span] = []
-    kernels: list[Span] = []
+    kernels: dict[Any, list[Span]] = defaultdict(list)  # by stream
+    copied: dict[Any, list[Span]] = defaultdict(list)
     for event in events:
-        if event.get("ph") != "X":
-            continue
-        span = (float(event["ts"]), float(event["ts"]) + float(event["dur"]))
-        if event.get("cat") == "kernel":
-            kernels.append(span)
-        elif event.get("cat") == "gpu_memcpy" and float(event.get("args", {}).get("bytes", 0)) >= least_bytes:
-            copies.append(span)
-    both = common(union(copies), union(kernels))
-    copied = length(union(copies))
+        if event.get("ph") == "X" and event.get("cat") in ("kernel", "gpu_memcpy"):
+            span = (float(event["ts"]), float(event["ts"]) + float(event["dur"]))
+            if event["cat"] == "kernel":
+                kernels[event["tid"]].append(span)
+            elif float(event.get("args", {}).get("bytes", 0)) >= least_bytes:
+                copied[event["tid"]].append(span)
+    training = max(kernels, key=lambda stream: length(union(kernels[stream])), default=None)
+    copies = [span for stream, spans in copied.items() if stream != training for span in spans]
+    computing = union([span for spans in kernels.values() for span in spans])
+    both, copying = common(union(copies), computing), length(union(copies))
     return {
         "copies": len(copies),
-        "copies_s": copied * 1e-6,
-        "kernels_s": length(union(kernels)) * 1e-6,
-        "overlap": length(both) / copied if copied else None,
+        "copies_s": copying * 1e-6,
+        "kernels_s": length(computing) * 1e-6,
+        "overlap": length(both) / copying if copying else None,
     }
 
 

@@ -17,7 +17,7 @@ from benchmarks.harness import rank, run, trainer
 from lightning_gossip import ADPSGDStrategy, PeriodicAveragingStrategy
 
 STRATEGIES = ("adpsgd", "periodic_averaging", "ddp")
-SECONDS = 30.0  # of training for each
+SECONDS = 20.0  # of training for each, if the loaders keep up
 TIMEOUT_S = 75.0
 EPOCHS = 3  # the first warms up
 _STEP_S = 0.25  # a guess, where nothing was measured before

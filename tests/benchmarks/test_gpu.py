@@ -68,18 +68,19 @@ def test_a_stage_for_which_no_time_is_left_is_not_begun() -> None:
     assert stages.left_out == {"suite": "5 s of the time were left."}
 
 
-def event(kind: str, begin: float, end: float, nbytes: int = 0) -> dict[str, Any]:
-    return {"ph": "X", "cat": kind, "ts": begin, "dur": end - begin, "args": {"bytes": nbytes}}
+def event(kind: str, stream: int, begin: float, end: float, nbytes: int = 0) -> dict[str, Any]:
+    return {"ph": "X", "cat": kind, "tid": stream, "ts": begin, "dur": end - begin, "args": {"bytes": nbytes}}
 
 
-def test_the_overlap_is_of_the_large_copies_with_any_kernel() -> None:
+def test_the_overlap_is_of_the_gossips_large_copies_with_any_kernel() -> None:
     events = [
-        event("kernel", 0, 4),
-        event("kernel", 2, 6),
-        event("kernel", 9, 10),
-        event("gpu_memcpy", 5, 9, 100),
-        event("gpu_memcpy", 0, 1, 1),  # a batch
-        event("cpu_op", 0, 10),
+        event("kernel", 7, 0, 4),
+        event("kernel", 7, 2, 6),
+        event("kernel", 20, 9, 10),
+        event("gpu_memcpy", 20, 5, 9, 100),
+        event("gpu_memcpy", 7, 10, 20, 100),  # a batch
+        event("gpu_memcpy", 20, 0, 1, 1),
+        event("cpu_op", 7, 0, 10),
         {"ph": "M", "name": "process_name"},
     ]
     found = overlap(events, 50)
@@ -87,7 +88,8 @@ def test_the_overlap_is_of_the_large_copies_with_any_kernel() -> None:
     assert found["copies_s"] == pytest.approx(4e-6)
     assert found["kernels_s"] == pytest.approx(7e-6)
     assert found["overlap"] == pytest.approx(0.25)
-    assert overlap([event("kernel", 0, 1)], 50)["overlap"] is None
+    assert overlap([event("kernel", 7, 0, 1)], 50)["overlap"] is None
+    assert overlap([], 50)["kernels_s"] == 0.0
 
 
 def test_what_pytest_reports_is_told_by_name(tmp_path: Path) -> None:

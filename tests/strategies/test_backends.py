@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import Callback
+from lightning.pytorch.accelerators import CPUAccelerator
 
-from lightning_gossip import ADPSGDStrategy
+from lightning_gossip import ADPSGDStrategy, PeriodicAveragingStrategy
 from tests.strategies.launch import launch
 from tests.strategies.models import Net, loader, trainer
-
-pytestmark = pytest.mark.processes
 
 
 class Reduces(Callback):
@@ -33,5 +33,18 @@ def _reduces() -> list[Any]:
     return reduces.got
 
 
+@pytest.mark.processes
 def test_a_group_with_a_backend_for_each_device_has_a_mean_in_host_memory() -> None:
     assert launch(_reduces) == [[0.5, 1.0, 1.0, [1], [3], [3]]] * 2
+
+
+@pytest.mark.parametrize("strategy", [ADPSGDStrategy, PeriodicAveragingStrategy])
+@pytest.mark.parametrize(("asked", "made"), [(None, "cpu:gloo,cuda:nccl"), ("nccl", "cpu:gloo,cuda:nccl"), ("gloo", "gloo")])
+def test_on_a_gpu_the_default_group_works_on_host_memory_too(strategy: Any, asked: str | None, made: str) -> None:
+    ours = strategy(
+        process_group_backend=asked,
+        parallel_devices=[torch.device("cuda", 0)],
+        cluster_environment=LightningEnvironment(),
+        accelerator=CPUAccelerator(),
+    )
+    assert ours._get_process_group_backend() == made
