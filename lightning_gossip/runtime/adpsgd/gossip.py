@@ -52,6 +52,7 @@ from lightning_gossip.runtime.adpsgd.nonfinite_guard import GossipCounters, Heal
 from lightning_gossip.runtime.clock import Deadline, Timeline, now_s
 from lightning_gossip.transport.base import Transport
 from lightning_gossip.transport.messages import Kind, Message
+from lightning_gossip.transport.threads import new_thread
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ class Gossip:
             ("gossip-initiator", lambda: self._run(self._protocol.initiate())),
         ]
         for name, target in targets:
-            thread = threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True)
+            thread = new_thread(name, self._guarded, target)
             thread.start()
             self._threads.append(thread)
 

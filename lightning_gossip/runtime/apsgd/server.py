@@ -33,6 +33,7 @@ from lightning_gossip.runtime.apsgd.client import ServerLink, Update, layout_err
 from lightning_gossip.runtime.clock import Deadline
 from lightning_gossip.transport.base import Transport
 from lightning_gossip.transport.messages import Kind, Message
+from lightning_gossip.transport.threads import new_thread
 
 log = logging.getLogger(__name__)
 
@@ -221,7 +222,7 @@ class Server(ServerLink):
                         self._failure = self._failure or error
                     self._condition.notify_all()
 
-        return threading.Thread(target=guarded, name=name, daemon=True)
+        return new_thread(name, guarded)
 
     def _listen(self) -> None:
         while True:

@@ -89,7 +89,7 @@ class Gossip:
 
     def __init__(self, strategy: ADPSGD, run: Run) -> None:
         self.run = run
-        self.wire = strategy.wire
+        self.wire, self.push_every = strategy.wire, strategy.push_every
         numel = run.nbytes // run.models.x.element_size()
         self.exchange_bytes = run.nbytes if self.wire == "float32" else exchange_bytes(self.wire, numel)
         self.adopts = strategy.at_rendezvous == "adopt"
@@ -136,7 +136,9 @@ class Gossip:
         for drain in drains:
             yield from drain
         for rank in self.run.living:
-            self.workers[rank].replica.push_pull([self.run.models.rows[rank]], forward_passes=0)
+            worker = self.workers[rank]
+            worker.replica.push_pull([self.run.models.rows[rank]], forward_passes=0)
+            worker.record_staleness()
 
     def _average_s(self) -> float:
         run = self.run
@@ -273,7 +275,10 @@ class Worker:
         self._processes: list[simpy.Process] = []
         vectors = iter((gossip.published[rank], gossip.merges[rank]))
         self.replica = Replica(
-            [self._run.models.rows[rank]], dtype=gossip.published.dtype, host_vector=lambda *_: next(vectors)
+            [self._run.models.rows[rank]],
+            dtype=gossip.published.dtype,
+            push_every=gossip.push_every,
+            host_vector=lambda *_: next(vectors),
         )
         self._codec = make_codec(gossip.wire, self.replica.published)
 
@@ -303,6 +308,11 @@ class Worker:
             self._changed()
 
         return ends(effect)
+
+    def record_staleness(self) -> None:
+        """Of the steps that have been pushed."""
+        for staleness in self.replica.take_staleness():
+            self._run.record.stale(self.rank, staleness)
 
     def fail(self) -> None:
         """Stop for good."""
@@ -335,7 +345,8 @@ class Worker:
                 models.begin(rank, task.batch)
                 yield environment.timeout(compute_times.next_s())
                 models.step(rank, run.lr)
-                run.record.stale(rank, self.replica.push_pull(x))
+                self.replica.step(x)
+                self.record_staleness()
                 run.record.compute(rank, began_s, environment.now)
                 run.record.event(environment.now, "step", rank)
                 session.stepped(rank)
