@@ -42,10 +42,13 @@ def test_our_collectives_are_made_in_host_memory_where_the_group_works_on_it(tmp
     def script(rank: int) -> Any:
         store = dist.FileStore(str(tmp_path / "store2"), 2)
         found = [(where_collectives_run(CUDA), lacks_mean(CPU))]
+        dist.barrier()
         for backend in ("cpu:gloo", "cuda:gloo"):
             dist.destroy_process_group()
             dist.init_process_group(backend, store=dist.PrefixStore(backend, store), rank=rank, world_size=2)
             found.append((where_collectives_run(CUDA), lacks_mean(CPU)))
+            store.set(f"{backend}/{rank}", "connected")
+            store.wait([f"{backend}/0", f"{backend}/1"])  # else the other one may find this one's connection closed
         return found
 
     assert run_processes(script, tmp_path, world_size=2) == [[(CPU, False), (CPU, True), (CUDA, False)]] * 2
