@@ -142,6 +142,7 @@ class GroupGuard:
 
 
 def _abort(group: dist.ProcessGroup) -> None:
+    log.info("A worker has failed: what is under way on the default process group is ended.")
     try:
         abort_group(group)
     except Exception as error:  # noqa: BLE001 - the group is given up anyway, and its collectives have time-outs of their own

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as script
-from benchmarks.gpu.suite import told
+from benchmarks.gpu.suite import marked, told
 from benchmarks.gpu.trace import NAME, events_of, overlap
 
 
@@ -90,6 +90,12 @@ def test_the_overlap_is_of_the_gossips_large_copies_with_any_kernel() -> None:
     assert found["overlap"] == pytest.approx(0.25)
     assert overlap([event("kernel", 7, 0, 1)], 50)["overlap"] is None
     assert overlap([], 50)["kernels_s"] == 0.0
+
+
+def test_the_files_with_tests_for_a_gpu_are_found() -> None:
+    names = {path.name for path in marked()}
+    assert {"test_group_abort.py", "test_cuda_replica.py", "test_qsgd.py"} <= names
+    assert "test_replica.py" not in names
 
 
 def test_what_pytest_reports_is_told_by_name(tmp_path: Path) -> None:
