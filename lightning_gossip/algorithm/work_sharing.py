@@ -81,7 +81,7 @@ class EpochPlan:
         """The batches of one epoch as lists of sample indices; together they hold each index exactly once."""
         if self.shuffle:
             generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
-            order = torch.randperm(self.samples, generator=generator).tolist()
+            order = torch.randperm(self.samples, generator=generator, device="cpu").tolist()
         else:
             order = list(range(self.samples))
         return [order[i * self.batch_size : (i + 1) * self.batch_size] for i in range(len(self))]

@@ -247,11 +247,11 @@ class SyncPoint:
             make: on rank ``source`` its bytes, uint8 of shape (k,) on the host; called there only.
             source: whose.
         """
-        mine = make() if dist.get_rank() == source else torch.empty(0, dtype=torch.uint8)
+        mine = make() if dist.get_rank() == source else torch.empty(0, dtype=torch.uint8, device="cpu")
         with self.workers.answering("copying"):
             count = torch.tensor([mine.numel()], dtype=torch.int64, device=self._device)
             dist.broadcast(count, src=source)
-            theirs = mine if dist.get_rank() == source else torch.empty(int(count), dtype=torch.uint8)
+            theirs = mine if dist.get_rank() == source else torch.empty(int(count), dtype=torch.uint8, device="cpu")
             for chunk in chunk_slices(theirs.numel(), 4 * _CHUNK_NUMEL):
                 buffer = theirs[chunk].to(self._device)
                 dist.broadcast(buffer, src=source)

@@ -128,7 +128,7 @@ class Rounded(Plain):
 
     def __init__(self, dtype: torch.dtype, sent: torch.dtype) -> None:
         super().__init__(sent)
-        self._copy, self._difference = torch.empty(0, dtype=dtype), torch.empty(0, dtype=dtype)
+        self._copy, self._difference = torch.empty(0, dtype=dtype, device="cpu"), torch.empty(0, dtype=dtype, device="cpu")
 
     @override
     def room(self, payload: Tensor, length: int) -> Tensor:

@@ -169,7 +169,10 @@ class Exchanger:
         size, dtype = codec.payload_numel(length), codec.payload_dtype
         if self._buffers and self._buffers[0][0].numel() >= size and self._buffers[0][0].dtype == dtype:
             return
-        self._buffers = [(torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype)) for _ in range(self._depth)]
+        self._buffers = [
+            (torch.empty(size, dtype=dtype, device="cpu"), torch.empty(size, dtype=dtype, device="cpu"))
+            for _ in range(self._depth)
+        ]
 
 
 class _Arrived(Protocol):

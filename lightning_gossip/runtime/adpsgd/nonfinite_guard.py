@@ -104,7 +104,7 @@ class Health:
         return outcome
 
     def _adopt(self, peer: int, replica: PublishedModel) -> Outcome:
-        taken = torch.empty(replica.numel, dtype=replica.dtype)
+        taken = torch.empty(replica.numel, dtype=replica.dtype, device="cpu")
         outcome = self._exchanger.take(peer, replica, taken)
         if not outcome.refused:
             replica.replace(taken)

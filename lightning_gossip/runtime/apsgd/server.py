@@ -254,7 +254,7 @@ class Server(ServerLink):
         return None
 
     def _serve(self, peer: int) -> None:
-        received, model = torch.empty(0), torch.empty(0)
+        received, model = torch.empty(0, device="cpu"), torch.empty(0, device="cpu")
         while (message := self._inboxes[peer].get()).kind is not Kind.STOP:
             if message.kind not in (Kind.PULL, Kind.LEAVE):
                 raise ProtocolError(f"Rank {peer} sent {message.kind.name} to the parameter server.")

@@ -96,7 +96,7 @@ class Gossip:
         self.session: Session
         self._sessions = 0
         n, d = run.workers, run.models.numel
-        self.published = torch.zeros(n, d, dtype=run.models.x.dtype)
+        self.published = torch.zeros(n, d, dtype=run.models.x.dtype, device="cpu")
         self.merges = torch.zeros_like(self.published)
         self._topology = make_topology(strategy.topology, n)
         self._roles = strategy.roles
@@ -507,7 +507,7 @@ class Worker:
     def _encoded(self, whole: slice, greeting: Tensor | None) -> Tensor:
         """A copy of the published model, as it is sent to a peer whose codec says so."""
         codec, numel = self._codec, self.replica.numel
-        payload = torch.empty(codec.payload_numel(numel), dtype=codec.payload_dtype)
+        payload = torch.empty(codec.payload_numel(numel), dtype=codec.payload_dtype, device="cpu")
         if numel:
             if greeting is not None:
                 codec.agree(greeting)

@@ -48,7 +48,7 @@ class EvaluationSampler(DistributedSampler[Any]):
         samples = len(self.dataset)  # type: ignore[arg-type]
         if not self.shuffle:
             return list(range(samples))
-        return torch.randperm(samples, generator=torch.Generator().manual_seed(self.seed + self.epoch)).tolist()
+        return torch.randperm(samples, generator=torch.Generator().manual_seed(self.seed + self.epoch), device="cpu").tolist()
 
     @override
     def __iter__(self) -> Iterator[int]:

@@ -133,5 +133,5 @@ def _plain_values(trainer: pl.Trainer) -> list[list[tuple[int, str, Any]]]:
 
 
 def _scratch(slot: Slot) -> Tensor:
-    tensor = torch.zeros(slot.shape, dtype=getattr(torch, slot.dtype))
+    tensor = torch.zeros(slot.shape, dtype=getattr(torch, slot.dtype), device="cpu")
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
