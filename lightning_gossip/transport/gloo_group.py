@@ -134,7 +134,7 @@ def flush(posted: list[tuple[Kind, dist.Work, Tensor]], rank: int) -> None:
 
 @dataclass
 class Transfer(Pending):
-    """A vector under way.
+    """A vector being sent or received.
 
     Args:
         work: torch's.

@@ -56,7 +56,7 @@ _LETTER = struct.Struct(f"<{WORDS + 1}q")  # sender, then the words of the messa
 
 
 class EdgeTransport(Transport):
-    """One process's end.
+    """Transport of one process over a Gloo group of two for each edge.
 
     Args:
         store: the training thread's connection to the store of the job.

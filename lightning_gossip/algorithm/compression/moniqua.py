@@ -49,7 +49,7 @@ _NOT_FINITE = -(2**31)
 
 
 class ModularCode:
-    """A :class:`~lightning_gossip.algorithm.compression.pairwise.Codec`.
+    """Modular quantization of a model for one partner; a codec as in :mod:`lightning_gossip.algorithm.compression.pairwise`.
 
     Args:
         model: shape (d,), float32 or float64: what the ranges begin from.

@@ -26,7 +26,7 @@ from lightning_gossip.transport.base import Pending, Transport
 
 @dataclass
 class Outcome:
-    """What came of an exchange.
+    """Result of one exchange.
 
     Args:
         bytes_sent: and as many received; without the headers of messages and packets.

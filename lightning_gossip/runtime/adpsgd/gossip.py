@@ -280,7 +280,7 @@ class Gossip:
             self._waiting.remove((wait, woken))
 
     def _wake(self) -> None:
-        """Those whose wait an event or an effect has ended; under the lock."""
+        """Wake the threads whose wait an event or an effect has ended; under the lock."""
         for wait, woken in self._waiting:
             if wait.ready():
                 woken.notify()

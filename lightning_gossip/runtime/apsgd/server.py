@@ -75,7 +75,7 @@ class Server(ServerLink):
         self._threads += [self._thread(f"gossip-server-{peer}", partial(self._serve, peer)) for peer in peers]
 
     def start(self) -> None:
-        """Begin to serve."""
+        """Start the threads that serve the workers."""
         for thread in self._threads:
             thread.start()
 

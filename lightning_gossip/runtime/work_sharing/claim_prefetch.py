@@ -99,7 +99,7 @@ class _Claim:
         self._thread.join(timeout_s)
 
     def result(self) -> int | None:
-        """Wait for it.
+        """Wait for the claim, and return it.
 
         Raises:
             BaseException: what the claim has ended with.
