@@ -37,6 +37,7 @@ lint: $(STAMP)
 
 bench: $(STAMP) $(VENV)/.bench
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.running_ahead
 	$(BIN)/python -m benchmarks.codecs
 	$(BIN)/python -m benchmarks.straggler
 	$(BIN)/python -m benchmarks.input

@@ -71,7 +71,7 @@ def abort_group(group: dist.ProcessGroup) -> None:
 
 
 def _close_connections(group: dist.ProcessGroup) -> None:
-    work = group.recv_anysource([torch.zeros(1)], _TAG)
+    work = group.recv_anysource([torch.zeros(1, device="cpu")], _TAG)
     try:
         work.wait(_AT_ONCE)
     except RuntimeError as expected:

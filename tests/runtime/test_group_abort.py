@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -168,6 +169,37 @@ def test_a_group_that_has_been_let_go_is_not_aborted() -> None:
     guard.release()
     guard.look()
     assert group.backend.aborts == 0
+
+
+@pytest.mark.parametrize("error", [dist.DistNetworkError("closed"), ArithmeticError("a bug")])
+def test_a_failure_detector_that_can_look_no_more_ends_the_collectives(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monitor, seen = HeartbeatMonitor(dist.HashStore(), "p", WorkerId(0, 1), fail_after_s=FAIL_AFTER_S), []
+    ended = threading.Event()
+
+    def looked() -> None:
+        seen.append(monitor.has_aborted)
+        if seen[-1]:
+            ended.set()
+
+    def tick() -> Any:
+        if seen:
+            raise error
+        yield from ()
+
+    monitor.looked = looked
+    monkeypatch.setattr(monitor.protocol, "tick", tick)
+    monkeypatch.setattr(monitor, "_heartbeat_s", 0.0)
+    monkeypatch.setattr(monitor, "_connect_anew", _raise)  # as if it had been tried
+    monitor.start()
+    assert ended.wait(SOON_S)
+    assert seen == [False, True]
+    monitor.rest()
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def test_torch_is_told_to_end_no_process_where_that_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ class HeartbeatMonitor:
     Attributes:
         protocol: what is driven; used under ``lock``.
         lock: guards the protocol, and wakes the thread.
-        looked: called by the thread after each look at the others, without the lock; returns soon.
+        looked: called by the thread, without the lock, after each look at the others and after the last; returns soon.
     """
 
     def __init__(
@@ -178,8 +178,10 @@ class HeartbeatMonitor:
             lost.__cause__ = error
             with self.lock:
                 self.protocol.broken = lost
+            self.looked()
         except Exception as error:  # noqa: BLE001 - kept, and raised on the training thread
             self._abort_on(error)
+            self.looked()
 
     def _tick_while_connected(self) -> None:
         try:
