@@ -50,7 +50,6 @@ def _on_device(callbacks: Sequence[Callback], **options: Any) -> Any:
 
 
 OPTIONS: dict[str, tuple[list[Callback], dict[str, Any]]] = {
-    "adopt": ([], {}),
     "evaluate, few pushes": ([], {"at_rendezvous": "evaluate", "push_every": 3}),
     "another model in place of an ill one": ([Ill()], {"on_nonfinite": "adopt"}),
 }
