@@ -10,11 +10,12 @@ import logging
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
+from typing_extensions import override
 
 from lightning_gossip.algorithm.membership import membership as protocol
 from lightning_gossip.algorithm.membership.rounds import Survivable
@@ -22,11 +23,13 @@ from lightning_gossip.algorithm.membership.store import NextStore, Reconnect, St
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import ConfigurationError, GossipError, PeerError, another_aborted, reason_of
 from lightning_gossip.runtime.clock import now_s
+from lightning_gossip.runtime.group_abort import GroupGuard
 from lightning_gossip.runtime.membership import uses
 from lightning_gossip.runtime.membership.collective_errors import may_pass
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
 from lightning_gossip.runtime.membership.store_operations import StoreOperations, drive
 from lightning_gossip.runtime.store_client import delete_below, store_lost
+from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.transport.endpoint import Endpoint, unreachable
 from lightning_gossip.transport.gloo_group import set_timeout
 
@@ -34,7 +37,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Membership:
+class Membership(Workers):
     """The members of the job as one worker knows them; the same on all members after each round.
 
     Every member calls the same methods in the same order from its training thread. A member that fails is absent in the round
@@ -94,13 +97,15 @@ class Membership:
         self._attempting = False
         self._connected = 0  # moves from store to store, when the training thread connected last
         self._failures: dict[type, Exception] = {}  # of the last attempt, by its effect
+        self._guard = GroupGuard()
+        monitor.looked = self._guard.look
         # the default group that was made last; held, its connections would stay when it is destroyed
         self._group: Callable[[], dist.ProcessGroup | None] = lambda: None
         self._operations = StoreOperations(
             store,
             {
                 protocol.MakeGroup: self._do_make_group,
-                protocol.DropGroup: lambda _: _drop_group(),
+                protocol.DropGroup: lambda _: self._drop_group(),
                 protocol.AdoptUse: lambda effect: uses.adopt(effect.use),
                 protocol.TellChange: lambda _: self._tell_change(),
                 protocol.DeleteBelow: lambda effect: delete_below(self.store, effect.prefix),
@@ -130,6 +135,7 @@ class Membership:
         return self._protocol.generation
 
     @property
+    @override
     def excluded(self) -> list[WorkerId]:
         """Workers that were excluded, in that order."""
         return self._protocol.excluded
@@ -182,6 +188,7 @@ class Membership:
 
     # -- rounds and attempts -----------------------------------------------------------------------------------------
 
+    @override
     def gather(self, mine: Any, kind: str = "values") -> list[Any]:
         """The values of all members that take part, in the order of their ranks (after the call, if somebody was excluded).
 
@@ -195,15 +202,18 @@ class Membership:
         """
         return self._perform(self._protocol.gather(mine, kind))
 
+    @override
     def gather_for(self, rank: int, mine: Any, kind: str = "values") -> list[Any]:
         """As :meth:`gather`, for one rank only, which alone reads the values; the others get an empty list."""
         return self._perform(self._protocol.gather_for(rank, mine, kind))
 
+    @override
     def broadcast(self, value: T, source: int = 0) -> T:
         """The value of one rank; that of the first member left, if that one has failed."""
         sent: T = self._perform(self._protocol.broadcast(value, source))
         return sent
 
+    @override
     def attempt(self, collective: Callable[[], T]) -> T:
         """Run collectives on the default group, of workers that have met, until they have worked for all that are left.
 
@@ -221,6 +231,7 @@ class Membership:
         """
         return self.attempt_and_tell(collective, lambda: None)[0]
 
+    @override
     def attempt_and_tell(self, collective: Callable[[], T], tell: Callable[[], Any]) -> tuple[T, list[Any]]:
         """As :meth:`attempt`, and gather what each member tells when it has worked, in the same round.
 
@@ -237,6 +248,7 @@ class Membership:
             try:
                 with self._hurrying():
                     result = collective()
+                    self._guard.check()
             except GossipError:
                 raise
             except Exception as error:  # noqa: BLE001 - raised in the end, or made good
@@ -247,6 +259,10 @@ class Membership:
 
         told = self._perform(self._protocol.attempt(), {protocol.Run: run})
         return result, told  # type: ignore[return-value]
+
+    @override
+    def answering(self, phase: str) -> AbstractContextManager[None]:
+        return nullcontext()  # an attempt looks at torch's own error
 
     @contextmanager
     def _hurrying(self) -> Iterator[None]:
@@ -283,14 +299,15 @@ class Membership:
         aborted = aborted or self.monitor.has_aborted
         self.monitor.begin_use(use)
         self.monitor.start()
-        intact = not aborted and dist.is_initialized() and (not self._protocol.met or self._group() is dist.group.WORLD)
+        kept = dist.is_initialized() and (not self._protocol.met or self._group() is dist.group.WORLD)
+        intact = kept and not aborted and not self._guard.is_aborted
 
         def check(said: Mapping[WorkerId, Endpoint | ConfigurationError | None]) -> None:
             _check_endpoints(said, endpoint)
 
         self._perform(self._protocol.hello(use, intact=intact, about=endpoint, check=check))
-        if dist.is_initialized():
-            self._group = weakref.ref(dist.group.WORLD)
+        if dist.is_initialized() and self._group() is not dist.group.WORLD:
+            self._note_group()
 
     def rest(self) -> None:
         """Stop heartbeats between two uses of a Trainer.
@@ -425,14 +442,26 @@ class Membership:
 
     def _do_make_group(self, effect: protocol.MakeGroup) -> protocol.Outcome:
         try:
-            _drop_group()
+            self._drop_group()
             self._make_group(PrefixStore(effect.keys, self.store), effect.rank, effect.size)
         except Exception as error:  # noqa: BLE001 - raised in the end, or made good
             return self._note_failure(protocol.MakeGroup, error)
         if dist.is_initialized():
-            self._group = weakref.ref(dist.group.WORLD)
+            self._note_group()
         log.debug("%s: a process group of %d workers", self.me.spoken, effect.size)
         return protocol.Outcome(None)
+
+    def _note_group(self) -> None:
+        """The default group is that of the present members, and ends when one of them fails, or all end."""
+        group, members = dist.group.WORLD, frozenset(self.members)
+        assert group is not None
+        self._group = weakref.ref(group)
+        self._guard.guard(group, lambda: self.monitor.has_aborted or not members.isdisjoint(self.monitor.failed()))
+
+    def _drop_group(self) -> None:
+        self._guard.release()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
     def _note_failure(self, effect: type, error: Exception) -> protocol.Outcome:
         self._failures[effect] = error
@@ -458,11 +487,6 @@ def _check_endpoints(
         raise ConfigurationError(wrong)
 
 
-def _drop_group() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def _let_go(error: BaseException | None) -> None:
     """Clear what a traceback's frames hold: a group that one of them knows is not closed when it is destroyed."""
     while error is not None:
@@ -477,22 +501,15 @@ def _first_line(error: BaseException) -> str:
 class _Process:
     """What belongs to this process, as its default group does."""
 
-    current: Membership | None = None
     kept: Membership | None = None  # between two Trainers, whose strategies need not be the same
 
 
-def current() -> Membership | None:
-    """The membership behind this process's default group; None while no strategy survives failures."""
-    return _Process.current
-
-
 def kept(prefix: str) -> Membership | None:
-    """The last one, if it is of the job whose keys have this prefix."""
+    """The last membership of this process, if it is of the job whose keys have this prefix."""
     last = _Process.kept
     return last if last is not None and last.prefix == prefix else None
 
 
-def set_current(membership: Membership | None) -> None:
-    """Set it; None at the end of a Trainer's work."""
-    _Process.current = membership
-    _Process.kept = membership or _Process.kept
+def keep(membership: Membership) -> None:
+    """Keep a membership for the next Trainer of this process."""
+    _Process.kept = membership

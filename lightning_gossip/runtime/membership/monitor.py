@@ -37,6 +37,7 @@ from lightning_gossip.runtime.membership.local_processes import identity
 from lightning_gossip.runtime.membership.store_operations import StoreOperations, drive
 from lightning_gossip.runtime.membership.stores import Stores, parse, reach
 from lightning_gossip.runtime.store_client import another, store_lost
+from lightning_gossip.transport.threads import new_thread
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -59,6 +60,7 @@ class HeartbeatMonitor:
     Attributes:
         protocol: what is driven; used under ``lock``.
         lock: guards the protocol, and wakes the thread.
+        looked: called by the thread, without the lock, after each look at the others and after the last; returns soon.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class HeartbeatMonitor:
             address=None if stores is None else stores.own,
         )
         self.lock = threading.Condition()
+        self.looked: Callable[[], None] = lambda: None
         self._store = store
         self._failover: Failover | None = None
         self._operations = StoreOperations(store, self._of_stores)
@@ -124,7 +127,7 @@ class HeartbeatMonitor:
                 self._failover.stopped = False
         if self._thread is None:
             self._send_once()
-            self._thread = threading.Thread(target=self._run, name="gossip-monitor", daemon=True)
+            self._thread = new_thread("gossip-monitor", self._run)
             self._thread.start()
 
     def rest(self, timeout_s: float = 10.0) -> None:
@@ -246,12 +249,14 @@ class HeartbeatMonitor:
             self._break(store_lost(), error)
         except Exception as error:  # noqa: BLE001 - kept, and raised on the training thread
             self._abort_on(error)
+            self.looked()
 
     def _break(self, error: PeerError, cause: BaseException | None) -> None:
         error.__cause__ = cause
         with self.lock:
             self.protocol.broken = error
             self.lock.notify_all()
+        self.looked()
 
     def _send_once(self) -> None:
         """Send a heartbeat, if there is a store; else the next tick finds one."""
@@ -264,6 +269,7 @@ class HeartbeatMonitor:
         try:
             while not self._stopped:
                 self._drive(self.protocol.tick() if self._failover is None else self._failover.tick())
+                self.looked()
                 with self.lock:
                     if not self._stopped:
                         self.lock.wait(self._heartbeat_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import lightning.pytorch as pl
 
 from lightning_gossip.runtime.membership.membership import Membership
-from lightning_gossip.runtime.sync_point import gather
+from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.data.batch_samplers import EpochPosition, StaticBatches
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.lightning.loop_progress import align_epoch, resize_epoch
@@ -45,40 +45,44 @@ class LostBatches:
         if batches is None or batches.completion_log is None:
             return
         finished = [position for worker in members.excluded for position in batches.completion_log.read(str(worker))]
-        self._agree_on_unclaimed()
+        self._agree_on_unclaimed(members)
         batches.unassigned = []  # of an earlier synchronisation point in this assignment: they are found again
         # the log of an excluded worker that still runs may grow: one worker's reading counts
-        everyones = gather(
+        everyones = members.gather(
             (batches.stepped() + batches.unstepped(), finished), kind="the unfinished batches of excluded workers"
         )
         unassigned = batches.find_unassigned([theirs for theirs, _ in everyones], everyones[0][1])
         batches.unassigned = unassigned if members.rank == 0 else []
 
-    def position(self) -> EpochPosition:
-        """Where the epoch stands. Collective."""
+    def position(self, workers: Workers) -> EpochPosition:
+        """Where the epoch stands. Collective.
+
+        Args:
+            workers: of the job.
+        """
         batches, members = self._work.batches, self._trainer.strategy.members  # type: ignore[attr-defined]
         assert batches is not None
-        if self._agree_on_unclaimed() is None and members is not None and not self._lost_store:
+        if self._agree_on_unclaimed(workers) is None and members is not None and not self._lost_store:
             self.lose_store()
             self.collect(members)
         while True:
             generation = None if members is None else members.generation
-            everyones = gather(batches.unstepped(), kind="what is left of the epoch")
+            everyones = workers.gather(batches.unstepped(), kind="what is left of the epoch")
             if members is None or members.generation == generation or members.outside:
                 return batches.position([position for theirs in everyones for position in theirs])
             self.collect(members)  # one that held something has failed meanwhile
 
-    def _agree_on_unclaimed(self) -> int | None:
+    def _agree_on_unclaimed(self, workers: Workers) -> int | None:
         """The first position that nobody has claimed, the same on all; None if all have lost that. Collective."""
         batches = self._work.batches
         assert batches is not None
         mine = None if self._lost_store else batches.first_unclaimed()
-        known = [first for first in gather(mine, kind="what nobody has claimed") if first is not None]
+        known = [first for first in workers.gather(mine, kind="what nobody has claimed") if first is not None]
         first = known[0] if known else None
         batches.agree_on_unclaimed(first)
         return first
 
-    def make_up(self) -> bool:
+    def make_up(self, members: Membership) -> bool:
         """Assign what is left of the epoch to the members, although all have ended it. Collective.
 
         Returns:
@@ -87,7 +91,7 @@ class LostBatches:
         batches = self._work.batches
         if batches is None or self._trainer.limit_train_batches != 1.0:
             return False  # of an epoch that is cut off, each worker's part is as good as another's
-        position = self.position()
+        position = self.position(members)
         if not position.pending and not position.pieces:
             return False
         self.follow_members()

@@ -112,7 +112,6 @@ def begin(
     prefix = f"{keys}/members"
     kept = membership.kept(prefix)
     if kept is not None:
-        membership.set_current(kept)
         return kept
     if initial_rank >= survival.most(workers):
         raise ConfigurationError(
@@ -122,13 +121,13 @@ def begin(
     survives_store = survival.survives and survival.store is None
     lost_s = (1.0 if survives_store else _LOST) * survival.peer_timeout_s
     where = _present_store() if survives_store else None
-    if where is None or where.view == 0:
+    if where is None:
         store = connect(survival.store, rank=initial_rank, timeout_s=timeout_s, lost_s=lost_s, interface=interface)
     stores = None
     if survives_store:
         first = where or _Where(0, address_text(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
         stores = Stores(first.address, _own_address(), interface=interface, lost_s=lost_s, view=first.view)
-        if first.view:
+        if where is not None:
             store = stores.connect(timeout_s=timeout_s)
     me = WorkerId(initial_rank, store.add(f"{prefix}/incarnation/{initial_rank}", 1))
     late = initial_rank >= workers or me.incarnation > 1 or store.check([f"{prefix}/members"])
@@ -149,7 +148,7 @@ def begin(
         late=late,
         survivable=Survivable(survival.min_workers) if survives_store else None,
     )
-    membership.set_current(made)
+    membership.keep(made)
     monitor.observe(members, outside=late)
     call_at_exit(made.rest)  # a script may let all meet after its last fit: rank 0 does not leave while others still read
     if late:
