@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch.distributed as dist
@@ -10,6 +11,8 @@ from torch._C._distributed_c10d import Store
 from lightning_gossip.algorithm.membership.store import StoreLostError
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.store_client import another, store_lost
+
+log = logging.getLogger(__name__)
 
 
 class JobStore:
@@ -32,8 +35,12 @@ class JobStore:
         """Go to the store where the members are now; whether it is another one. Call it on the training thread."""
         if self._store is None or self._moves == self._members.moves:
             return False
+        try:
+            self._store = another(self._members.store)
+        except dist.DistError as error:
+            log.info("%s: this store is lost, too: %s", self._members.me.spoken, error)
+            return False
         self._moves = self._members.moves
-        self._store = another(self._members.store)
         return True
 
     def __getattr__(self, name: str) -> Any:

@@ -114,6 +114,8 @@ class EpochQueue:
         gone: Callable[[], frozenset[int]] = frozenset,
     ) -> None:
         self.ledger = Ledger()
+        self._place = rank
+        self._has_drawn = False
         self.is_lost = False  # the counters, with the store that they were in: nothing can be claimed any more
         self.batches = batches
         self._speeds = Speeds(store, key, rank=rank, workers=workers) if speeds is None else speeds
@@ -149,11 +151,13 @@ class EpochQueue:
             step_s: as there.
             held: batches that this worker holds.
         """
-        try:
-            return perform(self.protocol.next(step_s, held), self._do)
-        except StoreLostError:
-            self.is_lost = True
-            return None
+        is_first, self._has_drawn = not self._has_drawn, True
+        if not self.is_lost:
+            try:
+                return perform(self.protocol.next(step_s, held), self._do)
+            except StoreLostError:
+                self.is_lost = True
+        return self._place if is_first else None  # the one that it is sure of: each worker has to reach the epoch's end
 
     @property
     def left_early(self) -> bool:

@@ -344,3 +344,8 @@ def test_a_worker_whose_counters_are_lost_claims_no_more_and_says_so() -> None:
     assert queue.is_lost
     assert queue.first_unclaimed() is None
     assert queue.ledger.unstepped() == [0]
+
+
+def test_a_worker_whose_counters_are_lost_before_its_first_claim_has_the_batch_that_it_is_sure_of() -> None:
+    queue = EpochQueue(_Lost(), "e", rank=1, workers=2, batches=10, lookahead=1)
+    assert [queue.claim(1.0), queue.claim(1.0)] == [1, None]
