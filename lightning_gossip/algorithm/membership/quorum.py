@@ -25,7 +25,7 @@ def has_quorum(
     - they are half of them and have the job's store: the others would need more than half to open another one.
 
     Of any two groups that may, one has a living worker of the other, or nobody is left of the other. Where the user has said
-    how many workers are enough, that many are: two sides may then both go on, if it is not more than half.
+    how many workers are enough, that many are though others are silent: two sides may both go on, if it is not more than half.
 
     Args:
         present: those that are here.
@@ -39,10 +39,10 @@ def has_quorum(
     [True, False, True]
     """
     here = set(members).intersection(present)
-    if least is not None:
-        return len(here) >= least
     if here and here.issuperset(set(members).difference(ended)):
         return True
+    if least is not None:
+        return len(here) >= least
     return 2 * len(here) >= len(members) + (not at_store)
 
 
