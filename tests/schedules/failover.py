@@ -368,7 +368,8 @@ class Hosted(World):
         worker = next(worker for worker in reversed(self.workers) if worker.began_as.initial_rank == whom)
         if not worker.alive or worker.end is not None or not any(e.alive for e in self.workers if e is not worker):
             return
-        if not worker.membership.rounds.agreed or worker.rests:
+        heartbeat = self._store_of(worker).get(f"p/heartbeat/{worker.membership.me}", b"")
+        if not worker.membership.rounds.agreed or worker.rests or b'"resting": true' in heartbeat:
             return  # nobody notices that a worker has ended that sends no heartbeats yet, or none between two uses
         self.ended_hosts.add(whom)
         self._ended_s = {**getattr(self, "_ended_s", {}), whom: self.now_s}
@@ -379,7 +380,8 @@ class Hosted(World):
             each.frozen_s = max(each.frozen_s, 2 * SHORT_S)
 
     def _note_loss(self) -> None:
-        if not all(worker.membership.rounds.agreed for worker in self.workers if worker.alive):
+        rests = any(b'"resting": true' in self._store_of(w).get(f"p/heartbeat/{w.membership.me}", b"") for w in self.workers)
+        if rests or not all(worker.membership.rounds.agreed for worker in self.workers if worker.alive):
             self.primary_lost = True
             self.last_loss_s += TIMEOUT_S  # who waits for the first meeting does so until then
             for worker in self.workers:

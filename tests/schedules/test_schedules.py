@@ -40,7 +40,7 @@ def test_what_once_broke_an_invariant_holds(kept: dict[str, object]) -> None:
         ("membership", "wakes nobody who waits"),
         ("membership", "gives up although a member is there"),
         ("membership", "waits for the last to arrive"),
-        ("failover", "leaves the next store for the last one's loss"),
+        ("failover", "returns to an older store"),
     ],
 )
 def test_a_fault_is_found_within_a_few_schedules(protocol: str, fault: str) -> None:
