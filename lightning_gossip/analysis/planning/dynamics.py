@@ -17,9 +17,12 @@ a quadratic are linear. Under ``apsgd`` with memoryless step times (coefficient 
 decides, which decays more slowly than the mean (second_moments.memoryless). Under ``adpsgd`` narrower step times get the part
 1 − cv² of the rate of synchronous ones where that is lower: with momentum.
 
-Idealised: one quadratic and the same on all workers, no noise of gradients (so no floor of the loss), no error of quantization,
-workers of equal speed as far as dynamics go (their times are each worker's own), SGD with or without momentum, a constant
-learning rate.
+With the noise of gradients known (:class:`~lightning_gossip.analysis.planning.noisy_loss.Noise`) the mean model has a floor or
+falls more slowly, and models that are averaged seldom train apart: see
+:mod:`~lightning_gossip.analysis.planning.noisy_loss`.
+
+Idealised: one quadratic and the same on all workers, no error of quantization, workers of equal speed as far as dynamics go
+(their times are each worker's own), SGD with or without momentum, a constant learning rate.
 """
 
 from __future__ import annotations
@@ -27,11 +30,12 @@ from __future__ import annotations
 import cmath
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
+from lightning_gossip.algorithm.laws import FloatArray
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.analysis.delays.combined import Repeated, Sum
 from lightning_gossip.analysis.delays.delays import Atoms, constant
@@ -39,11 +43,14 @@ from lightning_gossip.analysis.mean.discrete import own_limit
 from lightning_gossip.analysis.mean.hitting import LossCurve
 from lightning_gossip.analysis.mean.modes import Mode, rightmost_modes
 from lightning_gossip.analysis.mean.stability import limit_of, of_staleness, stability_limit
+from lightning_gossip.analysis.planning.noisy_loss import Noise, NoisyLoss
 from lightning_gossip.analysis.problem import Problem
 from lightning_gossip.analysis.second_moments.adpsgd import gossip_rms_decay
+from lightning_gossip.analysis.second_moments.gradient_noise import Spread
 from lightning_gossip.analysis.second_moments.mean_square import random_staleness_limit
 from lightning_gossip.analysis.second_moments.memoryless import server_rms_decay
 
+_COARSE = 1.5  # the same for second moments under noise, which are smooth in their logarithm
 _GRID = 1.25  # ratio of the dampings at which a slow function is asked; between them its logarithm is interpolated
 WORTH = 1.05  # what is predicted to be faster by less is no reason to change anything
 _SMALL = 0.02  # dampings times delay below it: the decay is the damping to some percent
@@ -74,12 +81,25 @@ class Dynamics:
         rate: units of time in a second: rounds, updates, or steps of every worker.
         limit: learning rates below it converge.
         falling: of a direction with g = γh, per unit of time.
+        noise: of one worker's gradients; None for none.
+        spread: second moments that noise keeps up, of directions with g = γh; None without noise.
     """
 
     problem: Problem
     rate: float
     limit: float
     falling: Callable[[float], Falling]
+    noise: Noise | None = None
+    spread: Callable[[FloatArray], Spread] | None = None
+
+    def with_noise(self, noise: Noise, spread: Callable[[FloatArray], Spread]) -> Dynamics:
+        """The same with noisy gradients.
+
+        Args:
+            noise: of one worker's gradients.
+            spread: second moments that noise keeps up, of directions with g = γh, shape (k,).
+        """
+        return replace(self, noise=noise, spread=_on_grid(spread))
 
     def margin(self, lr: float) -> float:
         """Largest stable learning rate over this one; below 1 it diverges."""
@@ -90,24 +110,68 @@ class Dynamics:
         return min(self.falling(lr * h).decay for h in self.problem.eigenvalues) * self.rate
 
     def time_s(self, lr: float, share: float) -> float:
-        """Seconds until the loss stays below a share of what it was at the beginning; infinite if it diverges."""
+        """Seconds until the loss stays below a share of what it was at the beginning; infinite if it never does."""
         if lr >= self.limit:
             return math.inf
+        if self.noise is not None:
+            return self.noisy(lr).hitting_time(share) / self.rate
         each = [self.falling(lr * h) for h in self.problem.eigenvalues]
         own = [(Mode(complex(-one.decay * self.rate), complex(one.amplitude)),) for one in each]
         slowest = min(one.decay for one in each) * self.rate
         losses = self.problem.losses
         return LossCurve(losses, own, np.zeros(len(own)), slowest).hitting_time(share * float(losses.sum()))
 
-    def fastest_lr(self, share: float, *, highest: float, near: float) -> float:
+    def noisy(self, lr: float) -> NoisyLoss:
+        """The loss with noise, against time in units of 1/rate."""
+        assert self.noise is not None
+        assert self.spread is not None
+        h = np.asarray(self.problem.eigenvalues)
+        seen = self.spread(lr * h)
+        each = [self.falling(float(g)) for g in lr * h]
+        amplitudes, decays = (np.array([getattr(one, name) for one in each]) for name in ("amplitude", "decay"))
+        losses, weighted = self.problem.losses, 0.5 * h * lr**2 * np.asarray(self.noise.shares)
+        return NoisyLoss(
+            losses * amplitudes**2 / losses.sum(), decays, weighted * seen.mean, float(weighted @ seen.apart), self.noise
+        )
+
+    def floor(self, lr: float) -> float:
+        """The share of the loss at the beginning that noise leaves for ever; infinite if it diverges."""
+        return 0.0 if self.noise is None else self.noisy(lr).floor
+
+    def share_apart(self, lr: float, share: float) -> float:
+        """The share of a worker's own loss that comes from its distance to the mean model, when that is at the target.
+
+        Args:
+            lr: learning rate.
+            share: of the loss at the beginning that is the target.
+        """
+        return 0.0 if self.noise is None else self.noisy(lr).share_apart(share)
+
+    def consensus_distance(self, lr: float, share: float) -> float | None:
+        """(1/n) Σ_i ‖x_i − x̄‖² when the mean model is at the target; infinite if models part for ever, None without noise.
+
+        Args:
+            lr, share: as for :meth:`share_apart`.
+        """
+        if self.noise is None or self.spread is None:
+            return None
+        loss = self.noisy(lr)
+        if not loss.holds_together:
+            return math.inf
+        apart = lr**2 * np.asarray(self.noise.shares) @ self.spread(lr * np.asarray(self.problem.eigenvalues)).apart
+        return float(apart * loss.variance_at(share) * self.noise.loss)
+
+    def fastest_lr(self, share: float, *, highest: float, near: float, most_apart: float = 1.0) -> float:
         """The learning rate that reaches a share of the loss soonest.
 
         Args:
             share: of the loss at the beginning.
             highest: that is tried.
             near: of those that are as fast within some percent, the one next to this is taken.
+            most_apart: the largest :meth:`share_apart`; the lowest rate that is tried if none has less.
         """
-        rates = [float(lr) for lr in highest * np.geomspace(1e-2, 1.0, 17)]
+        tried = [float(lr) for lr in highest * np.geomspace(1e-2, 1.0, 17)]
+        rates = [lr for lr in tried if self.share_apart(lr, share) <= most_apart] or tried[:1]
         times = {lr: self.time_s(lr, share) for lr in rates}
         good = [lr for lr in rates if times[lr] <= WORTH * min(times.values())]
         return min(good, key=lambda lr: abs(math.log(lr / near)))
@@ -233,6 +297,26 @@ def gossip(
     return Dynamics(
         problem, steps_per_s, limit / max(problem.eigenvalues), _tabulated(lambda g: Falling(decay(g)), first_order)
     )
+
+
+def _on_grid(spread: Callable[[FloatArray], Spread]) -> Callable[[FloatArray], Spread]:
+    """The function at the places of a grid, all that are asked for at once, and in between by interpolation."""
+    known: dict[int, tuple[float, float]] = {}
+
+    def at(g: FloatArray) -> Spread:
+        place = np.log(g) / math.log(_COARSE)
+        low = np.floor(place).astype(int)
+        wanted = sorted({int(number) for number in (*low, *(low + 1))} - known.keys())
+        if wanted:
+            found = spread(_COARSE ** np.array(wanted, dtype=np.float64))
+            known.update({number: (float(found.mean[i]), float(found.apart[i])) for i, number in enumerate(wanted)})
+        below, above = (np.array([known[int(number)] for number in low + more]) for more in (0, 1))
+        with np.errstate(divide="ignore", invalid="ignore"):  # 0 where all are one model, infinite beyond the limit
+            logs = np.log(below) + (place - low)[:, None] * (np.log(above) - np.log(below))
+        values = np.where(np.isfinite(logs), np.exp(np.where(np.isfinite(logs), logs, 0.0)), np.maximum(below, above))
+        return Spread(values[:, 0], values[:, 1])
+
+    return at
 
 
 def _few(staleness: Atoms) -> Atoms:
