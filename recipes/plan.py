@@ -19,12 +19,12 @@ from lightning_gossip.simulation import Strategy
 from recipes.commands import one_sentence
 from recipes.job import be_quiet, plain_errors
 from recipes.planning import curvature, curves, known, outputs
-from recipes.planning.choice import Candidate, Planner, refined, soonest
+from recipes.planning.choice import Candidate, Planner, as_it_trained, refined, soonest
 from recipes.planning.choices import Choices, choices_of, choices_of_run
 from recipes.planning.choices import save as save_choices
 from recipes.planning.events import trigger
 from recipes.simulate import compose_strategies, progress
-from recipes.train import CONF
+from recipes.train import CONF, look_at_overrides
 
 CONFIG = "planning"
 
@@ -54,6 +54,8 @@ def run(cfg: DictConfig, strategies: dict[str, Strategy], present: Choices, cons
         start = known.known_from(cfg, measured, spectrum)
         planner = Planner(start, cfg.target, cfg.margin)
         now = planner.candidate(start.strategy, start.workers, on_progress=step("the present setting"))
+        planner, now = as_it_trained(planner, now)
+        start = planner.known
         candidates = planner.all(strategies, cfg.workers, step)
         most = start.workers if cfg.most_workers is None else cfg.most_workers
         best = refined(planner, soonest([one for one in candidates if one.workers <= most], now), step)
@@ -63,6 +65,7 @@ def run(cfg: DictConfig, strategies: dict[str, Strategy], present: Choices, cons
     left = Path(cfg.run_dir)
     left.mkdir(parents=True, exist_ok=True)
     text = outputs.words(best, now, start) + outputs.more_workers(candidates, best) + ("" if event is None else event.words)
+    text = f"{text} {outputs.IDEALISED}"
     outputs.save(outputs.as_json(candidates, best, now, start, along), left)
     curves.draw(along, best, now, left / curves.FIGURE)
     save_choices(outputs.choices_for(best, start, present), left, CONF, f"Written by recipes.plan. {text}")
@@ -102,6 +105,7 @@ def main(cfg: DictConfig) -> None:
     be_quiet()
     call = HydraConfig.get()
     with one_sentence(), plain_errors():
+        look_at_overrides(cfg, CONFIG)
         known.check(cfg)
         cfg, overrides = as_measured(cfg, list(call.overrides.task))
         strategies = compose_strategies(cfg, cfg.strategies, overrides, config=CONFIG)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lightning_gossip.algorithm.topology.generators import complete, ring
-from lightning_gossip.analysis import Problem
+from lightning_gossip.analysis import Problem, noise_floor, stability_limit
 from lightning_gossip.analysis.delays.delays import constant
 from lightning_gossip.analysis.planning.dynamics import synchronous
 from lightning_gossip.analysis.planning.noisy_loss import Noise, NoisyLoss, shares_of
@@ -106,10 +106,14 @@ def test_models_that_are_never_averaged_part_as_far_as_each_one_is_noisy() -> No
     assert gossip_spread(np.array([0.3]), complete(4), exchanges_per_step=1.0, epoch_steps=10**9).apart < 0.5 * apart
 
 
-def test_a_server_without_delay_has_the_noise_of_one_model() -> None:
-    found = server_spread(np.array([0.01]), constant(0.5), scale=1 / N)
-    assert found.mean == pytest.approx(synchronous_spread(np.array([0.01]), N).mean, rel=0.01)
-    assert math.isinf(server_spread(np.array([100.0]), constant(3.5), scale=1 / N).mean[0])
+def test_a_server_has_the_noise_that_its_delay_leaves() -> None:
+    prompt = server_spread(np.array([0.01]), constant(0.5), limit=math.pi, scale=1 / N)
+    assert prompt.mean == pytest.approx(synchronous_spread(np.array([0.01]), N).mean, rel=0.01)
+    delay = constant(3.5)
+    dampings = np.array([0.02, 0.2, 0.4, 1.0])
+    found = server_spread(dampings * N, delay, limit=stability_limit(delay), scale=1 / N).mean * N**2
+    assert found[:3] == pytest.approx([noise_floor(a, delay) for a in dampings[:3]], rel=0.01)
+    assert math.isinf(found[3])
 
 
 # -- what it makes of the loss -------------------------------------------------------------------------------------------------

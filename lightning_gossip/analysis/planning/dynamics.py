@@ -101,6 +101,14 @@ class Dynamics:
         """
         return replace(self, noise=noise, spread=_on_grid(spread))
 
+    def varied(self, *, curvature: float = 1.0, noise: float = 1.0) -> Dynamics:
+        """The same with all eigenvalues, and the noise's variance, times a factor each."""
+        problem = self.problem
+        start = problem.distances / math.sqrt(curvature)  # with the same loss
+        varied = Problem(eigenvalues=[curvature * h for h in problem.eigenvalues], start=start.tolist(), noise=problem.noise)
+        louder = None if self.noise is None else replace(self.noise, variance=noise * self.noise.variance)
+        return replace(self, problem=varied, limit=self.limit / curvature, noise=louder)
+
     def margin(self, lr: float) -> float:
         """Largest stable learning rate over this one; below 1 it diverges."""
         return self.limit / lr
@@ -171,6 +179,8 @@ class Dynamics:
             most_apart: the largest :meth:`share_apart`; the lowest rate that is tried if none has less.
         """
         tried = [float(lr) for lr in highest * np.geomspace(1e-2, 1.0, 17)]
+        if self.spread is not None:
+            self.spread(np.outer(tried, self.problem.eigenvalues).ravel())  # all at once is quicker
         rates = [lr for lr in tried if self.share_apart(lr, share) <= most_apart] or tried[:1]
         times = {lr: self.time_s(lr, share) for lr in rates}
         good = [lr for lr in rates if times[lr] <= WORTH * min(times.values())]
@@ -229,9 +239,9 @@ def server(
         variation: standard deviation over mean of the step times.
         bounded: whether a staleness bound or a slow link changes the order of the updates.
     """
-    delay = of_staleness(_few(staleness))
+    delay = of_staleness(few(staleness))
     if momentum:
-        delay = Sum(delay, Repeated(Sum(constant(1.0), _few(staleness)), momentum, nesterov))
+        delay = Sum(delay, Repeated(Sum(constant(1.0), few(staleness)), momentum, nesterov))
     per_g = scale / (1.0 - momentum)
     memoryless = variation > _MEMORYLESS
     if bounded:
@@ -319,8 +329,8 @@ def _on_grid(spread: Callable[[FloatArray], Spread]) -> Callable[[FloatArray], S
     return at
 
 
-def _few(staleness: Atoms) -> Atoms:
-    """About the same law with few atoms: neighbours become one at their mean."""
+def few(staleness: Atoms) -> Atoms:
+    """About the same law of the staleness with few atoms: neighbours become one at their mean."""
     if len(staleness.times) <= _ATOMS:
         return staleness
     number = np.minimum((np.cumsum(staleness.weights) - 0.5 * staleness.weights) * _ATOMS, _ATOMS - 1).astype(int)

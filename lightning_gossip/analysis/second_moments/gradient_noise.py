@@ -5,8 +5,8 @@ Along an eigenvector of eigenvalue h, with g = γh, a worker's step adds noise �
     m ← β m + h x + ξ ;   x ← x − γ m              (Nesterov's, as torch has it: x ← x − γ (h x + ξ + β m) with the new m)
 
 Steps of all workers are taken to be simultaneous, and a model is what its worker's gradient is of: as it is before the step.
-The mean of all models obeys the recursion of one worker with an n-th of the noise, however they are averaged, since gradients of
-a quadratic are linear. The distances from the mean are where strategies differ:
+The mean of all models obeys the recursion of one worker with an n-th of the noise, however they are averaged: gradients of a
+quadratic are linear. The distances from the mean are where strategies differ:
 
 | strategy | between two steps |
 |---|---|
@@ -31,11 +31,12 @@ from lightning_gossip.algorithm.laws import FloatArray
 from lightning_gossip.algorithm.topology.mixing import MixingWeights, mixing_matrix
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.analysis.delays.delays import Delay
-from lightning_gossip.analysis.mean.hitting import noise_floor
-from lightning_gossip.errors import ConfigurationError
 
 _MEMORIES = 6.0  # of momentum, or of the exchanges: what began so long ago is gone
 _LONGEST = 512  # steps that are followed
+_PROMPT = 0.01  # damping times delay: below it a delay changes the variance by as little
+_REACH = 1e3  # of the frequencies, over and under the rates that there are
+_FREQUENCIES = 1500
 _OWN = 2  # x and m: moments are in this order
 
 
@@ -163,23 +164,31 @@ def gossip_spread(
     return Spread(_stationary(g, momentum, nesterov) / n, total / length)
 
 
-def server_spread(g: FloatArray, delay: Delay, *, scale: float, momentum: float = 0.0) -> Spread:
-    """A parameter server, whose updates are delayed.
+def server_spread(g: FloatArray, delay: Delay, *, limit: float, scale: float, momentum: float = 0.0) -> Spread:
+    """A parameter server, whose updates are delayed: (1/2π) ∫ dω/|iω + aL(iω)|² of the noise's variance, as in hitting.py.
 
     Args:
         g, momentum: as for :func:`synchronous_spread`.
-        delay: of an update, in updates; with momentum the repetitions are in it.
+        delay: of an update, in updates, its mean above 0; with momentum the repetitions are in it.
+        limit: :func:`~lightning_gossip.analysis.stability_limit` of this delay.
         scale: c, of an update at the server.
     """
     gain = scale / (1.0 - momentum)
+    dampings = gain * g
+    grows = dampings >= limit
+    found = np.where(grows, math.inf, 0.5 / np.where(dampings > 0.0, dampings, 1.0))  # without delay
+    for number in np.flatnonzero(~grows & (dampings * delay.mean >= _PROMPT)):
+        found[number] = _variance(float(dampings[number]), delay)
+    return Spread(gain**2 * found, np.zeros(len(g)))
 
-    def variance(at: float) -> float:
-        try:
-            return gain**2 * noise_floor(gain * at, delay)
-        except ConfigurationError:  # it diverges
-            return math.inf
 
-    return Spread(np.array([variance(float(at)) for at in g]), np.zeros(len(g)))
+def _variance(a: float, delay: Delay) -> float:
+    """(1/2π) ∫ dω/|iω + a·L(iω)|², by the trapezoidal rule in ln ω."""
+    high = _REACH * max(a, 1.0 / delay.mean)
+    frequencies = np.geomspace(a / _REACH, high, _FREQUENCIES)
+    heights = frequencies / np.abs(1j * frequencies + a * delay.transform(1j * frequencies)) ** 2
+    below = frequencies[0] / a**2  # where the integrand is 1/a²
+    return float(np.trapezoid(heights, np.log(frequencies)) + below + 1.0 / high) / math.pi
 
 
 def _step(g: FloatArray, momentum: float, nesterov: bool, weight: float = 1.0) -> tuple[FloatArray, FloatArray]:
