@@ -15,7 +15,7 @@ from lightning_gossip.algorithm.adpsgd.options import GossipOptions
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerChoice, PartnerPicker, Roles
 from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
 from lightning_gossip.algorithm.adpsgd.repair import topology_for
-from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.adpsgd.replica import PublishedModel
 from lightning_gossip.algorithm.checks import check_not_negative
 from lightning_gossip.algorithm.compression.pairwise import Wire
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
@@ -55,6 +55,8 @@ class ADPSGDStrategy(DecentralizedStrategy):
             busy worker refuses), or ``"auto"``: bipartite where the graph allows it.
         exchanges_per_step: averagings that a worker takes part in per step of its neighbourhood (on a regular
             graph); 0 for none.
+        push_every: steps between two pushes of this worker's model. Between them a step costs nothing, neighbours see the model
+            without its last updates, and theirs come later. For links on which exchanges are rarer than steps.
         exchange_timeout_s: deadline, in seconds, of an answer and of each chunk of a model.
         seed: of the partner choice.
         on_peer_failure: ``"continue"``: a worker whose process ends without a word (killed, machine gone) is excluded, and the
@@ -91,6 +93,7 @@ class ADPSGDStrategy(DecentralizedStrategy):
         topology: TopologySpec = "ring",
         roles: Roles = "auto",
         exchanges_per_step: float = 1.0,
+        push_every: int = 1,
         exchange_timeout_s: float = 120.0,
         seed: int = 0,
         on_peer_failure: OnPeerFailure = "continue",
@@ -108,7 +111,12 @@ class ADPSGDStrategy(DecentralizedStrategy):
         super().__init__(**options)
         self.survival: Survival = Survival(on_peer_failure, min_workers, max_workers, peer_timeout_s, joiner_optimizer, store)
         self.gossip_options = GossipOptions(
-            topology=topology, roles=roles, exchanges_per_step=exchanges_per_step, wire=wire, partner_choice=partner_choice
+            topology=topology,
+            roles=roles,
+            exchanges_per_step=exchanges_per_step,
+            push_every=push_every,
+            wire=wire,
+            partner_choice=partner_choice,
         )
         check_not_negative("seed", seed)
         self.refuse_nonfinite, self.on_nonfinite = check_nonfinite(refuse_nonfinite, on_nonfinite)
@@ -163,7 +171,7 @@ class GossipAlgorithm(Algorithm):
         self._peers: ChangingPeers[WorkerId] | None = None
         self._counters = GossipCounters()
         self._failed = 0
-        self._replica: Replica | None = None
+        self._replica: PublishedModel | None = None
         self._model = SharedModel(nn.Module())
         self._layout = 0  # of the replica
         self._session = 0
@@ -234,7 +242,8 @@ class GossipAlgorithm(Algorithm):
         before, self._layout = self._layout, model.layout
         self._model = model
         if self._replica is None or self._layout != before:
-            self._replica = replica_of(list(self._model.tensors), retention=self._model.retention)
+            push_every = self._strategy.gossip_options.push_every
+            self._replica = replica_of(list(self._model.tensors), retention=self._model.retention, push_every=push_every)
         else:
             self._replica.push_pull(self._model.tensors)
         self._session += 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerChoice, Roles, resolve_roles
-from lightning_gossip.algorithm.checks import check_choice, check_not_negative
+from lightning_gossip.algorithm.checks import check_choice, check_integer, check_not_negative
 from lightning_gossip.algorithm.compression.pairwise import Wire
 from lightning_gossip.algorithm.topology.generators import make_topology
 from lightning_gossip.algorithm.topology.options import TopologyOptions
@@ -20,11 +20,13 @@ class GossipOptions(TopologyOptions):
         roles: ``"auto"``, ``"bipartite"`` or ``"symmetric"``.
         exchanges_per_step: averagings that a worker takes part in per step of its neighbourhood; 0 for none.
         wire: how a model is sent; see :mod:`lightning_gossip.algorithm.compression.pairwise`.
+        push_every: steps between two pushes; more than 1 where exchanges are rarer than steps.
         partner_choice: ``"uniform"`` or ``"fast_links"``; see :mod:`lightning_gossip.algorithm.adpsgd.partner_sampler`.
     """
 
     roles: Roles = "auto"
     exchanges_per_step: float = 1.0
+    push_every: int = 1
     wire: Wire = "float32"
     partner_choice: PartnerChoice = "uniform"
 
@@ -32,6 +34,7 @@ class GossipOptions(TopologyOptions):
         super().__post_init__()
         check_choice("roles", self.roles, get_args(Roles))
         check_not_negative("exchanges_per_step", self.exchanges_per_step)
+        check_integer("push_every", self.push_every, at_least=1, example=4)
         check_choice("wire", self.wire, get_args(Wire))
         check_choice("partner_choice", self.partner_choice, get_args(PartnerChoice))
 

@@ -80,7 +80,7 @@ class AveragingOptions(Options):
 
     @property
     def controller(self) -> PeriodController:
-        """Of the period."""
+        """The controller of the averaging period."""
         assert isinstance(self.period, PeriodController)
         return self.period
 

@@ -89,14 +89,14 @@ class Gossip:
 
     def __init__(self, strategy: ADPSGD, run: Run) -> None:
         self.run = run
-        self.wire = strategy.wire
+        self.wire, self.push_every = strategy.wire, strategy.push_every
         numel = run.nbytes // run.models.x.element_size()
         self.exchange_bytes = run.nbytes if self.wire == "float32" else exchange_bytes(self.wire, numel)
         self.adopts = strategy.at_rendezvous == "adopt"
         self.session: Session
         self._sessions = 0
         n, d = run.workers, run.models.numel
-        self.published = torch.zeros(n, d, dtype=run.models.x.dtype)
+        self.published = torch.zeros(n, d, dtype=run.models.x.dtype, device="cpu")
         self.merges = torch.zeros_like(self.published)
         self._topology = make_topology(strategy.topology, n)
         self._roles = strategy.roles
@@ -136,7 +136,9 @@ class Gossip:
         for drain in drains:
             yield from drain
         for rank in self.run.living:
-            self.workers[rank].replica.push_pull([self.run.models.rows[rank]], forward_passes=0)
+            worker = self.workers[rank]
+            worker.replica.push_pull([self.run.models.rows[rank]], forward_passes=0)
+            worker.record_staleness()
 
     def _average_s(self) -> float:
         run = self.run
@@ -273,7 +275,10 @@ class Worker:
         self._processes: list[simpy.Process] = []
         vectors = iter((gossip.published[rank], gossip.merges[rank]))
         self.replica = Replica(
-            [self._run.models.rows[rank]], dtype=gossip.published.dtype, host_vector=lambda *_: next(vectors)
+            [self._run.models.rows[rank]],
+            dtype=gossip.published.dtype,
+            push_every=gossip.push_every,
+            host_vector=lambda *_: next(vectors),
         )
         self._codec = make_codec(gossip.wire, self.replica.published)
 
@@ -303,6 +308,11 @@ class Worker:
             self._changed()
 
         return ends(effect)
+
+    def record_staleness(self) -> None:
+        """Of the steps that have been pushed."""
+        for staleness in self.replica.take_staleness():
+            self._run.record.stale(self.rank, staleness)
 
     def fail(self) -> None:
         """Stop for good."""
@@ -335,7 +345,8 @@ class Worker:
                 models.begin(rank, task.batch)
                 yield environment.timeout(compute_times.next_s())
                 models.step(rank, run.lr)
-                run.record.stale(rank, self.replica.push_pull(x))
+                self.replica.step(x)
+                self.record_staleness()
                 run.record.compute(rank, began_s, environment.now)
                 run.record.event(environment.now, "step", rank)
                 session.stepped(rank)
@@ -496,7 +507,7 @@ class Worker:
     def _encoded(self, whole: slice, greeting: Tensor | None) -> Tensor:
         """A copy of the published model, as it is sent to a peer whose codec says so."""
         codec, numel = self._codec, self.replica.numel
-        payload = torch.empty(codec.payload_numel(numel), dtype=codec.payload_dtype)
+        payload = torch.empty(codec.payload_numel(numel), dtype=codec.payload_dtype, device="cpu")
         if numel:
             if greeting is not None:
                 codec.agree(greeting)
