@@ -184,7 +184,16 @@ def main() -> None:
             rows.append(row)
     print_table(
         f"The recommended setting, simulated, over the best candidate (aim ≤ {AIM:g})",
-        ("workers, links", "chosen", "lr", "predicted, s", "simulated, s", "over best", "best", "times as fast as DDP: predicted, simulated"),
+        (
+            "workers, links",
+            "chosen",
+            "lr",
+            "predicted, s",
+            "simulated, s",
+            "over best",
+            "best",
+            "times as fast as DDP: predicted, simulated",
+        ),
         [
             [
                 row["situation"],

@@ -10,10 +10,10 @@ from functools import cached_property
 import numpy as np
 
 from lightning_gossip import ConfigurationError
-from lightning_gossip.algorithm.topology.generators import TOPOLOGIES, make_topology
-from lightning_gossip.algorithm.topology.mixing import expected_pair_matrix, mixing_matrix, spectral_gap
 from lightning_gossip.algorithm.laws import FloatArray
 from lightning_gossip.algorithm.periodic_averaging.period import ConstantPeriod
+from lightning_gossip.algorithm.topology.generators import TOPOLOGIES, make_topology
+from lightning_gossip.algorithm.topology.mixing import expected_pair_matrix, mixing_matrix, spectral_gap
 from lightning_gossip.analysis.delays.combined import Repeated, Sum
 from lightning_gossip.analysis.delays.delays import constant
 from lightning_gossip.analysis.mean.stability import of_staleness, stability_limit

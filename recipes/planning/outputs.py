@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -121,7 +122,9 @@ def words(best: Candidate, now: Candidate, known: Known) -> str:
     elif now.lr >= now.dynamics.limit:
         parts.append(f"The present setting is predicted to diverge: its margin is {_two(now.margin)}.")
     elif now.trains_apart:
-        parts.append("The present setting is predicted to train its workers' models apart: they are averaged too seldom for it.")
+        parts.append(
+            "The present setting is predicted to train its workers' models apart: they are averaged too seldom for it."
+        )
     elif math.isinf(now.time_s):
         parts.append("The present setting is predicted never to reach the target: the gradients' noise keeps it above.")
     else:
@@ -140,23 +143,27 @@ def _apart(best: Candidate, known: Known) -> str:
         return ""
     distance = best.consensus_distance
     in_numbers = "" if distance is None or not known.loss_is_known else f" (a consensus distance of {distance:.2g})"
-    said = f" At the target {best.share_apart:.0%} of a worker's own loss comes from its distance to the mean model{in_numbers}."
+    said = (
+        f" At the target {best.share_apart:.0%} of a worker's own loss comes from its distance to the mean model{in_numbers}."
+    )
     adopts = getattr(best.strategy, "at_rendezvous", "adopt") == "adopt"
     if isinstance(best.strategy, ADPSGD) and best.times.exchanges_per_step < _FEW and adopts:
         steps = known.machines.epoch_steps(best.workers)
-        said += f" With so few exchanges it is the average at each epoch's end, every {steps} steps, that keeps models together."
+        said += f" With so few exchanges the average at each epoch's end, every {steps} steps, is what keeps models together."
     return said
 
 
 def _gain(best: Candidate, now: Candidate) -> str:
     """How many times as fast, and between what and what if curvature and noise are others than those that were measured."""
-    gains = [_ratio(best, now, curvature, noise) for curvature in (1 / _SURE_H, 1.0, _SURE_H) for noise in (1 / _SURE_S, 1.0, _SURE_S)]
-    known = [gain for gain in gains if gain is not None]
+    factors = itertools.product((1 / _SURE_H, 1.0, _SURE_H), (1 / _SURE_S, 1.0, _SURE_S))
+    known = [gain for curvature, noise in factors if (gain := _ratio(best, now, curvature, noise)) is not None]
     low, high = min(known), max(known)
     whole = f"{_two(now.time_s / best.best_time_s)} times as fast"
     if _two(low) == _two(high):
         return whole
     bounds = f"at least {_two(low)}" if math.isinf(high) else f"{_two(low)} to {_two(high)}"
+    if low == 0.0:
+        bounds = f"at most {_two(high)}, or never at the target" if math.isfinite(high) else "anything"
     return f"{whole} ({bounds}, if the curvature is up to {_SURE_H:g} and the noise up to {_SURE_S:g} times higher or lower)"
 
 

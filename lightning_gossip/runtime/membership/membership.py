@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from typing_extensions import override
 
+from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.membership import membership as protocol
 from lightning_gossip.algorithm.membership.store import Steps
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
@@ -25,7 +26,7 @@ from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.membership import uses
 from lightning_gossip.runtime.membership.collective_errors import may_pass
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
-from lightning_gossip.runtime.membership.store_operations import StoreOperations, drive
+from lightning_gossip.runtime.membership.store_operations import StoreOperations
 from lightning_gossip.runtime.store_client import delete_below, store_lost
 from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.transport.endpoint import Endpoint, unreachable
@@ -270,7 +271,7 @@ class Membership(Workers):
         """
         self.monitor.rest()
         try:
-            drive(self._protocol.rest(), self._operations, self.monitor.lock)
+            perform(self._protocol.rest(), self._operations, lock=self.monitor.lock)
         except dist.DistError as error:
             log.info("%s: ends without having heard that the other workers have ended: %s", self.me.spoken, _first_line(error))
 
@@ -366,7 +367,7 @@ class Membership(Workers):
                 raise store_lost() from error
 
         try:
-            return drive(steps, do, self.monitor.lock)
+            return perform(steps, do, lock=self.monitor.lock)
         except protocol.OwnFailureError as own:
             failure = self._failures[own.effect]
         finally:

@@ -1,4 +1,4 @@
-"""The effects of the protocols of membership, done on a store of torch.distributed, and a driver for them."""
+"""The effects of the protocols of membership, done on a store of torch.distributed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ from lightning_gossip.algorithm.membership.store import (
     Read,
     ReadAll,
     Restore,
-    Result,
-    Steps,
     Swap,
     Write,
 )
@@ -102,29 +100,3 @@ class StoreOperations:
                 return None
             if (value := look_up(self._store, effect.key)) is not None:  # else it has been deleted since
                 return value
-
-
-def drive(steps: Steps[Result], do: Callable[[Any], Any], lock: threading.Condition) -> Result:
-    """Run a protocol to its end on this thread.
-
-    Args:
-        steps: the protocol.
-        do: does its effects. What it raises ends the protocol.
-        lock: guards what this protocol shares with others; held between two effects, never during one.
-
-    Returns:
-        What the protocol returns.
-    """
-    outcome = None
-    try:
-        while True:
-            with lock:
-                try:
-                    effect = steps.send(outcome)
-                except StopIteration as end:
-                    result: Result = end.value
-                    return result
-            outcome = do(effect)
-    finally:
-        with lock:
-            steps.close()

@@ -51,7 +51,8 @@ from lightning_gossip.algorithm.adpsgd.protocol import (
 )
 from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.compression.pairwise import exchange_bytes, make_codec
-from lightning_gossip.algorithm.effects import perform
+from lightning_gossip.algorithm.effects import perform, perform_in_time
+from lightning_gossip.algorithm.failure_detector import FailureDetector
 from lightning_gossip.algorithm.failure_detector import Verdict as Health
 from lightning_gossip.algorithm.options import EpochOptions
 from lightning_gossip.algorithm.step_timer import StepTimer
@@ -166,33 +167,44 @@ class Member(NamedTuple):
         return f"rank {self.initial_rank}"
 
 
-_SUSPECTED_S = 2.0  # silence after which a worker is suspected; with a closed connection it is dead
-_DEAD_S = 30.0  # silence after which it is dead in any case
+# as in the runtime, with its default peer_timeout_s
+_HEARTBEAT_S = 0.5
+_SUSPECT_AFTER_S, _FAIL_AFTER_S = 2.0, 30.0
 
 
 class Monitor:
-    """What heartbeats and closed connections tell of the workers of a run."""
+    """What heartbeats and closed connections tell of the workers of a run; the same at all.
+
+    Heartbeats of workers that live are on time and not simulated; those that a failed one does not send are listened for.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._closed: set[int] = set()
+        self._detector = FailureDetector[int](suspect_after_s=_SUSPECT_AFTER_S, fail_after_s=_FAIL_AFTER_S)
+        self._silent: set[int] = set()
+
+    def listen(self, rank: int) -> Process:
+        """A worker has failed: a process, until that is known."""
+        self._silent.add(rank)
+        while True:
+            self._detector.heard(rank, count=0, at_s=self._run.environment.now)
+            if self._detector.verdict(rank) is Health.FAILED:
+                return
+            yield self._run.environment.timeout(_HEARTBEAT_S)
 
     @property
     def version(self) -> int:
-        """How many are dead."""
-        return sum(self.verdict(Member(rank)) is Health.FAILED for rank in self._run.cluster.failures)
+        """How many are known to have failed."""
+        return sum(self._detector.verdict(rank) is Health.FAILED for rank in self._silent)
 
     def verdict(self, worker: Member) -> Health:
-        """Whether it is alive; a worker that has failed sends no heartbeat."""
-        failed_s = self._run.record.accounts[worker.initial_rank].failed_s
-        silence_s = 0.0 if failed_s is None else self._run.environment.now - failed_s
-        if silence_s >= (_SUSPECTED_S if worker.initial_rank in self._closed else _DEAD_S):
-            return Health.FAILED
-        return Health.SUSPECTED if silence_s >= _SUSPECTED_S else Health.ALIVE
+        """Whether it is alive."""
+        rank = worker.initial_rank
+        return self._detector.verdict(rank) if rank in self._silent else Health.ALIVE
 
     def connection_lost(self, worker: Member) -> None:
         """It has closed a connection."""
-        self._closed.add(worker.initial_rank)
+        self._detector.connection_lost(worker.initial_rank)
 
 
 class PatientPeers(ChangingPeers[Member]):
@@ -321,6 +333,7 @@ class Worker:
         self.failed = True
         self._protocol.fail(RuntimeError("failed"))
         self._run.fail(self.rank, self._gossip.session)
+        self._environment.process(self._gossip.monitor.listen(self.rank))
         for process in self._processes:
             if process.is_alive:
                 process.interrupt("failed")
@@ -359,28 +372,24 @@ class Worker:
     # -- the protocol's generators and effects ------------------------------------------------------------------------
 
     def _drive(self, steps: Steps) -> Process:
-        result: Any = None
-        while True:
-            try:
-                effect = steps.send(result)
-            except StopIteration:
-                return
-            finally:
-                self._changed()
-            match effect:
-                case Wait():
-                    yield from self._wait(effect)
-                    result = None
-                case Ask(peer, request):
-                    result = yield from self._ask(self._gossip.workers[peer], request)
-                case AwaitAnswer():
-                    result = yield from self._next_answer()
-                case Reply(peer, answer):
-                    result = self._reply(self._gossip.workers[peer], answer)
-                case Average(peer):
-                    result = yield from self._average(self._gossip.workers[peer])
-                case _:
-                    result = None  # a connection with a worker that lives stands
+        yield from perform_in_time(steps, self._do)
+        self._changed()
+
+    def _do(self, effect: Effect) -> Generator[Event, Any, Any]:
+        """What the protocol asks for; it says what each effect is."""
+        self._changed()
+        match effect:
+            case Wait():
+                yield from self._wait(effect)
+            case Ask(peer, request):
+                return (yield from self._ask(self._gossip.workers[peer], request))
+            case AwaitAnswer():
+                return (yield from self._next_answer())
+            case Reply(peer, answer):
+                return self._reply(self._gossip.workers[peer], answer)
+            case Average(peer):
+                return (yield from self._average(self._gossip.workers[peer]))
+        return None  # a connection with a worker that lives stands
 
     def _changed(self) -> None:
         """Resume whom an event or an effect of this worker has made ready."""
