@@ -15,12 +15,14 @@ Effect = TypeVar("Effect")
 Result = TypeVar("Result")
 Event = TypeVar("Event")
 
+_NO_LOCK = nullcontext()
+
 
 def perform(
     effects: Generator[Effect, Any, Result],
     do: Callable[[Effect], Any],
     *,
-    lock: AbstractContextManager[Any] = nullcontext(),
+    lock: AbstractContextManager[Any] = _NO_LOCK,
 ) -> Result:
     """Drive a protocol by a function that does each effect.
 

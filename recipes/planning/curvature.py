@@ -1,8 +1,8 @@
 """The loss that a plan is made for, its spectrum and its gradients' noise: given, logged by the measured run, or measured now.
 
-Where it is measured matters: a learning rate is too high, or is not, where it is at its highest. A schedule that warms up begins
-with rates of a hundredth of that, and networks with BatchNorm with curvatures of ten times what they have later, so the recipe
-is trained until its learning rate rises no more.
+Where it is measured matters: a learning rate is too high, or is not, where it is at its highest. A schedule that warms up
+begins with rates of a hundredth of that, and networks with BatchNorm with curvatures of ten times what they have later, so the
+recipe is trained until its learning rate rises no more.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from recipes.record import METRICS
 from recipes.tracking import environment_kept
 
 _LOGGED = "analysis/curvature_max"
+_LEAST_STEPS = 20  # before a loss is measured: with the batches of all workers together an epoch may have three
 _FILLED = 3  # eigenvalues below those that are known: directions that a leading eigenvalue does not tell of
 
 
@@ -169,7 +170,7 @@ class _StopAfter(Callback):
     """Ends a fit before the end that its learning rate schedule is made for.
 
     Args:
-        epochs: after so many; None: after the first in which the learning rate does not rise.
+        epochs: after so many; None: after the first in which the learning rate does not rise, and some steps.
     """
 
     def __init__(self, epochs: int | None) -> None:
@@ -184,7 +185,7 @@ class _StopAfter(Callback):
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._epochs is None:
-            trainer.should_stop = _next_learning_rate(trainer) <= self._first
+            trainer.should_stop = _next_learning_rate(trainer) <= self._first and trainer.global_step >= _LEAST_STEPS
         else:
             trainer.should_stop = trainer.current_epoch + 1 >= self._epochs
 

@@ -67,7 +67,7 @@ def note(now: Candidate) -> str:
         "  margin: largest stable lr over it;\n"
         f"  time: seconds until the excess of the loss has fallen to {now.target:g} of itself\n"
         f"lr ≤: for a margin of {now.least_margin:g}; best: the soonest of these, not above the present one; with that\n"
-        f"  apart: share of a worker's loss that is due to its distance to the mean model (never: above {MOST_APART:.0%}), and time\n"
+        f"  apart: share of a worker's loss due to its distance to the mean model (at most {MOST_APART:.0%}), and time\n"
         "bold: the present setting\n"
     )
 
@@ -122,9 +122,7 @@ def words(best: Candidate, now: Candidate, known: Known) -> str:
     elif now.lr >= now.dynamics.limit:
         parts.append(f"The present setting is predicted to diverge: its margin is {_two(now.margin)}.")
     elif now.trains_apart:
-        parts.append(
-            "The present setting is predicted to train its workers' models apart: they are averaged too seldom for it."
-        )
+        parts.append("The present setting is predicted to train its workers' models apart: they are averaged too seldom.")
     elif math.isinf(now.time_s):
         parts.append("The present setting is predicted never to reach the target: the gradients' noise keeps it above.")
     else:
