@@ -122,21 +122,29 @@ def simulated(
     return statistics.fmean(seconds)
 
 
-def candidates(cfg: DictConfig, situation: Situation) -> tuple[Planner, Candidate, list[Candidate], Candidate]:
+def candidates(
+    cfg: DictConfig, situation: Situation, names: Sequence[str]
+) -> tuple[Planner, Candidate, list[Candidate], Candidate]:
     """The planner, the present setting, all that it looks at, and its choice."""
     spectrum = curvature.curvature_of(cfg, workers=situation.workers, run=None)
     planner = Planner(known.known_from(cfg, None, spectrum), cfg.target, cfg.margin)
-    strategies = compose_strategies(cfg, STRATEGIES, situation.overrides, config="planning")
+    strategies = compose_strategies(cfg, names, situation.overrides, config="planning")
     every = planner.all(strategies, [situation.workers])
     now = next(one for one in every if one.name == "ddp")
     best = refined(planner, soonest(every, now), lambda _: lambda _: None)
     return planner, now, every, best
 
 
-def judge(situation: Situation, *, seeds: Sequence[int] = SEEDS) -> dict[str, Any]:
-    """Plan, and simulate every candidate."""
+def judge(situation: Situation, *, seeds: Sequence[int] = SEEDS, strategies: Sequence[str] = STRATEGIES) -> dict[str, Any]:
+    """Plan, and simulate every candidate.
+
+    Args:
+        situation: the cluster.
+        seeds: of the simulations.
+        strategies: that the plan may choose among, ``ddp`` first.
+    """
     cfg = compose("planning", situation.overrides)
-    planner, now, every, best = candidates(cfg, situation)
+    planner, now, every, best = candidates(cfg, situation, strategies)
     scenario = scenario_of(compose("planning", [*situation.overrides, "objective=recipe"]))
     noise = planner.known.curvature.noise
     assert noise is not None

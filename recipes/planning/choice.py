@@ -33,7 +33,7 @@ from recipes.planning.times import ENDLESS, Machines, Times, timed
 _ALIKE = 16  # workers: AD-PSGD's decay per step is that of any more to 3 % (measured up to 64), and takes minutes for 64
 
 _STABLE = 1e-3  # a margin of 1 is neither stable nor unstable
-_HALVINGS = 6  # of the noise, at most
+_HALVINGS = 40  # of the noise, at most
 _FOLLOWED = 32  # workers: the same of their distance under noise
 
 MOST_APART = 0.5
@@ -282,12 +282,14 @@ def as_it_trained(planner: Planner, now: Candidate) -> tuple[Planner, Candidate]
     if now.margin <= 1.0:
         factor = now.margin * (1.0 - _STABLE)
         known = replace(known, curvature=known.curvature.lowered(factor, "lowered to what the measured run trained with"))
+        planner = replace(planner, known=known)
+        now = replace(now, dynamics=planner.dynamics(now.strategy, now.times))
     for halvings in range(_HALVINGS):
-        calmer = replace(planner, known=replace(known, calm=0.5**halvings))
-        changed = replace(now, dynamics=calmer.dynamics(now.strategy, now.times))
-        if not changed.trains_apart and math.isfinite(changed.time_s):
+        calm = 0.5**halvings
+        calmer = replace(now, dynamics=now.dynamics.varied(noise=calm))
+        if not calmer.trains_apart and math.isfinite(calmer.time_s):
             break
-    return calmer, changed
+    return replace(planner, known=replace(known, calm=calm)), calmer
 
 
 def soonest(candidates: Sequence[Candidate], now: Candidate) -> Candidate:

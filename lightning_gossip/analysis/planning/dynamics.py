@@ -13,9 +13,10 @@ F(x) = ½ Σ h x² with the spectrum h, learning rate γ of each worker, momentu
 There τ = staleness + ½, and with momentum as many own steps more as :class:`~lightning_gossip.analysis.Repeated` says.
 
 Synchronous strategies have no delay. Local steps between two averagings leave the mean's recursion as it is, since gradients of
-a quadratic are linear. Under ``apsgd`` with memoryless step times (coefficient of variation above 0.8) the root mean square
-decides, which decays more slowly than the mean (second_moments.memoryless). Under ``adpsgd`` narrower step times get the part
-1 − cv² of the rate of synchronous ones where that is lower: with momentum.
+a quadratic are linear. Under ``apsgd`` with memoryless step times the root mean square decides, which decays more slowly than
+the mean (second_moments.memoryless); of narrower ones with a coefficient of variation cv it is the part cv⁴, and the limit lies
+between the two by as much of its logarithm. Under ``adpsgd`` narrower step times get the part 1 − cv² of the rate of
+synchronous ones where that is lower: with momentum.
 
 With the noise of gradients known (:class:`~lightning_gossip.analysis.planning.noisy_loss.Noise`) the mean model has a floor or
 falls more slowly, and models that are averaged seldom train apart: see
@@ -53,10 +54,13 @@ from lightning_gossip.analysis.second_moments.memoryless import server_rms_decay
 _COARSE = 1.5  # the same for second moments under noise, which are smooth in their logarithm
 _GRID = 1.25  # ratio of the dampings at which a slow function is asked; between them its logarithm is interpolated
 WORTH = 1.05  # what is predicted to be faster by less is no reason to change anything
+_WORTH_NOISE = 1.25  # the same of a lower learning rate, against noise
 _SMALL = 0.02  # dampings times delay below it: the decay is the damping to some percent
 _ATOMS = 24  # of a law of staleness: enough for its transform where roots are
 _LARGEST = 3.0  # amplitude: two roots that are close have larger ones, which nearly cancel
-_MEMORYLESS = 0.8  # coefficient of variation of step times from which the laws of memoryless workers are taken
+# of the coefficient of variation of step times: how much they are like memoryless ones. Chosen by where simulated servers with
+# momentum begin to grow: between the two limits for log-normal times, as far as that
+_POWER = 4
 
 
 @dataclass(frozen=True)
@@ -175,7 +179,8 @@ class Dynamics:
         Args:
             share: of the loss at the beginning.
             highest: that is tried.
-            near: of those that are as fast within some percent, the one next to this is taken.
+            near: of those that are about as fast the one next to this is taken. With noise that is within a quarter: networks
+                settle where their noise is bearable, so near to what is not bearable times are predicted too long.
             most_apart: the largest :meth:`share_apart`; the lowest rate that is tried if none has less.
         """
         tried = [float(lr) for lr in highest * np.geomspace(1e-2, 1.0, 17)]
@@ -183,7 +188,8 @@ class Dynamics:
             self.spread(np.outer(tried, self.problem.eigenvalues).ravel())  # all at once is quicker
         rates = [lr for lr in tried if self.share_apart(lr, share) <= most_apart] or tried[:1]
         times = {lr: self.time_s(lr, share) for lr in rates}
-        good = [lr for lr in rates if times[lr] <= WORTH * min(times.values())]
+        worth = WORTH if self.noise is None else _WORTH_NOISE
+        good = [lr for lr in rates if times[lr] <= worth * min(times.values())]
         return min(good, key=lambda lr: abs(math.log(lr / near)))
 
 
@@ -243,7 +249,7 @@ def server(
     if momentum:
         delay = Sum(delay, Repeated(Sum(constant(1.0), few(staleness)), momentum, nesterov))
     per_g = scale / (1.0 - momentum)
-    memoryless = variation > _MEMORYLESS
+    memoryless = min(1.0, variation**_POWER)
     if bounded:
         workers = max(1, round(staleness.mean) + 1)  # with these the mean staleness is what the bound leaves
 
@@ -251,22 +257,22 @@ def server(
         return server_rms_decay(g, workers, scale=scale, momentum=momentum, nesterov=nesterov)
 
     def exact(g: float) -> Falling:
-        if memoryless:
+        if memoryless == 1.0:
             return Falling(rms_decay(g))
         found = rightmost_modes(g * per_g, delay)[0]
         amplitude = 2.0 * abs(found.residue) if found.root.imag else 1.0
-        return Falling(-found.root.real, min(max(amplitude, 1.0), _LARGEST))
+        decay = memoryless * rms_decay(g) - (1.0 - memoryless) * found.root.real
+        return Falling(decay, memoryless + (1.0 - memoryless) * min(max(amplitude, 1.0), _LARGEST))
 
     def first_order(g: float) -> Falling | None:
         small = g * per_g * delay.mean < _SMALL
         return Falling(g * per_g * (1.0 + g * per_g * delay.mean)) if small else None
 
-    limit = 2.0 / scale
-    if memoryless:
-        limit = limit_of(rms_decay, limit)
-    else:
-        limit = min(limit, stability_limit(delay) / per_g)
-        limit = min(limit, random_staleness_limit(staleness, momentum=momentum, nesterov=nesterov) / scale)
+    limit = limit_of(rms_decay, 2.0 / scale)
+    if memoryless < 1.0:
+        narrow = min(2.0 / scale, stability_limit(delay) / per_g)
+        narrow = min(narrow, random_staleness_limit(staleness, momentum=momentum, nesterov=nesterov) / scale)
+        limit = narrow ** (1.0 - memoryless) * limit**memoryless
     return Dynamics(problem, updates_per_s, limit / max(problem.eigenvalues), _tabulated(exact, first_order))
 
 
