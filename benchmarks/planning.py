@@ -35,7 +35,7 @@ TARGET = 0.1  # of the loss where curvature and noise are measured
 SEEDS = (0, 1, 2)
 STRATEGIES = ("ddp", "adpsgd", "apsgd", "periodic_averaging", "dpsgd", "qsgd")
 _STEPS = 2_000  # of a worker, at most
-_LATE = 2.0  # times the best so far: a candidate that takes longer is given up
+_LATE = 1.5  # times the best so far: a candidate that takes longer is given up
 
 
 class Situation(NamedTuple):

@@ -32,7 +32,7 @@ from recipes.planning.times import ENDLESS, Machines, Times, timed
 
 _ALIKE = 16  # workers: AD-PSGD's decay per step is that of any more to 3 % (measured up to 64), and takes minutes for 64
 
-_STABLE = 1e-3  # a margin of 1 is neither stable nor unstable
+_STABLE = 0.1  # a margin of 1 is neither stable nor unstable
 _HALVINGS = 40  # of the noise, at most
 _FOLLOWED = 32  # workers: the same of their distance under noise
 
