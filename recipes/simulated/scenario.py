@@ -187,8 +187,8 @@ def _law(cfg: DictConfig, emulator: ClusterEmulator | None) -> Law:
     if name == "samples":
         if "times_s" not in options:
             raise ConfigurationError(
-                "compute.law=samples needs the times: write compute.options={times_s: [0.1, 0.12]}, or compute.record=FOLDER of a"
-                " training run for each worker's own."
+                "compute.law=samples needs the times: write compute.options={times_s: [0.1, 0.12]}, or compute.record=FOLDER of"
+                " a training run for each worker's own."
             )
         return make_law(name, **{**options, "times_s": list(options["times_s"])})
     return make_law(name, mean_s=mean_s, **options)
