@@ -54,7 +54,7 @@ from lightning_gossip.analysis.second_moments.memoryless import server_rms_decay
 _COARSE = 1.5  # the same for second moments under noise, which are smooth in their logarithm
 _GRID = 1.25  # ratio of the dampings at which a slow function is asked; between them its logarithm is interpolated
 WORTH = 1.05  # what is predicted to be faster by less is no reason to change anything
-_WORTH_NOISE = 1.25  # the same of a lower learning rate, against noise
+_WORTH_NOISE = 1.15  # the same of a lower learning rate against noise; chosen on benchmarks.planning
 _SMALL = 0.02  # dampings times delay below it: the decay is the damping to some percent
 _ATOMS = 24  # of a law of staleness: enough for its transform where roots are
 _LARGEST = 3.0  # amplitude: two roots that are close have larger ones, which nearly cancel
@@ -179,7 +179,7 @@ class Dynamics:
         Args:
             share: of the loss at the beginning.
             highest: that is tried.
-            near: of those that are about as fast the one next to this is taken. With noise that is within a quarter: networks
+            near: of those that are about as fast the one next to this is taken. With noise that is within 15 %: networks
                 settle where their noise is bearable, so near to what is not bearable times are predicted too long.
             most_apart: the largest :meth:`share_apart`; the lowest rate that is tried if none has less.
         """
