@@ -106,6 +106,7 @@ class Known:
         curvature: of the loss.
         noise_options: what the configuration says of the gradients' noise.
         run: the measured one; None if it is a configuration.
+        adaptive: whether the recipe's optimizer divides by the size of past gradients, as AdamW: no rule has its learning rate.
         calm: factor of the noise, from what the measured run bore.
     """
 
@@ -118,6 +119,7 @@ class Known:
     curvature: curvature.Curvature
     noise_options: DictConfig
     run: Run | None = None
+    adaptive: bool = False
     calm: float = 1.0
 
     @property
@@ -271,8 +273,11 @@ def known_from(cfg: DictConfig, run: Run | None, spectrum: curvature.Curvature) 
     strategy = strategy_of(cfg)
     strategy.check(cluster.workers)
     momentum = float(cfg.recipe.model.get("momentum", 0.0))
-    nesterov = bool(getattr(get_class(cfg.recipe.model._target_), "NESTEROV", False))
-    return Known(machines, strategy, cluster.workers, learning_rate(cfg), momentum, nesterov, spectrum, cfg.noise, run)
+    recipe = get_class(cfg.recipe.model._target_)
+    nesterov, adaptive = (bool(getattr(recipe, name, False)) for name in ("NESTEROV", "ADAPTIVE"))
+    return Known(
+        machines, strategy, cluster.workers, learning_rate(cfg), momentum, nesterov, spectrum, cfg.noise, run, adaptive
+    )
 
 
 def measured_run(folder: Path, *, padded: bool = False) -> Run:
