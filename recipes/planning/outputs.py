@@ -141,7 +141,7 @@ def words(best: Candidate, now: Candidate, known: Known) -> str:
 
 def _apart(best: Candidate, known: Known) -> str:
     """How far the recommended setting's models are from each other, where there is something to say."""
-    if best.share_apart < 0.01:
+    if best.share_apart < 0.01 or known.adaptive:
         return ""
     distance = best.consensus_distance
     in_numbers = "" if distance is None or not known.loss_is_known else f" (a consensus distance of {distance:.2g})"
