@@ -36,8 +36,8 @@ _STABLE = 0.1  # a margin of 1 is neither stable nor unstable
 _HALVINGS = 40  # of the noise, at most
 _FOLLOWED = 32  # workers: the same of their distance under noise
 
-MOST_APART = 0.5
-"""Of a worker's own loss, the share that may come from its distance to the mean model: its loss is then twice the mean's.
+MOST_APART = 0.6
+"""Of a worker's own loss, the share that may come from its distance to the mean model: its loss is then 2.5 times the mean's.
 Models further apart train apart."""
 
 News = Callable[[float], None]

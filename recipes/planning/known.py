@@ -30,7 +30,7 @@ from recipes.summary import SUMMARY
 
 _MOST = 256  # workers: a minute of simulation, and AD-PSGD's second moments in memory
 _SEEN = 0.4  # of the largest eigenvalue: the curvature along the noise, as measured on digits (0.4 to 0.55)
-_BEARABLE = 0.5  # of the loss: what noise may keep up in a synchronous run of now
+_BEARABLE = 0.75  # of the loss: what noise may keep up in a synchronous run of now
 _ASSUMED = 0.25  # of the loss: what it is taken to keep up there, if it is not known
 _LEAST = 1e-12  # of a loss: one that is 0 has no noise in proportion to it
 _ATOMS = 400  # step times of a worker that are kept: its law to a fraction of a percent
@@ -126,7 +126,7 @@ class Known:
     def noise(self) -> Noise:
         """Of one worker's gradients.
 
-        What was measured counts up to what a synchronous run of the present workers can bear, of which a half is assumed where
+        What was measured counts up to what a synchronous run of the present workers can bear, of which a third is assumed where
         nothing was: a network goes where its gradients' noise lets it settle, and a present setting is one that trains.
         """
         given, measured, h = self.noise_options, self.curvature.noise, self.curvature.eigenvalues
@@ -154,7 +154,7 @@ class Known:
         if given.variance is not None:
             source = "given"
         elif measured is None:
-            source = "assumed: half of what the present learning rate bears"
+            source = "assumed: a third of what the present learning rate bears"
         elif measured.variance > (1.0 + 1e-9) * self.noise.variance / self.calm:
             source = f"measured at a loss of {measured.loss:.2g}, lowered to what the present learning rate bears"
         else:
