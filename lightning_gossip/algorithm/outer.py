@@ -141,6 +141,9 @@ class Outer:
         torch._foreach_copy_(list(slow), list(x))
 
 
+DILOCO = Outer(lr=0.7, momentum=0.9)  # of the paper, as recalled; Nesterov
+
+
 def _like(x: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.to(other.device, other.dtype) for tensor, other in zip(x, others, strict=True)]
 
@@ -165,6 +168,11 @@ class OuterState:
         self.slow_views, self.velocity_views = views_like(self.slow, x), views_like(self.velocity, x)
         self.begin(x)
 
+    def fits(self, x: Sequence[Tensor]) -> bool:
+        """Whether these parameters have the shapes and the memory formats of those that it was made of."""
+        mine = [(view.shape, view.stride(), view.device) for view in self.slow_views]
+        return mine == [(tensor.shape, tensor.stride(), tensor.device) for tensor in x]
+
     @torch.no_grad()
     def begin(self, x: Sequence[Tensor]) -> None:
         """Begin anew: φ ← x, v ← 0."""
@@ -182,9 +190,13 @@ class OuterState:
                     view.copy_(saved)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """φ and v by kind and parameter, ``"slow/<name>"`` and ``"velocity/<name>"``; views of them."""
+        """φ and v by kind and parameter, ``"slow/<name>"`` and ``"velocity/<name>"``; copies."""
         kinds = {"slow": self.slow_views, "velocity": self.velocity_views}
-        return {f"{kind}/{name}": view for kind, views in kinds.items() for name, view in zip(self.names, views, strict=True)}
+        return {
+            f"{kind}/{name}": view.clone()
+            for kind, views in kinds.items()
+            for name, view in zip(self.names, views, strict=True)
+        }
 
 
 class SlowWeights:

@@ -38,7 +38,7 @@ from lightning_gossip.simulation.simulate import simulate
 from lightning_gossip.simulation.strategies.adpsgd import ADPSGD
 from lightning_gossip.simulation.strategies.apsgd import APSGD
 from lightning_gossip.simulation.strategies.dpsgd import DPSGD
-from lightning_gossip.simulation.strategies.periodic_averaging import AdaptiveAveraging, PeriodicAveraging
+from lightning_gossip.simulation.strategies.periodic_averaging import AdaptiveAveraging, DiLoCo, PeriodicAveraging
 from lightning_gossip.simulation.strategies.registry import STRATEGIES, make_strategy
 from lightning_gossip.simulation.strategies.synchronous import QSGD, AllReduce
 
@@ -56,6 +56,7 @@ __all__ = [
     "Classifier",
     "Cluster",
     "Constant",
+    "DiLoCo",
     "EpochRecord",
     "Epochs",
     "Erlang",

@@ -1,4 +1,4 @@
-"""Local SGD with an exact average now and then: CPSGD, ADPSGD (arXiv 2007.06134), post-local SGD."""
+"""Local SGD with an exact average now and then: CPSGD, ADPSGD (arXiv 2007.06134), post-local SGD, DiLoCo, SlowMo."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from lightning_gossip.algorithm.compression.error_feedback_mean import MeanWire
 from lightning_gossip.algorithm.effects import perform
+from lightning_gossip.algorithm.outer import Outer, OuterState
 from lightning_gossip.algorithm.periodic_averaging import protocol
 from lightning_gossip.algorithm.periodic_averaging.adaptive_period import AdaptivePeriod
 from lightning_gossip.algorithm.periodic_averaging.period import PeriodController
@@ -29,6 +30,7 @@ from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.report import WorkerReport
 from lightning_gossip.strategies.state.optimizer_state import OptimizerStates, Slot
+from lightning_gossip.strategies.state.outer_state import outer_state_of
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.strategies.synchronous import SynchronousAlgorithm
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
@@ -49,12 +51,15 @@ class PeriodicAveragingStrategy(DecentralizedStrategy):
         wire: how models are sent: ``"float32"`` as they are; ``"bfloat16"`` or ``"int8"``: as rounded differences to the last
             mean, in half or a quarter of the bytes. What rounding keeps back is added to the next difference; the mean at a
             synchronisation point is exact.
+        outer: an :class:`~lightning_gossip.Outer` step after each averaging: DiLoCo with Nesterov's form, SlowMo with the heavy
+            ball; None for none. A mean at a synchronisation point is a merge and not the end of a round.
         options: see :class:`~lightning_gossip.strategies.DecentralizedStrategy`.
 
     Example::
 
         Trainer(strategy="periodic_averaging", devices=4)                                  # every 8 steps
         Trainer(strategy=PeriodicAveragingStrategy(period=AdaptivePeriod()), devices=4)    # = "adaptive_averaging"
+        Trainer(strategy=PeriodicAveragingStrategy(period=50, outer=Outer()), devices=4)
     """
 
     shares_work: ClassVar[bool] = False
@@ -66,12 +71,18 @@ class PeriodicAveragingStrategy(DecentralizedStrategy):
         optimizer_state: OptimizerStateRule = "keep",
         overlap: bool | int = False,
         wire: MeanWire = "float32",
+        outer: Outer | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.averaging = AveragingOptions(period=period, optimizer_state=optimizer_state, overlap=overlap, wire=wire)
+        self.averaging = AveragingOptions(
+            period=period, optimizer_state=optimizer_state, overlap=overlap, wire=wire, outer=outer
+        )
         self.period = self.averaging.controller
-        self.name = "adaptive_averaging" if isinstance(self.period, AdaptivePeriod) else "periodic_averaging"
+        self.outer = self.averaging.outer
+        self.name = "periodic_averaging" if self.outer is None else "diloco"
+        if isinstance(self.period, AdaptivePeriod):
+            self.name = "adaptive_averaging"
 
     @override
     def preflight(self, trainer: pl.Trainer, model: pl.LightningModule) -> None:
@@ -109,10 +120,15 @@ class PeriodicAveraging(SynchronousAlgorithm):
         self._state_has_grown = False
         self._slots: set[Slot] = set()  # of the optimizers' state that is averaged
         self._distance = 0.0  # ‖w_i − w̄‖² of the averaging completed last
+        self._outer = options.outer
+        self._outer_state: OuterState | None = None  # of the session's parameters, the same on all workers
+        self._restored: dict[str, Tensor] = {}
 
     @override
     def open(self, model: SharedModel) -> None:
         super().open(model)
+        if self._outer is not None:
+            self._outer_state = outer_state_of(model, self._outer_state, self._restored)
         self._averager, self._state_has_grown = None, False
         self.protocol.follow(self.collectives.gather(self.protocol.state_dict()))
         if self._wire != "float32" and not self._averages_state:
@@ -151,6 +167,14 @@ class PeriodicAveraging(SynchronousAlgorithm):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.protocol.load_state_dict(state)
 
+    @override
+    def common_tensors(self, sync_point: SyncPoint, *, adopts: bool) -> dict[str, Tensor]:
+        return self._restored if self._outer_state is None else self._outer_state.state_dict()
+
+    @override
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        self._restored = tensors if self._outer is not None else {}
+
     # -- details -----------------------------------------------------------------------------------------------------
 
     def _do(self, effect: protocol.Effect) -> Averaged | None:
@@ -164,6 +188,10 @@ class PeriodicAveraging(SynchronousAlgorithm):
             case protocol.Complete():
                 self._distance = averager.complete()
                 return self._sum_over_workers(effect)
+            case protocol.OuterStep():
+                assert self._outer is not None
+                assert self._outer_state is not None
+                averager.outer_step(self._outer, self._outer_state)
             case protocol.Replace():
                 averager.replace()
             case protocol.Correct(forward_passes):

@@ -93,6 +93,11 @@ class PeriodController(ABC):
         """Whether it must know the share of the run that is done."""
         return False
 
+    @property
+    def needs_deviation(self) -> bool:
+        """Whether it looks at S_k, which is to be of a whole stretch."""
+        return False
+
     @abstractmethod
     def init(self) -> PeriodState:
         """The state before the first step."""

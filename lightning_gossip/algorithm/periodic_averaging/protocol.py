@@ -6,6 +6,12 @@ averaging of the models w_i of step t is applied at once, or τ local steps late
     x_i ← w̄                            τ = 0
     x_i ← x_i + (w̄ − w_i)              τ > 0,  w̄ = (1/n) Σ_j w_j
 
+With an outer step (:mod:`lightning_gossip.algorithm.outer`; every worker has the same φ, v and o) w̄ is first moved by it, and
+the workers go on from φ, with what each has gained meanwhile:
+
+    x_i ← w̄ + o                        τ = 0
+    x_i ← x_i + (w̄ + o − w_i)          τ > 0
+
 At its end all learn S_k = (1/n) Σ_i ‖w_i − w̄‖² and γ_k, which the controller sees with the next step.
 
 | state | event | effects | next state |
@@ -19,7 +25,9 @@ At its end all learn S_k = (1/n) Σ_i ‖w_i − w̄‖² and γ_k, which the co
 | local | arrive | Begin, Complete(arrived): some have not arrived: Replace, and once more; all have: Settle | met |
 | met | meet | Replace if the mean is adopted, else Show | local |
 
-With ``optimizer_state="reset"`` ResetOptimizer follows each Replace.
+With ``optimizer_state="reset"`` ResetOptimizer follows each Replace. With an outer step OuterStep goes before each Replace and
+Correct, but for that of *meet*: where all meet the mean is a merge and no end of a round, whose steps stay H (so the stretch
+under way is not cut, unless its S_k is asked for).
 
 *arrive* is a worker's coming to the synchronisation point. One that has fewer batches than others comes early and takes part in
 their averagings, with as many Begin and Complete as they make, until a Complete says that all have arrived. It sees no decision
@@ -36,6 +44,7 @@ from typing import Any, Literal, get_args
 from lightning_gossip.algorithm.checks import check_choice
 from lightning_gossip.algorithm.compression.error_feedback_mean import MeanWire
 from lightning_gossip.algorithm.options import Options
+from lightning_gossip.algorithm.outer import Outer, check_exact, outer_of
 from lightning_gossip.algorithm.periodic_averaging.period import ConstantPeriod, Observation, PeriodController, PeriodState
 from lightning_gossip.errors import ConfigurationError
 
@@ -52,6 +61,7 @@ class AveragingOptions(Options):
         overlap: τ, how many local steps an averaging may run behind: ``False`` for none, a number of at least 0, or ``True``
             for as many as there are until the next one.
         wire: how models are sent; see :mod:`lightning_gossip.algorithm.compression.error_feedback_mean`.
+        outer: what follows an averaging; see :mod:`lightning_gossip.algorithm.outer`.
 
     Raises:
         ConfigurationError: if a value is out of its range, or an overlap would reset momentum of steps that come later.
@@ -61,6 +71,7 @@ class AveragingOptions(Options):
     optimizer_state: OptimizerStateRule = "keep"
     overlap: bool | int = False
     wire: MeanWire = "float32"
+    outer: Outer | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,6 +79,9 @@ class AveragingOptions(Options):
             object.__setattr__(self, "period", ConstantPeriod(self.period))
         check_choice("optimizer_state", self.optimizer_state, get_args(OptimizerStateRule))
         check_choice("wire", self.wire, get_args(MeanWire))
+        object.__setattr__(self, "outer", outer_of(self.outer))
+        if self.outer is not None:
+            check_exact(self.outer)
         if not isinstance(self.overlap, int) or self.overlap < 0:
             raise ConfigurationError(
                 f"overlap={self.overlap!r} is neither True, False nor a whole number of steps of at least 0."
@@ -124,6 +138,11 @@ class Averaged:
 
 
 @dataclass(frozen=True)
+class OuterStep:
+    """w̄ ← w̄ + o of the averaging just completed, the same bits on all workers."""
+
+
+@dataclass(frozen=True)
 class Replace:
     """x_i ← w̄, of a model that has not changed since the averaging began: the same bits on all workers."""
 
@@ -154,7 +173,7 @@ class Show:
     """The model ← w̄, to be looked at; whatever is not the model, and the worker's own model elsewhere, stay."""
 
 
-Effect = Begin | Complete | Replace | Correct | ResetOptimizer | Settle | Show
+Effect = Begin | Complete | OuterStep | Replace | Correct | ResetOptimizer | Settle | Show
 Effects = Generator[Effect, Any, None]
 
 
@@ -177,6 +196,7 @@ class AveragingProtocol:
         self._overlap = options.overlap_steps
         self._resets = options.optimizer_state == "reset"
         self._adopts = adopts
+        self._has_outer = options.outer is not None
         self.steps = 0
         self.averagings = 0
         self.control: PeriodState = self._controller.init()
@@ -224,6 +244,7 @@ class AveragingProtocol:
                 self._met = averaged
                 yield Settle()
                 return
+            yield from self._outer_step()
             yield from self._replace()
             self.averagings += 1
             self.control = replace(self.control, since=0, averagings=self.control.averagings + 1)
@@ -234,7 +255,8 @@ class AveragingProtocol:
             yield Show()
             return
         self.averagings += 1
-        self.control = self._controller.restart(self.control, self._met.deviation, self._met.lr)
+        if not self._has_outer or self._controller.needs_deviation:
+            self.control = self._controller.restart(self.control, self._met.deviation, self._met.lr)
         yield from self._replace()
 
     def follow(self, everyones: Sequence[Mapping[str, Any]]) -> None:
@@ -276,6 +298,7 @@ class AveragingProtocol:
             return
         self._due = None
         yield from self._complete(arrived=False)
+        yield from self._outer_step()
         if self._overlap == 0:
             yield from self._replace()
         else:
@@ -286,6 +309,10 @@ class AveragingProtocol:
         if not averaged.all_arrived:
             self.last = self._unseen = averaged
         return averaged
+
+    def _outer_step(self) -> Effects:
+        if self._has_outer:
+            yield OuterStep()
 
     def _replace(self) -> Effects:
         yield Replace()

@@ -5,7 +5,8 @@ An averaging of the models w_i of step t is applied as a difference:
     x_i ← x_i + (w̄ − w_i),     w̄ = (1/n) Σ_j w_j
 
 Σ_i (w̄ − w_i) = 0, so the mean of the models changes by local updates only, whenever each worker applies it; what x_i has
-gained since step t survives. Applied at once x_i still is w_i, and becomes w̄, the same bits on all workers.
+gained since step t survives. Applied at once x_i still is w_i, and becomes w̄, the same bits on all workers. With an outer step
+w̄ + o stands in place of w̄.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lightning_gossip.algorithm.compression.error_feedback_mean import MeanWire
+from lightning_gossip.algorithm.outer import Outer, OuterState
 from lightning_gossip.algorithm.tensors.flat import FlatModel, fading
 from lightning_gossip.errors import ProtocolError
 from lightning_gossip.runtime.collectives import Collectives
@@ -81,6 +83,22 @@ class Averager:
         self._pending = None
         torch.sub(self._mean.flat, self._own, out=self._own)
         return self._distance()
+
+    @torch.no_grad()
+    def outer_step(self, outer: Outer, state: OuterState) -> None:
+        """w̄ ← w̄ + o, and φ ← w̄, of the averaging just completed; the same bits on all workers.
+
+        Args:
+            outer: the rule.
+            state: φ and v of the first elements of w̄, the parameters, as flat vectors.
+        """
+        place = slice(0, state.slow.numel())
+        mean = self._mean.flat[place]
+        if place.stop and outer.move([mean], [state.slow], [state.velocity]):
+            mean += state.slow
+            self._own[place] += state.slow  # w̄ − w_i
+            self._means.moved(state.slow)
+        state.slow.copy_(mean)
 
     def settle(self) -> float | None:
         """Make the w̄ of the averaging just completed exact, with all that rounding has kept back so far. Collective.

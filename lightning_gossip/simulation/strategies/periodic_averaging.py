@@ -1,4 +1,4 @@
-"""Local SGD under virtual time: local steps, then one exact average: CPSGD, ADPSGD (arXiv 2007.06134), post-local SGD.
+"""Local SGD under virtual time: local steps, then one exact average: CPSGD, ADPSGD (arXiv 2007.06134), post-local SGD, DiLoCo.
 
 What a worker does after a step and at an epoch's end is the runtime's protocol,
 :mod:`lightning_gossip.algorithm.periodic_averaging.protocol`; here is what it costs. Between two averagings every worker has
@@ -19,6 +19,7 @@ from typing_extensions import override
 from lightning_gossip.algorithm.compression.error_feedback_mean import CompressedMean, MeanWire, mean_bytes
 from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.options import EpochEndOptions
+from lightning_gossip.algorithm.outer import DILOCO, Outer, OuterState
 from lightning_gossip.algorithm.periodic_averaging import protocol
 from lightning_gossip.algorithm.periodic_averaging.adaptive_period import AdaptivePeriod
 from lightning_gossip.algorithm.periodic_averaging.period import PeriodController
@@ -49,6 +50,16 @@ class AdaptiveAveraging(PeriodicAveraging):
     period: int | PeriodController = field(default_factory=AdaptivePeriod)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DiLoCo(PeriodicAveraging):
+    """DiLoCo: an outer step with Nesterov momentum after each average; see :class:`~lightning_gossip.Outer`."""
+
+    name = "diloco"
+
+    period: int | PeriodController = 50
+    outer: Outer | None = DILOCO
+
+
 class AveragingRounds(Rounds):
     """All workers' local steps of one run.
 
@@ -59,6 +70,8 @@ class AveragingRounds(Rounds):
         self._run = run
         self._protocol = AveragingProtocol(strategy, adopts=strategy.at_rendezvous == "adopt")
         self._averages_momentum = strategy.optimizer_state == "average"
+        self._outer = strategy.outer
+        self._outer_state = OuterState(["x"], [run.models.rows[0]])
         self._means = _Means(strategy.wire, run)
         self._clocks_s = np.zeros(run.workers)
         self._models = run.models.x  # w, of the averaging begun last
@@ -120,6 +133,13 @@ class AveragingRounds(Rounds):
                     self._send(self._run.nbytes)
                     self._wait_until(np.maximum(self._clocks_s, self._ends_s))
                     self._mean = self._means.settled(self._mean)
+            case protocol.OuterStep():
+                assert self._outer is not None
+                state = self._outer_state
+                if x.numel() and self._outer.move([self._mean], [state.slow], [state.velocity]):
+                    self._mean = self._mean + state.slow
+                    self._means.moved(state.slow)
+                state.slow.copy_(self._mean)
             case protocol.Replace():
                 x.copy_(self._mean)
             case protocol.Correct():
@@ -180,6 +200,11 @@ class _Means:
         )
         means = [code.end(reduced) for code in self._codes]
         return means[0].clone()
+
+    def moved(self, change: Tensor) -> None:
+        """All workers have moved the last mean by this, shape (d,)."""
+        for code in self._codes:
+            code.moved(change)
 
     def settled(self, mean: Tensor) -> Tensor:
         """The exact mean, with what rounding has kept back of the one just formed; shapes (d,)."""

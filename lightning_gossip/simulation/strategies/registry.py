@@ -12,7 +12,7 @@ from lightning_gossip.simulation.run import Strategy
 from lightning_gossip.simulation.strategies.adpsgd import ADPSGD
 from lightning_gossip.simulation.strategies.apsgd import APSGD
 from lightning_gossip.simulation.strategies.dpsgd import DPSGD
-from lightning_gossip.simulation.strategies.periodic_averaging import AdaptiveAveraging, PeriodicAveraging
+from lightning_gossip.simulation.strategies.periodic_averaging import AdaptiveAveraging, DiLoCo, PeriodicAveraging
 from lightning_gossip.simulation.strategies.synchronous import QSGD, AllReduce
 
 STRATEGIES: Mapping[str, Callable[..., Strategy]] = MappingProxyType(
@@ -22,6 +22,7 @@ STRATEGIES: Mapping[str, Callable[..., Strategy]] = MappingProxyType(
         "apsgd": APSGD,
         "periodic_averaging": PeriodicAveraging,
         "adaptive_averaging": AdaptiveAveraging,
+        "diloco": DiLoCo,
         "qsgd": QSGD,
         "ddp": AllReduce,
         "allreduce": AllReduce,

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_gossip.algorithm.outer import Outer
 from lightning_gossip.algorithm.periodic_averaging.adaptive_period import AdaptivePeriod
 from lightning_gossip.algorithm.periodic_averaging.period import ConstantPeriod, Observation, PeriodState
 from lightning_gossip.algorithm.periodic_averaging.protocol import (
@@ -69,6 +70,8 @@ class Script:
 AT_ONCE = "Begin Complete Replace"
 LATER = "Complete Correct"
 LAST = "Begin Complete Settle"
+OUTER = Outer()
+OUTER_AT_ONCE, OUTER_LATER = "Begin Complete OuterStep Replace", "Complete OuterStep Correct"
 ORDERS = [
     ({"period": 3}, "ssssss", ["", "", AT_ONCE, "", "", AT_ONCE]),
     ({"period": 1}, "ss", [AT_ONCE, AT_ONCE]),
@@ -93,6 +96,14 @@ ORDERS = [
     # and cut the stretch under way, even if the mean at the end is not adopted
     ({"period": 3, "adopts": False}, "ss2msss", ["", "", f"{AT_ONCE} {AT_ONCE} {LAST}", "Show", "", "", AT_ONCE]),
     ({"period": 3}, "amam", [LAST, "Replace"] * 2),  # a session without a batch
+    # an outer step after each averaging but that of the meeting, which does not cut the round under way
+    ({"period": 2, "outer": OUTER}, "ssss", ["", OUTER_AT_ONCE, "", OUTER_AT_ONCE]),
+    ({"period": 3, "outer": OUTER}, "ssams", ["", "", LAST, "Replace", OUTER_AT_ONCE]),
+    ({"period": 3, "outer": OUTER, "adopts": False}, "ssams", ["", "", LAST, "Show", OUTER_AT_ONCE]),
+    ({"period": 2, "outer": OUTER, "overlap": 1}, "sss", ["", "Begin", OUTER_LATER]),
+    ({"period": 2, "outer": OUTER, "overlap": True}, "sssam", ["", "Begin", "", f"{OUTER_LATER} {LAST}", "Replace"]),
+    ({"period": 3, "outer": OUTER}, "s2m", ["", f"{OUTER_AT_ONCE} {OUTER_AT_ONCE} {LAST}", "Replace"]),
+    ({"period": 1, "outer": OUTER, "optimizer_state": "reset"}, "s", [f"{OUTER_AT_ONCE} ResetOptimizer"]),
 ]
 
 

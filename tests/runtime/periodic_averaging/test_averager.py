@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_gossip.algorithm.compression.error_feedback_mean import MeanWire, mean_bytes
+from lightning_gossip.algorithm.outer import Outer, OuterState
 from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.collectives import Collectives
@@ -22,6 +23,7 @@ WORLD = 3
 LATE_S = 0.4
 CPU = torch.device("cpu")
 
+OUTER = Outer(0.7, 0.9)
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 WIRES: list[MeanWire] = ["bfloat16", "int8"]
 MODEL = 2  # of the three tensors; the third is like an optimizer's state
@@ -66,6 +68,7 @@ def script(rank: int) -> dict[str, Any]:
     replaced(rank, collectives, seen)
     corrected(rank, collectives, seen)
     compressed(rank, collectives, seen)
+    outer(rank, collectives, seen)
     counted(rank, collectives, seen)
     misused(rank, collectives, seen)
     late(rank, collectives, timeline, seen)
@@ -180,6 +183,28 @@ def compressed(rank: int, collectives: Collectives, seen: dict[str, Any]) -> Non
         seen[f"{wire} first"] = x[0].clone()
 
 
+def outer(rank: int, collectives: Collectives, seen: dict[str, Any]) -> None:
+    """Three rounds, then one that is applied after two steps more; the first of three tensors counts."""
+    for name, wire in (("exact", "float32"), ("rounded", "int8")):
+        x = [torch.ones_like(t) for t in model(rank)]
+        state = OuterState(["first"], x[:COUNTED])
+        averager = Averager(collectives, x, model=MODEL, counted=COUNTED, wire=wire)  # type: ignore[arg-type]
+        for number in range(4):
+            for t, u in zip(x, update(rank, number), strict=True):
+                t += u
+            averager.begin()
+            for t in x if number == 3 else []:
+                t += 5.0 + rank
+            averager.complete()
+            averager.outer_step(OUTER, state)
+            if number < 3:
+                averager.replace()
+                seen[f"outer {name} {number}"] = flat(x)
+            else:
+                averager.correct()
+        seen[f"outer {name} corrected"], seen[f"outer {name} slow"] = flat(x), state.slow
+
+
 def counted(rank: int, collectives: Collectives, seen: dict[str, Any]) -> None:
     del rank
     bytes_sent = []
@@ -251,6 +276,27 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 pytestmark = pytest.mark.processes
+
+
+def test_an_outer_step_moves_the_mean_of_what_counts_the_same_bits_everywhere(seen: list[dict[str, Any]]) -> None:
+    x = torch.ones(WORLD, 43, dtype=torch.float64)
+    state = OuterState(["first"], [x[0, :12]])
+    for number in range(4):
+        x = x + torch.stack([flat(update(rank, number)) for rank in range(WORLD)])
+        mean = x.mean(0)
+        slow = mean[:12].clone()
+        OUTER.step([slow], state.slow_views, state.velocity_views)
+        mean[:12] = slow
+        if number < 3:
+            x = mean.repeat(WORLD, 1)
+            assert torch.allclose(seen[0][f"outer exact {number}"], mean, rtol=1e-13)
+            for theirs in seen[1:]:
+                assert torch.equal(theirs[f"outer exact {number}"], seen[0][f"outer exact {number}"])
+                assert torch.equal(theirs[f"outer rounded {number}"], seen[0][f"outer rounded {number}"])
+            assert torch.allclose(seen[0][f"outer rounded {number}"], mean, atol=0.1)
+    for rank, theirs in enumerate(seen):
+        assert torch.allclose(theirs["outer exact corrected"], mean + 5.0 + rank, rtol=1e-13)
+        assert torch.allclose(theirs["outer exact slow"], state.slow, rtol=1e-13)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
