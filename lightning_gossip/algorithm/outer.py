@@ -199,6 +199,23 @@ class OuterState:
         }
 
 
+def outer_state(
+    names: Sequence[str], x: Sequence[Tensor], *, before: OuterState | None, restored: Mapping[str, Tensor]
+) -> OuterState:
+    """φ and v of the parameters that there are now; of those that are new, φ begins with their values, and v with 0.
+
+    Args:
+        names, x: of the parameters, as for :class:`OuterState`.
+        before: of those that there were; returned if they are the same.
+        restored: of a checkpoint, where there was nothing before.
+    """
+    if before is not None and before.names == list(names) and before.fits(x):
+        return before
+    state = OuterState(names, x)
+    state.take(restored if before is None else before.state_dict())
+    return state
+
+
 class SlowWeights:
     """The outer steps of one worker under gossip, whose clock is its own steps.
 
@@ -207,13 +224,13 @@ class SlowWeights:
     Args:
         outer: the rule.
         local_steps: H, at least 1.
-        names, x: of the parameters, as for :class:`OuterState`.
+        state: φ and v.
 
     Attributes:
         steps: c, own steps since the last outer step, in [0, H).
 
     >>> x = [torch.zeros(1)]
-    >>> slow = SlowWeights(Outer(lr=1.0, momentum=0.5), 2, ["w"], x)
+    >>> slow = SlowWeights(Outer(lr=1.0, momentum=0.5), 2, OuterState(["w"], x))
     >>> for _ in range(4):
     ...     x[0] += 1.0  # a local step
     ...     with slow.merging(x):
@@ -223,11 +240,11 @@ class SlowWeights:
     (7.5, 3.0)
     """
 
-    def __init__(self, outer: Outer, local_steps: int, names: Sequence[str], x: Sequence[Tensor]) -> None:
+    def __init__(self, outer: Outer, local_steps: int, state: OuterState) -> None:
         check_integer("local_steps", local_steps, example=50)
         self._outer = outer
         self._local_steps = local_steps
-        self.state = OuterState(names, x)
+        self.state = state
         self.steps = 0
 
     @contextmanager

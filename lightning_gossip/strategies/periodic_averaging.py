@@ -12,10 +12,10 @@ from typing_extensions import override
 
 from lightning_gossip.algorithm.compression.error_feedback_mean import MeanWire
 from lightning_gossip.algorithm.effects import perform
-from lightning_gossip.algorithm.outer import Outer, OuterState
+from lightning_gossip.algorithm.outer import Outer, OuterState, outer_state
 from lightning_gossip.algorithm.periodic_averaging import protocol
 from lightning_gossip.algorithm.periodic_averaging.adaptive_period import AdaptivePeriod
-from lightning_gossip.algorithm.periodic_averaging.period import PeriodController
+from lightning_gossip.algorithm.periodic_averaging.period import ConstantPeriod, PeriodController
 from lightning_gossip.algorithm.periodic_averaging.protocol import (
     Averaged,
     AveragingOptions,
@@ -30,7 +30,7 @@ from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.report import WorkerReport
 from lightning_gossip.strategies.state.optimizer_state import OptimizerStates, Slot
-from lightning_gossip.strategies.state.outer_state import outer_state_of
+from lightning_gossip.strategies.state.outer_warnings import warn_of_few_rounds, warn_of_statistics
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.strategies.synchronous import SynchronousAlgorithm
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
@@ -92,6 +92,8 @@ class PeriodicAveragingStrategy(DecentralizedStrategy):
                 f"{self.period} counts in shares of the run, and max_epochs=-1 gives it no end. Give a number of averagings"
                 " (sample=20, say), or an end."
             )
+        if self.outer is not None and self.workers > 1:
+            warn_of_statistics(model)
 
     @override
     def algorithm(self, timeline: Timeline) -> Algorithm:
@@ -120,6 +122,7 @@ class PeriodicAveraging(SynchronousAlgorithm):
         self._state_has_grown = False
         self._slots: set[Slot] = set()  # of the optimizers' state that is averaged
         self._distance = 0.0  # ‖w_i − w̄‖² of the averaging completed last
+        self._period = options.controller
         self._outer = options.outer
         self._outer_state: OuterState | None = None  # of the session's parameters, the same on all workers
         self._restored: dict[str, Tensor] = {}
@@ -128,7 +131,8 @@ class PeriodicAveraging(SynchronousAlgorithm):
     def open(self, model: SharedModel) -> None:
         super().open(model)
         if self._outer is not None:
-            self._outer_state = outer_state_of(model, self._outer_state, self._restored)
+            names, parameters = model.names[: model.parameters], model.tensors[: model.parameters]
+            self._outer_state = outer_state(names, parameters, before=self._outer_state, restored=self._restored)
         self._averager, self._state_has_grown = None, False
         self.protocol.follow(self.collectives.gather(self.protocol.state_dict()))
         if self._wire != "float32" and not self._averages_state:
@@ -136,6 +140,8 @@ class PeriodicAveraging(SynchronousAlgorithm):
 
     @override
     def step(self, step: Step) -> None:
+        if self._outer is not None and isinstance(self._period, ConstantPeriod) and step.progress:
+            warn_of_few_rounds(step.number / step.progress, self._period.period)
         effects = self.protocol.step(
             step.number, epoch=step.epoch, progress=step.progress, lr=step.lr, forward_passes=step.forward_passes
         )

@@ -22,6 +22,7 @@ from lightning_gossip.algorithm.outer import (
     largest_momentum,
     outer_map,
     outer_of,
+    outer_state,
     warnings_of,
 )
 from lightning_gossip.errors import ConfigurationError
@@ -49,7 +50,7 @@ class Worker:
     def __post_init__(self) -> None:
         self.x = [self.start[:3].clone(), self.start[3:].clone()]
         self.replica = Replica(self.x)
-        self.slow = None if self.outer is None else SlowWeights(self.outer, self.local_steps, ["a", "b"], self.x)
+        self.slow = None if self.outer is None else SlowWeights(self.outer, self.local_steps, OuterState(["a", "b"], self.x))
         self.updates, self.alone = torch.zeros(D, dtype=torch.float64), torch.zeros(D, dtype=torch.float64)
 
     @property
@@ -198,7 +199,7 @@ def test_neither_a_zero_s_sign_nor_an_infinity_is_lost_without_momentum() -> Non
 
 def test_a_model_from_others_begins_a_round_of_its_own() -> None:
     x = [torch.ones(2)]
-    slow = SlowWeights(Outer(), 2, ["x"], x)
+    slow = SlowWeights(Outer(), 2, OuterState(["x"], x))
     for _ in range(3):
         x[0] += 1.0
         slow.step(x)
@@ -215,15 +216,17 @@ def test_state_goes_over_by_name_and_shape() -> None:
     state.velocity.copy_(torch.arange(5.0))
     saved = state.state_dict()
     assert set(saved) == {"slow/a", "slow/b", "velocity/a", "velocity/b"}
-    other = OuterState(["c", "b", "a"], [c, torch.zeros(3), torch.zeros(4)])
-    other.take(saved)
+    now = (["c", "b", "a"], [c, torch.zeros(3), torch.zeros(4)])
+    other = outer_state(*now, before=None, restored=saved)
+    assert torch.equal(outer_state(*now, before=state, restored={}).velocity, other.velocity)
+    assert outer_state(["a", "b"], [a, b], before=state, restored={}) is state
     assert other.slow.tolist() == [3.0, 2.0, 2.0, 2.0, 0.0, 0.0, 0.0, 0.0]  # a has another shape there
     assert other.velocity.tolist() == [0.0, 2.0, 3.0, 4.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_half_precision_models_have_their_outer_state_in_float32() -> None:
     x = [torch.ones(4, dtype=torch.bfloat16)]
-    slow = SlowWeights(Outer(), 1, ["x"], x)
+    slow = SlowWeights(Outer(), 1, OuterState(["x"], x))
     assert slow.state.slow.dtype == slow.state.velocity.dtype == torch.float32
     x[0] += 1.0
     slow.step(x)
@@ -231,7 +234,7 @@ def test_half_precision_models_have_their_outer_state_in_float32() -> None:
 
 
 def test_a_model_without_parameters_has_outer_steps_all_the_same() -> None:
-    slow = SlowWeights(Outer(), 1, [], [])
+    slow = SlowWeights(Outer(), 1, OuterState([], []))
     with slow.merging([]):
         pass
     assert slow.step([])

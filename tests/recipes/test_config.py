@@ -16,7 +16,15 @@ from lightning.pytorch.strategies import DDPStrategy
 from omegaconf import DictConfig, OmegaConf
 
 import lightning_gossip.conf
-from lightning_gossip import AdaptivePeriod, ConfigurationError, ConstantPeriod, EventTrigger, Outer, PostLocal
+from lightning_gossip import (
+    AdaptivePeriod,
+    ADPSGDStrategy,
+    ConfigurationError,
+    ConstantPeriod,
+    EventTrigger,
+    Outer,
+    PostLocal,
+)
 from lightning_gossip.algorithm.topology.generators import TOPOLOGIES
 from lightning_gossip.callbacks import ClusterEmulator
 from lightning_gossip.strategies import STRATEGIES
@@ -113,11 +121,15 @@ def test_the_outer_step_reaches_the_strategy_and_names_it() -> None:
         ("diloco",): Outer(0.7, 0.9),
         ("diloco", "outer=nesterov", "outer.momentum=0.6"): Outer(1.0, 0.6),
         ("periodic_averaging", "outer=heavy_ball"): Outer(0.7, 0.5, nesterov=False),
+        ("adpsgd",): None,
+        ("adpsgd", "outer=heavy_ball", "outer.momentum_of=all"): Outer(0.7, 0.5, False, "all"),
+        ("noloco",): Outer(),
     }
     for (strategy, *overrides), outer in steps.items():
         made = instantiate(composed(f"strategy={strategy}", *overrides).strategy)
         assert made.outer == outer
-        assert made.name == ("periodic_averaging" if outer is None else "diloco")
+        kind = "adpsgd" if isinstance(made, ADPSGDStrategy) else "periodic_averaging"
+        assert made.name == (kind if outer is None else {"adpsgd": "noloco"}.get(kind, "diloco"))
     assert instantiate(composed("strategy=diloco").strategy).period == ConstantPeriod(50)
 
 

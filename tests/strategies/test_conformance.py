@@ -43,6 +43,8 @@ pytestmark = pytest.mark.processes
 CASES: list[tuple[str, Callable[[], DecentralizedStrategy | str]]] = [
     ("adpsgd", lambda: "adpsgd"),
     ("adpsgd int8", lambda: ADPSGDStrategy(wire="int8", partner_choice="fast_links")),
+    ("noloco", lambda: "noloco"),
+    ("outer steps", lambda: ADPSGDStrategy(local_steps=4, outer=Outer(0.7, 0.3, momentum_of="all"), exchanges_per_step=1.0)),
     ("dpsgd", lambda: "dpsgd"),
     ("dpsgd not overlapped", lambda: DPSGDStrategy(overlap=False)),
     ("apsgd", lambda: "apsgd"),
@@ -64,6 +66,8 @@ SLOW = {
     "adpsgd int8",
     "apsgd bounded",
     "periodic int8",
+    "noloco",
+    "outer steps",
     "diloco",
     "outer, overlapped, int8",
     "dpsgd not overlapped",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from lightning.pytorch import Callback
@@ -13,9 +15,11 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, SequentialSampler
 
-from lightning_gossip import Outer, PeriodicAveragingStrategy
+from lightning_gossip import ADPSGDStrategy, Outer, PeriodicAveragingStrategy
+from tests.strategies.jobs import job, survivors
 from tests.strategies.launch import launch
 from tests.strategies.models import Net, flat, loader, samples, trainer
+from tests.strategies.test_survival import _until_it_is_back
 
 pytestmark = pytest.mark.processes
 
@@ -173,3 +177,144 @@ def test_a_checkpoint_without_outer_state_begins_a_round_with_its_model(tmp_path
     gain = 0.7 * (1.0 + 0.9)  # of a first outer step
     moved = torch.tensor(a[2]) - start
     assert 0.5 * gain * gained.norm() < moved.norm() < 3.0 * gain * gained.norm()
+
+
+# -- gossip: each worker's own rounds ----------------------------------------------------------------------------------------
+
+
+def _noloco(kind: Any) -> ADPSGDStrategy:
+    """Without exchanges nothing is left to chance; workers meet at the epochs' ends. A round of 5 steps, of 6 in an epoch."""
+    return ADPSGDStrategy(
+        local_steps=5, outer=Outer(0.7, 0.9), exchanges_per_step=0.0, dense_share=0.0, work_sharing=False, checkpoint=kind
+    )
+
+
+def rounds_by_hand(seen: list[list[int]], epochs: int) -> torch.Tensor:
+    """Two workers, each with a slow model and torch's optimizer on it; a meeting moves both models of a worker alike."""
+    models, data = [network(momentum=0.0) for _ in range(2)], samples(96)
+    slow = [copy.deepcopy(model.network) for model in models]
+    inner = [torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-3) for model in models]
+    outside = [torch.optim.SGD(s.parameters(), lr=0.7, momentum=0.9, nesterov=True) for s in slow]
+    for step in range(1, 6 * epochs + 1):
+        for rank, model in enumerate(models):
+            at = seen[rank][(step - 1) * 8 : step * 8]
+            x, y = torch.stack([data[i][0] for i in at]), torch.stack([data[i][1] for i in at])
+            inner[rank].zero_grad()
+            nn.functional.cross_entropy(model.network(x), y).backward()
+            inner[rank].step()
+            with torch.no_grad():
+                if step % 5 == 0:
+                    for parameter, own in zip(slow[rank].parameters(), model.network.parameters(), strict=True):
+                        parameter.grad = parameter - own
+                    outside[rank].step()
+                    model.network.load_state_dict(slow[rank].state_dict())
+        if step % 6 == 0:
+            with torch.no_grad():
+                every = zip(*(model.network.parameters() for model in models), strict=True)
+                slows = zip(*(s.parameters() for s in slow), strict=True)
+                for parameters, slow_parameters in zip(every, slows, strict=True):
+                    mean = torch.stack([p.detach() for p in parameters]).mean(0)
+                    for parameter, slow_parameter in zip(parameters, slow_parameters, strict=True):
+                        slow_parameter += mean - parameter
+                        parameter.copy_(mean)
+    return flat(models[0].network)
+
+
+def _rounds() -> Any:
+    model = network(momentum=0.0)
+    t = trainer(strategy=_noloco("mean"), max_epochs=4)
+    t.fit(model, _data())
+    return flat(model.network).tolist(), model.seen
+
+
+def test_a_worker_alone_has_outer_steps_of_its_own_and_a_meeting_is_no_progress() -> None:
+    (a, seen), (b, seen_elsewhere) = launch(_rounds)
+    expected, start = rounds_by_hand([seen, seen_elsewhere], 4), flat(network().network)
+    assert a == b
+    assert (torch.tensor(a) - expected).abs().max() < 1e-5 * (expected - start).abs().max()
+
+
+@pytest.mark.parametrize("kind", ["mean", "replicas"])
+def test_rounds_of_workers_go_on_to_the_bit_from_a_checkpoint(tmp_path: Path, kind: str) -> None:
+    whole, resumed = both(_noloco if kind == "mean" else _noloco_of_replicas, kind, tmp_path)
+    assert len(whole[0]) == 6
+    assert whole == resumed
+
+
+def _noloco_of_replicas(_: str) -> ADPSGDStrategy:
+    return _noloco("replicas")
+
+
+CHANGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("accumulated and clipped", {}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}),
+    ("bfloat16", {}, {"precision": "bf16-mixed"}),
+    ("evaluating", {"at_rendezvous": "evaluate"}, {}),
+    ("all", {"outer": Outer(1.0, 0.4, momentum_of="all")}, {}),
+    ("int8, dense start", {"dense_share": 0.3, "wire": "int8"}, {}),
+]
+
+
+class TwoParts(Net):
+    """A frozen layer, and an optimizer for each of two others, stepped in turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network[0].requires_grad_(False)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        optimizer = self.optimizers()[batch_idx % 2]
+        loss = self.loss(batch)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.network[at].parameters(), lr=0.05) for at in (1, 3)]
+
+
+def _fits() -> Any:
+    results = {}
+    for name, options, others in CHANGES:
+        model = Net()
+        strategy = ADPSGDStrategy(**{"local_steps": 3, "outer": Outer(), "dense_share": 0.0, **options})
+        t = trainer(strategy=strategy, max_epochs=3, **others)
+        t.fit(model, loader(240, 8), loader(64, shuffle=False))
+        results[name] = (flat(model).tolist(), strategy.report.workers[0].exchanges, float(t.callback_metrics["val_loss"]))
+    torch.manual_seed(1)
+    model = TwoParts()
+    frozen = model.network[0].weight.clone()
+    t = trainer(strategy=ADPSGDStrategy(local_steps=3, outer=Outer(), dense_share=0.0), max_epochs=2)
+    t.fit(model, loader(240, 8))
+    results["two optimizers"] = (flat(model).tolist(), 1, 0.0)
+    if t.is_global_zero:
+        assert torch.equal(model.network[0].weight, frozen)
+    return results
+
+
+def test_outer_steps_go_with_what_else_a_fit_has() -> None:
+    a, b = launch(_fits)
+    for name, (model, exchanges, loss) in a.items():
+        assert b[name][0] == model, name
+        assert all(math.isfinite(value) for value in model), name
+        assert exchanges > 0, name
+        assert loss < 0.7, name  # ln 2 is that of a guess
+
+
+@pytest.mark.slow
+def test_rounds_go_on_after_a_death_and_a_worker_that_comes_back_begins_one(tmp_path: Path) -> None:
+    options = {"max_workers": 4, "local_steps": 3, "outer": Outer(1.0, 0.5), "exchanges_per_step": 1.0}
+    with job(_until_it_is_back, str(tmp_path), 2, 3, options, workers=3) as running:
+        pids = running.start_all()
+        psutil.wait_procs([psutil.Process(pids[2])], timeout=40)
+        running.start(2)
+        results = survivors(running.outcomes())
+    assert len(results) == 3
+    for result in results:
+        assert result["model"] == results[0]["model"]
+        assert all(math.isfinite(value) for value in result["model"])
+        assert result["ranks"] == [0, 1, 2]
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["lightning_gossip"]["tensors"]
+    assert all(torch.isfinite(tensor).all() for tensor in saved.values())
+    assert any(name.startswith("velocity/") for name in saved)

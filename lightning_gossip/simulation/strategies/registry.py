@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.run import Strategy
-from lightning_gossip.simulation.strategies.adpsgd import ADPSGD
+from lightning_gossip.simulation.strategies.adpsgd import ADPSGD, NoLoCo
 from lightning_gossip.simulation.strategies.apsgd import APSGD
 from lightning_gossip.simulation.strategies.dpsgd import DPSGD
 from lightning_gossip.simulation.strategies.periodic_averaging import AdaptiveAveraging, DiLoCo, PeriodicAveraging
@@ -23,6 +23,7 @@ STRATEGIES: Mapping[str, Callable[..., Strategy]] = MappingProxyType(
         "periodic_averaging": PeriodicAveraging,
         "adaptive_averaging": AdaptiveAveraging,
         "diloco": DiLoCo,
+        "noloco": NoLoCo,
         "qsgd": QSGD,
         "ddp": AllReduce,
         "allreduce": AllReduce,
