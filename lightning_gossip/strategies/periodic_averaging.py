@@ -53,6 +53,8 @@ class PeriodicAveragingStrategy(DecentralizedStrategy):
             synchronisation point is exact.
         outer: an :class:`~lightning_gossip.Outer` step after each averaging: DiLoCo with Nesterov's form, SlowMo with the heavy
             ball; None for none. A mean at a synchronisation point is a merge and not the end of a round.
+        fragments: in how many parts the model is averaged, one after the other, each once in ``period`` steps, so that at no
+            time more than such a part is sent (Streaming DiLoCo, with an ``overlap`` and an ``outer`` step).
         options: see :class:`~lightning_gossip.strategies.DecentralizedStrategy`.
 
     Example::
@@ -72,13 +74,20 @@ class PeriodicAveragingStrategy(DecentralizedStrategy):
         overlap: bool | int = False,
         wire: MeanWire = "float32",
         outer: Outer | None = None,
+        fragments: int = 1,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         self.averaging = AveragingOptions(
-            period=period, optimizer_state=optimizer_state, overlap=overlap, wire=wire, outer=outer
+            period=period,
+            optimizer_state=optimizer_state,
+            overlap=overlap,
+            wire=wire,
+            outer=outer,
+            fragments=fragments,
         )
-        self.period = self.averaging.controller
+        assert isinstance(self.averaging.period, PeriodController)
+        self.period = self.averaging.period
         self.outer = self.averaging.outer
         self.name = "periodic_averaging" if self.outer is None else "diloco"
         if isinstance(self.period, AdaptivePeriod):
@@ -117,12 +126,13 @@ class PeriodicAveraging(SynchronousAlgorithm):
         self.protocol = AveragingProtocol(options, adopts=strategy.fit_options.at_rendezvous == "adopt")
         self._averages_state = options.optimizer_state == "average"
         self._wire = options.wire
+        self._fragments = options.fragments
         self._optimizers = optimizers
         self._averager: Averager | None = None
         self._state_has_grown = False
         self._slots: set[Slot] = set()  # of the optimizers' state that is averaged
         self._distance = 0.0  # ‖w_i − w̄‖² of the averaging completed last
-        self._period = options.controller
+        self._period = options.period
         self._outer = options.outer
         self._outer_state: OuterState | None = None  # of the session's parameters, the same on all workers
         self._restored: dict[str, Tensor] = {}
@@ -189,8 +199,8 @@ class PeriodicAveraging(SynchronousAlgorithm):
             self._averager, self._state_has_grown = None, False  # on some worker an optimizer has stepped for the first time
         averager = self._averager_of_session()
         match effect:
-            case protocol.Begin():
-                averager.begin()
+            case protocol.Begin(fragment):
+                averager.begin(fragment)
             case protocol.Complete():
                 self._distance = averager.complete()
                 return self._sum_over_workers(effect)
@@ -234,6 +244,7 @@ class PeriodicAveraging(SynchronousAlgorithm):
                 model=len(self._model.tensors),
                 counted=self._model.parameters,
                 retention=self._model.retention,
+                fragments=self._fragments,
                 wire=self._wire,
             )
         return self._averager

@@ -130,6 +130,42 @@ def test_an_outer_step_follows_each_average(outer: Outer, overlap: int) -> None:
     assert torch.allclose(result.models, expected, rtol=1e-13)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("wire", ["float32", "int8"])
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_fragments_are_averaged_one_after_the_other(overlap: int, wire: MeanWire) -> None:
+    outer, places = Outer(0.7, 0.9), [slice(0, 1), slice(1, 3)]  # of three elements
+    x = torch.ones(4, 3, dtype=torch.float64)
+    slow = [torch.nn.Parameter(x[0, place].clone()) for place in places]
+    outside = [torch.optim.SGD([part], lr=outer.lr, momentum=outer.momentum, nesterov=True) for part in slow]
+    begun: dict[int, tuple[int, torch.Tensor]] = {}
+    for step in range(1, 21):
+        x = x - LR * gradients(x)
+        if step % 6 in (3, 0):
+            number = int(step % 6 == 0)
+            begun[step] = number, x[:, places[number]].clone()
+        if step - overlap in begun:
+            number, snapshot = begun.pop(step - overlap)
+            slow[number].grad = slow[number].detach() - snapshot.mean(0)
+            outside[number].step()
+            x[:, places[number]] += slow[number].detach() - snapshot
+    strategy = PeriodicAveraging(period=6, outer=outer, overlap=overlap, fragments=2, at_rendezvous="evaluate", wire=wire)
+    result = learn(strategy)
+    assert torch.allclose(result.models, x, rtol=1e-13 if wire == "float32" else 0.05)  # type: ignore[arg-type]
+
+
+def test_the_bytes_of_one_averaging_fall_by_the_number_of_fragments() -> None:
+    sent = {}
+    for fragments in (1, 4):
+        strategy = PeriodicAveraging(period=8, fragments=fragments, at_rendezvous="evaluate")
+        links = Links(bandwidth=100.0)
+        result = simulate(strategy, Cluster(4, Constant(1.0)), work=Steps(number=8), links=links, model_bytes=800)
+        sent[fragments] = result.workers[0].bytes_sent, max(worker.wait_s for worker in result.workers)
+        assert result.averagings == fragments
+    assert sent[4][0] > sent[1][0]  # the fragment whose turn it is when all have arrived comes on top
+    assert sent[1][0] == 2 * 1200
+    assert sent[4][0] == 2 * 1200 + 300
+
+
 def _last_outer(outside: torch.optim.SGD, slow: torch.nn.Parameter, begun: torch.Tensor) -> torch.Tensor:
     """The averaging under way at the end of the run is applied there."""
     slow.grad = slow.detach() - begun.mean(0)

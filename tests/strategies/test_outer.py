@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, SequentialSampler
 
 from lightning_gossip import ADPSGDStrategy, Outer, PeriodicAveragingStrategy
@@ -59,20 +61,25 @@ def _fit(strategy: Any) -> Any:
     return flat(model.network).tolist(), t.strategy.report.workers[0].averagings
 
 
-def by_hand(outer: Outer, *, late: int = 0) -> torch.Tensor:
+def by_hand(outer: Outer, *, late: int = 0, fragments: int = 1) -> torch.Tensor:
     """The mean of all models after the epoch: local steps, and torch's own optimizer on the mean of their progress.
 
     Args:
         outer: the outer step.
         late: steps after which it is applied, as a difference.
+        fragments: of the model, one after the other in a period.
     """
     models, data = [network() for _ in range(WORKERS)], samples(128)
-    slow = copy.deepcopy(models[0].network)
     inner = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3) for model in models]
-    outside = torch.optim.SGD(
-        slow.parameters(), lr=outer.lr, momentum=outer.momentum, nesterov=outer.nesterov and outer.momentum > 0
-    )
-    begun: list[list[torch.Tensor]] = []
+    numel = parameters_to_vector(models[0].network.parameters()).numel()
+    ends = [number * numel // fragments for number in range(fragments + 1)]
+    places = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
+    slow = [nn.Parameter(parameters_to_vector(models[0].network.parameters()).detach()[place].clone()) for place in places]
+    outside = [
+        torch.optim.SGD([s], lr=outer.lr, momentum=outer.momentum, nesterov=outer.nesterov and outer.momentum > 0) for s in slow
+    ]
+    begins = {(number + 1) * PERIOD // fragments % PERIOD: number for number in range(fragments)}
+    begun: dict[int, list[torch.Tensor]] = {}
     for step in range(1, STEPS + 1):
         for rank, (model, optimizer) in enumerate(zip(models, inner, strict=True)):
             at = indices(rank)[(step - 1) * BATCH : step * BATCH]
@@ -81,37 +88,41 @@ def by_hand(outer: Outer, *, late: int = 0) -> torch.Tensor:
             nn.functional.cross_entropy(model.network(x), y).backward()
             optimizer.step()
         with torch.no_grad():
-            if step % PERIOD == 0:
-                begun = [[p.clone() for p in model.network.parameters()] for model in models]
-            if begun and (step - late) % PERIOD == 0:
-                for number, parameter in enumerate(slow.parameters()):
-                    parameter.grad = parameter - torch.stack([theirs[number] for theirs in begun]).mean(0)
-                outside.step()
-                for model, snapshot in zip(models, begun, strict=True):
-                    for own, new, old in zip(model.network.parameters(), slow.parameters(), snapshot, strict=True):
-                        own += new - old
-                begun = []
+            if step % PERIOD in begins:
+                number = begins[step % PERIOD]
+                begun[step] = [parameters_to_vector(m.network.parameters())[places[number]].clone() for m in models]
+            for at_step in [
+                b for b in begun if b + late == step or step == STEPS
+            ]:  # what is under way at the end is waited for
+                snapshots, number = begun.pop(at_step), begins[at_step % PERIOD]
+                slow[number].grad = slow[number] - torch.stack(snapshots).mean(0)
+                outside[number].step()
+                for model, snapshot in zip(models, snapshots, strict=True):
+                    x = parameters_to_vector(model.network.parameters())
+                    x[places[number]] += slow[number] - snapshot
+                    vector_to_parameters(x, model.network.parameters())
     return torch.stack([flat(model.network) for model in models]).mean(0)
 
 
 @pytest.mark.parametrize(
-    ("outer", "late"),
+    ("outer", "late", "fragments"),
     [
-        pytest.param(Outer(0.7, 0.9), 0, id="DiLoCo"),
-        pytest.param(Outer(0.7, 0.9), 2, id="DiLoCo, overlapped"),
-        pytest.param(Outer(1.0, 0.6, nesterov=False), 0, id="SlowMo", marks=pytest.mark.slow),
+        pytest.param(Outer(0.7, 0.9), 0, 1, id="DiLoCo"),
+        pytest.param(Outer(0.7, 0.9), 2, 1, id="DiLoCo, overlapped", marks=pytest.mark.slow),
+        pytest.param(Outer(0.7, 0.9), 1, 2, id="Streaming DiLoCo"),
+        pytest.param(Outer(1.0, 0.6, nesterov=False), 0, 1, id="SlowMo", marks=pytest.mark.slow),
     ],
 )
-def test_periodic_averaging_with_an_outer_step_is_that_of_a_few_lines(outer: Outer, late: int) -> None:
-    strategy = PeriodicAveragingStrategy(period=PERIOD, outer=outer, overlap=late)
+def test_periodic_averaging_with_an_outer_step_is_that_of_a_few_lines(outer: Outer, late: int, fragments: int) -> None:
+    strategy = PeriodicAveragingStrategy(period=PERIOD, outer=outer, overlap=late, fragments=fragments)
     results = launch(_fit, strategy, workers=WORKERS)
     assert results[0] == results[1] == results[2]
     ours, averagings = torch.tensor(results[0][0]), results[0][1]
-    assert averagings == STEPS // PERIOD + 1
-    expected = by_hand(outer, late=late)
+    assert averagings == STEPS * fragments // PERIOD + 1
+    expected = by_hand(outer, late=late, fragments=fragments)
     start = flat(network().network)
     assert (ours - expected).abs().max() < 1e-5 * (expected - start).abs().max()
-    without = by_hand(Outer(1.0, 0.0), late=late)
+    without = by_hand(Outer(1.0, 0.0), late=late, fragments=fragments)
     assert (ours - without).abs().max() > 1e-2 * (expected - start).abs().max()
 
 

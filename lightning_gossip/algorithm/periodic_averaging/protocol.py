@@ -29,6 +29,9 @@ With ``optimizer_state="reset"`` ResetOptimizer follows each Replace. With an ou
 Correct, but for that of *meet*: where all meet the mean is a merge and no end of a round, whose steps stay H (so the stretch
 under way is not cut, unless its S_k is asked for).
 
+A model in F > 1 fragments is averaged one fragment at a time, each once in a period. Then *arrive* averages the fragment whose
+turn it is as long as some have not arrived, and after that the whole: nobody knows before Complete which of the two it is.
+
 *arrive* is a worker's coming to the synchronisation point. One that has fewer batches than others comes early and takes part in
 their averagings, with as many Begin and Complete as they make, until a Complete says that all have arrived. It sees no decision
 of the controller meanwhile, so after the synchronisation all go on from the state of a worker that has made the most steps.
@@ -41,11 +44,17 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
-from lightning_gossip.algorithm.checks import check_choice
+from lightning_gossip.algorithm.checks import check_choice, check_integer
 from lightning_gossip.algorithm.compression.error_feedback_mean import MeanWire
 from lightning_gossip.algorithm.options import Options
 from lightning_gossip.algorithm.outer import Outer, check_exact, outer_of
-from lightning_gossip.algorithm.periodic_averaging.period import ConstantPeriod, Observation, PeriodController, PeriodState
+from lightning_gossip.algorithm.periodic_averaging.period import (
+    ConstantPeriod,
+    Observation,
+    PeriodController,
+    PeriodState,
+    StaggeredPeriod,
+)
 from lightning_gossip.errors import ConfigurationError
 
 OptimizerStateRule = Literal["keep", "average", "reset"]
@@ -62,9 +71,11 @@ class AveragingOptions(Options):
             for as many as there are until the next one.
         wire: how models are sent; see :mod:`lightning_gossip.algorithm.compression.error_feedback_mean`.
         outer: what follows an averaging; see :mod:`lightning_gossip.algorithm.outer`.
+        fragments: F, in how many parts the model is averaged, one after the other, each once in ``period`` steps.
 
     Raises:
-        ConfigurationError: if a value is out of its range, or an overlap would reset momentum of steps that come later.
+        ConfigurationError: if a value is out of its range, an overlap would reset momentum of steps that come later, or there
+            are fragments of what is averaged as a whole.
     """
 
     period: int | PeriodController = 8
@@ -72,6 +83,7 @@ class AveragingOptions(Options):
     overlap: bool | int = False
     wire: MeanWire = "float32"
     outer: Outer | None = None
+    fragments: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,6 +94,7 @@ class AveragingOptions(Options):
         object.__setattr__(self, "outer", outer_of(self.outer))
         if self.outer is not None:
             check_exact(self.outer)
+        self._check_fragments()
         if not isinstance(self.overlap, int) or self.overlap < 0:
             raise ConfigurationError(
                 f"overlap={self.overlap!r} is neither True, False nor a whole number of steps of at least 0."
@@ -92,11 +105,29 @@ class AveragingOptions(Options):
                 " Use optimizer_state='keep' or 'average'."
             )
 
+    def _check_fragments(self) -> None:
+        check_integer("fragments", self.fragments, example=4)
+        if self.fragments == 1:
+            return
+        if not isinstance(self.period, ConstantPeriod):
+            raise ConfigurationError(
+                f"got fragments={self.fragments} with {self.period}; fragments take turns in a constant period. Write for"
+                " example period=50."
+            )
+        if self.optimizer_state != "keep":
+            raise ConfigurationError(
+                f"got fragments={self.fragments} with optimizer_state={self.optimizer_state!r}, of a whole model at once."
+                " Write optimizer_state='keep'."
+            )
+        StaggeredPeriod(self.period.period, self.fragments)  # refuses more of them than steps
+
     @property
     def controller(self) -> PeriodController:
-        """Of the period."""
+        """Of the averagings."""
         assert isinstance(self.period, PeriodController)
-        return self.period
+        if self.fragments == 1 or not isinstance(self.period, ConstantPeriod):
+            return self.period
+        return StaggeredPeriod(self.period.period, self.fragments)
 
     @property
     def overlap_steps(self) -> float:
@@ -106,7 +137,13 @@ class AveragingOptions(Options):
 
 @dataclass(frozen=True)
 class Begin:
-    """Send w_i ← x_i on its way; x is free to change."""
+    """Send w_i ← x_i on its way; x is free to change.
+
+    Args:
+        fragment: of which, from 0; None for the whole of it.
+    """
+
+    fragment: int | None = None
 
 
 @dataclass(frozen=True)
@@ -197,6 +234,7 @@ class AveragingProtocol:
         self._resets = options.optimizer_state == "reset"
         self._adopts = adopts
         self._has_outer = options.outer is not None
+        self._fragments = options.fragments
         self.steps = 0
         self.averagings = 0
         self.control: PeriodState = self._controller.init()
@@ -230,7 +268,7 @@ class AveragingProtocol:
             yield from self._finish()
             self.averagings += 1
             self._due = number + self._overlap
-            yield from self._begin()
+            yield from self._begin(self.control.averagings - 1)
             if self._overlap == 0:
                 yield from self._finish()
 
@@ -238,9 +276,12 @@ class AveragingProtocol:
         """This worker has come to a synchronisation point: take part until all have. At the end the exact w̄ is there."""
         yield from self._finish()
         while True:
-            yield from self._begin()
+            yield from self._begin(self.control.averagings)
             averaged = yield from self._complete(arrived=True)
             if averaged.all_arrived:
+                if self._fragments > 1:
+                    yield Begin()
+                    averaged = yield from self._complete(arrived=True)
                 self._met = averaged
                 yield Settle()
                 return
@@ -287,10 +328,10 @@ class AveragingProtocol:
         self.control = PeriodState(**state["control"])
         self._unseen = None if state["deviation"] is None else Averaged(*state["deviation"])
 
-    def _begin(self) -> Effects:
+    def _begin(self, averaging: int) -> Effects:
         self._begun_lr = self._lr
         self._forward_passes = 0
-        yield Begin()
+        yield Begin(averaging % self._fragments if self._fragments > 1 else None)
 
     def _finish(self) -> Effects:
         """Apply the averaging under way, if there is one."""
