@@ -42,16 +42,16 @@ class LocalSteps:
 
     @property
     def state(self) -> OuterState | None:
-        """φ and v; None before the first session, and without outer steps."""
-        return None if self._slow is None else self._slow.state
+        """φ and v; None before the first session, in the dense start, and without outer steps."""
+        return None if self._slow is None or self.is_dense else self._slow.state
 
     def rate(self, exchanges_per_step: float) -> float:
         """Exchanges that this worker takes part in per step of its neighbourhood, now.
 
         Args:
-            exchanges_per_step: after the dense start.
+            exchanges_per_step: after the dense start; with 0 there is none in it either.
         """
-        return 1.0 if self.is_dense else exchanges_per_step
+        return max(1.0, exchanges_per_step) if self.is_dense and exchanges_per_step > 0.0 else exchanges_per_step
 
     def open(self, names: Sequence[str], x: Sequence[Tensor]) -> None:
         """A session begins with these parameters; before anything is published."""

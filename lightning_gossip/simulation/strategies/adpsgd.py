@@ -266,8 +266,7 @@ class Worker:
         self._peers = peers
         self._exchanges_per_step = strategy.exchanges_per_step
         self._local_steps = LocalSteps(strategy)
-        rate = self._local_steps.rate(self._exchanges_per_step)
-        self._starts = rate > 0.0 or self._exchanges_per_step > 0.0
+        self._starts = self._exchanges_per_step > 0.0
         self._protocol = GossipProtocol(
             rank,
             gossip.run.workers,
@@ -275,7 +274,7 @@ class Worker:
             gossip.run.record.accounts[rank],
             now_s=lambda: self._environment.now,
             generator=random.Random(f"{gossip.run.seed}/{rank}"),
-            exchanges_per_step=rate,
+            exchanges_per_step=self._local_steps.rate(self._exchanges_per_step),
         )
         self._times = StepTimer()
         self._waiting: list[tuple[Wait, Event]] = []

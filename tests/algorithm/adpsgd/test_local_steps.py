@@ -67,7 +67,7 @@ def test_merges_are_progress_or_not(momentum_of: Any, end: float) -> None:
 
 def test_without_an_outer_step_nothing_but_the_rate_changes() -> None:
     worker = Worker(outer=None, dense_share=0.25)
-    assert worker.local_steps.rate(0.06) == 1.0
+    assert [worker.local_steps.rate(rate) for rate in (0.06, 2.0, 0.0)] == [1.0, 2.0, 0.0]
     assert worker.steps(4, 0.3) == [1.0, 2.0, 3.0, 4.0]
     assert worker.local_steps.rate(0.06) == 0.06
     assert worker.local_steps.state is None
@@ -77,6 +77,7 @@ def test_the_first_round_begins_where_the_dense_start_ends() -> None:
     worker = Worker(dense_share=0.25)
     assert worker.steps(4, 0.2) == [1.0, 2.0, 3.0, 4.0]
     assert worker.local_steps.is_dense
+    assert worker.local_steps.state is None  # nothing for a checkpoint
     worker.merges = 100.0
     assert worker.step(0.25) == 105.0
     assert not worker.local_steps.is_dense
