@@ -47,6 +47,7 @@ from lightning_gossip.runtime.adpsgd.exchange import Exchanger
 from lightning_gossip.runtime.adpsgd.gossip import Gossip
 from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.sync_point import SyncPoint
+from lightning_gossip.runtime.workers import FixedWorkers
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from recipes.commands import cleaning_up_on_sigterm
 
@@ -222,7 +223,7 @@ def _train(gossip: Gossip, published: Published, *, session: int, exchanges: int
 
 
 def _meet(published: Published) -> None:
-    SyncPoint(torch.device("cpu")).average(published.replica.published)
+    SyncPoint(torch.device("cpu"), FixedWorkers()).average(published.replica.published)
     published.replica.copy_out(published.tensors)
 
 

@@ -17,7 +17,7 @@ from typing_extensions import override
 from lightning_gossip import FitReport
 from lightning_gossip.callbacks import CollectiveCounter
 from lightning_gossip.callbacks.monitor import metrics
-from lightning_gossip.runtime.sync_point import gather
+from lightning_gossip.runtime.workers import FixedWorkers
 
 RECORD, METRICS = "record.json", "metrics.csv"
 _MAX_INTERVALS = 10_000  # a worker; a plot cannot show more, and a long run must not fill the disk
@@ -166,7 +166,8 @@ class RunRecorder(Callback):
             "spans": _bounded(sorted([*spans, *self._evaluating], key=lambda span: span[1])),
             "losses": [(at_s, float(loss)) for at_s, loss in self._losses[:: 1 + len(self._losses) // _MAX_LOSSES]],
         }
-        everyones = gather(mine)
+        workers = getattr(trainer.strategy, "all_workers", None) or FixedWorkers()
+        everyones = workers.gather(mine)
         if not trainer.is_global_zero:
             return
         report = getattr(trainer.strategy, "report", None)

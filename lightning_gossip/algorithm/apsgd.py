@@ -151,12 +151,12 @@ class APSGDOptions(ServerOptions):
 
     @property
     def trigger(self) -> EventTrigger | None:
-        """When to send."""
+        """The event trigger: when an update is sent."""
         return EventTrigger.of(self.event_trigger)
 
     @property
     def of_server(self) -> dict[str, Any]:
-        """The server's options among them."""
+        """The options that the server needs."""
         return {each.name: getattr(self, each.name) for each in fields(ServerOptions)}
 
     def check(self, workers: int) -> None:
@@ -223,7 +223,7 @@ class ParameterServer:
         self._queue.append(rank)
 
     def may_pull(self, rank: int) -> bool:
-        """Whether it is this worker's turn."""
+        """Whether a worker may pull now, under the cap on active workers."""
         return len(self._in_flight) < self._active and self._queue[:1] == [rank]
 
     def pull(self, rank: int) -> int:

@@ -106,12 +106,12 @@ class WorkerProtocol:
         self._held = 0  # forward passes of the steps since the pull
 
     def begin_step(self) -> Effects:
-        """A forward pass comes."""
+        """Begin a forward pass; pulls the model first where a pull is due."""
         if not self._in_flight:
             yield from self._pull()
 
     def step(self, forward_passes: int = 1) -> Effects:
-        """The optimizer has stepped.
+        """Take note of an optimizer step; pushes the update where one is due.
 
         Args:
             forward_passes: in training mode that led to it.

@@ -137,7 +137,7 @@ class Edges:
         self.sync_requested = False
 
     def heard(self, peer: int, *, arrived: bool, peer_arrived: bool, calling: bool) -> bool:
-        """A neighbour's model has come.
+        """Note that a neighbour's model has come.
 
         Args:
             peer: whose.
@@ -195,7 +195,7 @@ class StackedCorrection:
                 self._terms.append((torch.from_numpy(chosen[:, 0]), torch.from_numpy(chosen[:, 1]), weight))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Of the models x, shape (n, d); the same shape."""
+        """Mix the models x, shape (n, d), to the same shape."""
         correction = torch.zeros_like(x)
         for ranks, peers, weight in self._terms:
             if len(ranks) == len(x):

@@ -39,7 +39,7 @@ def why_repeated(samples: int, batch_size: int, workers: int, *, drop_last: bool
 
 
 def deal(order: Sequence[int], batch_size: int, *, rank: int, workers: int, drop_last: bool = False) -> list[Batch]:
-    """The batches of one worker.
+    """Deal the samples of an evaluation: the batches of one worker.
 
     Args:
         order: of the samples, the same on all workers.

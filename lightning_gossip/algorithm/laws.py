@@ -34,7 +34,7 @@ class Law(ABC):
 
     @abstractmethod
     def draw(self, generator: np.random.Generator, count: int, start: int) -> FloatArray:
-        """The next times.
+        """Draw the next times.
 
         Args:
             generator: of the worker; its state advances.
@@ -147,7 +147,7 @@ class Uniform(Law):
 
 @dataclass(frozen=True)
 class Samples(Law):
-    """Measured times.
+    """Law of measured times: draws one of them.
 
     Args:
         times_s: seconds, each above 0; at least one.

@@ -162,7 +162,7 @@ class OuterState:
 
     def __init__(self, names: Sequence[str], x: Sequence[Tensor]) -> None:
         self.names = list(names)
-        device = x[0].device if x else None
+        device = x[0].device if x else torch.device("cpu")
         self.slow = torch.empty(sum(t.numel() for t in x), dtype=common_dtype(x), device=device)
         self.velocity = torch.zeros_like(self.slow)
         self.slow_views, self.velocity_views = views_like(self.slow, x), views_like(self.velocity, x)

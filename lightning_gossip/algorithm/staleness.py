@@ -90,7 +90,7 @@ class StalenessHistogram:
         self._counts: dict[int, int] = {}
 
     def record(self, value: int) -> None:
-        """Count one step.
+        """Count the staleness of one step.
 
         Args:
             value: its staleness in changes, an integer >= 0.
@@ -103,7 +103,7 @@ class StalenessHistogram:
 
     @property
     def count(self) -> int:
-        """Steps recorded."""
+        """Number of steps recorded."""
         return sum(self._counts.values())
 
     @property

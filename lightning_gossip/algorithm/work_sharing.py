@@ -81,7 +81,7 @@ class EpochPlan:
         """The batches of one epoch as lists of sample indices; together they hold each index exactly once."""
         if self.shuffle:
             generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
-            order = torch.randperm(self.samples, generator=generator).tolist()
+            order = torch.randperm(self.samples, generator=generator, device="cpu").tolist()
         else:
             order = list(range(self.samples))
         return [order[i * self.batch_size : (i + 1) * self.batch_size] for i in range(len(self))]
@@ -120,7 +120,7 @@ def at_least_one_each(pending: Sequence[Batch], workers: int) -> list[Batch]:
 
 
 class Others(NamedTuple):
-    """The other workers that still claim.
+    """The other workers that still claim batches.
 
     Args:
         claiming: how many they are.
@@ -395,7 +395,7 @@ class Ledger:
 
     @property
     def stepped(self) -> int:
-        """Batches stepped on."""
+        """Number of batches stepped on."""
         return self._stepped
 
     @property
@@ -412,7 +412,7 @@ class Ledger:
         self._stepped += 1
 
     def stepped_on(self) -> list[int]:
-        """Their positions."""
+        """Positions in the epoch of the batches stepped on."""
         return self._claimed[: self._stepped]
 
     def unstepped(self) -> list[int]:

@@ -76,11 +76,11 @@ class Cause:
 
     @property
     def is_told_here(self) -> bool:
-        """Whether this worker prints its traceback."""
+        """Whether this worker prints the traceback for all."""
         return self._teller == str(self._rank)
 
     def printed(self) -> None:
-        """The traceback has been printed."""
+        """Note that the traceback has been printed."""
         with contextlib.suppress(dist.DistError):  # the store has ended: whoever asks prints its own
             self._store.set(f"{self._rank}/printed", "1")
 
@@ -93,7 +93,7 @@ class Cause:
         return True
 
     def line(self) -> str:
-        """What stands for the traceback."""
+        """The line that stands for the traceback on the other workers."""
         first = str(self.error).split("\n")[0]
         return f"Rank {self._rank} has ended too; rank {self._teller} says why. ({type(self.error).__name__}: {first})"
 

@@ -50,7 +50,7 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:
-        """``seconds`` from now."""
+        """Make a deadline that is ``seconds`` from now."""
         return cls(now_s() + seconds)
 
     @property

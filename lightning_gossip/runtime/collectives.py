@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_gossip.errors import ProtocolError
 from lightning_gossip.runtime.clock import Timeline, now_s
-from lightning_gossip.runtime.sync_point import gather
+from lightning_gossip.runtime.workers import FixedWorkers
 from lightning_gossip.transport.gloo_group import new_group
 from lightning_gossip.transport.peer_errors import peer_errors
 
@@ -95,7 +95,7 @@ class Collectives:
         """Everybody's value, by rank; any picklable value. Not counted in ``bytes_sent``: for what happens once a session."""
         self.made += 1
         with self.waiting("all-gather"):
-            return gather(mine, self._open())
+            return FixedWorkers(self._open()).gather(mine)
 
     def close(self) -> None:
         """Free the group. May be called twice."""

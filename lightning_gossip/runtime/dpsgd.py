@@ -54,7 +54,7 @@ class NeighbourRounds:
         self._theirs: dict[int, Tensor] = {}
 
     def open(self, tensors: Sequence[Tensor], *, retention: Sequence[float] | None = None) -> None:
-        """Begin a session.
+        """Begin a session of rounds.
 
         Args:
             tensors: x, changed by :meth:`complete`; read anew at each use

@@ -18,6 +18,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from lightning_gossip.runtime.clock import now_s
+from lightning_gossip.transport.threads import new_thread
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ def _end() -> None:
     if not dist.is_available() or not dist.is_initialized():
         return
     # An operation that waits for a worker that has ended holds the group up: after a failure only, and then not for long.
-    thread = threading.Thread(target=dist.destroy_process_group, name="gossip-end", daemon=True)
+    thread = new_thread("gossip-end", dist.destroy_process_group)
     thread.start()
     thread.join(_END_S)
     if thread.is_alive():

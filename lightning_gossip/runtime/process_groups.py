@@ -17,7 +17,7 @@ from lightning_gossip.transport.gloo_group import GROUP_S, set_timeout
 def make_default_group(
     backend: str, timeout_s: float, *, device: torch.device | None = None
 ) -> Callable[[Store, int, int], None]:
-    """What makes the default process group.
+    """Return a function that makes the default process group.
 
     Args:
         backend: of torch.distributed.

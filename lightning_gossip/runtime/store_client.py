@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -15,9 +17,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
 from lightning_gossip.errors import ConfigurationError, PeerError
+from lightning_gossip.runtime.clock import Deadline
 from lightning_gossip.transport.network_interface import listen
 
 _NOTHING = "<nothing>"
+_START_IT = "Start it on that host with `python -m lightning_gossip.store --port {port}`, and look at firewalls."
+_AGAIN_S = 0.5
 _PROBES = 4  # sent to a silent host before the connection is given up
 _FILES = Path("/proc/self/fd")
 
@@ -58,12 +63,13 @@ def connect(
 
     Raises:
         PeerError: if it cannot be reached.
+        ConfigurationError: if rank 0 cannot serve it, since another program has its port.
     """
     if address is not None:
         host, port, serves = *parse_address(address), False
     else:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+        serves = rank == 0 and not uses_agent_store()
     try:
         store = TCPStore(
             host,
@@ -75,15 +81,69 @@ def connect(
             master_listen_fd=listen(interface, host, port) if serves and interface is not None else None,
         )
     except dist.DistError as error:
+        if serves and "EADDRINUSE" in str(error):
+            raise port_in_use(port) from error
+        who = "Rank 0 serves it; its own log says why it does not." if address is None else _START_IT.format(port=port)
         raise PeerError(
-            f"The store of the job at {host}:{port} could not be reached within {timeout_s:.3g} s. It is rank 0 that serves it,"
-            " unless there is a store=...; its own log says why it does not.",
+            f"The store of the job at {host}:{port} could not be reached within {timeout_s:.3g} s. {who}",
             phase="store",
             seconds=timeout_s,
         ) from error
     if lost_s is not None:
         _end_when_lost(port, lost_s)
     return store
+
+
+def check_answers(address: str, *, timeout_s: float) -> None:
+    """Refuse the address of a store where nobody listens.
+
+    Args:
+        address: of the option ``store``.
+        timeout_s: how long to try, in seconds: it may have been started with the job.
+
+    Raises:
+        ConfigurationError: with the command that starts one.
+    """
+    host, port = parse_address(address)
+    deadline = Deadline.after(timeout_s)
+    while True:
+        try:
+            socket.create_connection((host, port), max(0.1, deadline.left_s)).close()
+            return
+        except OSError as error:
+            if not deadline.left_s:
+                raise ConfigurationError(
+                    f"No store answers at {address} ({error.strerror or error}). {_START_IT.format(port=port)}"
+                ) from error
+        time.sleep(min(_AGAIN_S, deadline.left_s))
+
+
+def check_port_is_free(port: int) -> None:
+    """Refuse a port for rank 0's store that another program of this machine listens on.
+
+    Raises:
+        ConfigurationError: naming it.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch does
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise port_in_use(port) from error
+
+
+def port_in_use(port: int) -> ConfigurationError:
+    """What to say when rank 0 cannot serve the store."""
+    return ConfigurationError(
+        f"Port {port} of this machine is in use, perhaps by another job: rank 0 cannot serve the store of this one there. Set"
+        " the environment variable MASTER_PORT (under torchrun --master-port) to a free one."
+    )
+
+
+def uses_agent_store() -> bool:
+    """Whether torchrun's agent holds the store of the job."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
 
 
 def look_up(store: Store, key: str) -> bytes | None:

@@ -11,74 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gossip.algorithm.membership.kinds import of_one_kind
 from lightning_gossip.algorithm.tensors.flat import chunk_slices
 from lightning_gossip.errors import ConfigurationError, NonFiniteError
-from lightning_gossip.runtime.membership import membership
-from lightning_gossip.runtime.peer_errors import answering
+from lightning_gossip.runtime.workers import Workers
 
-T = TypeVar("T")
 _CHUNK_NUMEL = 1 << 20  # elements per all-reduce: bounds the extra memory to one chunk
-
-
-def gather(mine: Any, group: dist.ProcessGroup | None = None, *, kind: str = "values") -> list[Any]:
-    """The values of all workers, by rank. Collective if there are several workers; any picklable value.
-
-    Args:
-        mine: this worker's value.
-        group: of all workers; the default group if None. Where failures are survived, the default one only.
-        kind: what is gathered, the same on all workers.
-
-    Raises:
-        ConfigurationError: on all workers, if one of them gathers something else.
-    """
-    members = membership.current()
-    if members is not None and group is None:
-        return members.gather(mine, kind)
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return [mine]
-    everyones: list[Any] = [None] * dist.get_world_size()
-    with answering(kind):
-        dist.all_gather_object(everyones, (kind, mine), group=group)
-    return of_one_kind(everyones)
-
-
-def gather_for(rank: int, mine: Any, *, kind: str = "values") -> list[Any]:
-    """As :func:`gather`, for one rank, where the others may get an empty list: of large values."""
-    members = membership.current()
-    return gather(mine, kind=kind) if members is None else members.gather_for(rank, mine, kind)
-
-
-def together(collective: Callable[[], T]) -> T:
-    """Run collectives on the default group; where failures are survived, again with the members that are left, if one fails.
-
-    Args:
-        collective: leaves its inputs as they are, if it fails.
-    """
-    members = membership.current()
-    if members is not None:
-        return members.attempt(collective)
-    with answering("a collective"):
-        return collective()
-
-
-def together_and_tell(collective: Callable[[], T], tell: Callable[[], Any]) -> tuple[T, list[Any]]:
-    """As :func:`together`; and all are told, by rank, what each has to tell when the collectives have worked.
-
-    Args:
-        collective: leaves its inputs as they are, if it fails.
-        tell: any picklable value of this worker.
-    """
-    members = membership.current()
-    if members is not None:
-        return members.attempt_and_tell(collective, tell)
-    return together(collective), gather(tell())
 
 
 class Purpose(IntEnum):
@@ -162,9 +105,11 @@ class SyncPoint:
 
     Args:
         device: where the group's backend wants its tensors.
+        workers: of that group.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, workers: Workers) -> None:
+        self.workers = workers
         self._device = device
 
     def agree(self, mine: Arrival) -> Agreement:
@@ -174,12 +119,13 @@ class SyncPoint:
             PeerError: if a worker has ended.
             ConfigurationError: on all ranks, if they came for different things that cannot be done together.
         """
-        return agree(gather(mine, kind="a synchronisation point"))
+        return agree(self.workers.gather(mine, kind="a synchronisation point"))
 
     def average(self, flat: Tensor) -> float:
         """Replace a vector by its mean over all workers, the same bits on all of them.
 
-        Where failures are survived, call it in :func:`together`: it fails if a worker fails, and the vector is then of no use.
+        Where failures are survived, call it in ``workers.attempt``: it fails if a worker fails, and then the vector is of no
+        use.
 
         Args:
             flat: shape (d,), changed in place.
@@ -242,7 +188,7 @@ class SyncPoint:
         """Replace a vector chunk by chunk by what ``fill`` writes; returns ‖old − new‖²."""
         distance = 0.0
         whole = torch.empty(min(flat.numel(), _CHUNK_NUMEL), dtype=flat.dtype, device=self._device)
-        with answering("averaging"):
+        with self.workers.answering("averaging"):
             for chunk in chunk_slices(flat.numel(), _CHUNK_NUMEL):
                 piece = flat[chunk]
                 buffer = whole[: piece.numel()]  # one for all: Gloo lets go of a tensor later than it says
@@ -260,7 +206,7 @@ class SyncPoint:
             dist.all_reduce(total)
             return float(total) / dist.get_world_size()
 
-        return together(mean)
+        return self.workers.attempt(mean)
 
     def extremes(self, values: Sequence[int]) -> tuple[list[int], list[int]]:
         """The least and the largest of each of these integers over all workers.
@@ -275,37 +221,37 @@ class SyncPoint:
             result: list[int] = mine.tolist()
             return result
 
-        found = together(both) if values else []
+        found = self.workers.attempt(both) if values else []
         return [-value for value in found[len(values) :]], found[: len(values)]
 
-    def gather(self, mine: Sequence[int]) -> list[list[int]]:
+    def gather_integers(self, mine: Sequence[int]) -> list[list[int]]:
         """The integers of all workers, by rank.
 
-        Where failures are survived, call it in :func:`together`.
+        Where failures are survived, call it in ``workers.attempt``.
 
         Args:
             mine: of this worker; as many on every worker.
         """
         own = torch.tensor(mine, dtype=torch.int64, device=self._device)
         everyones = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-        with answering("gathering"):
+        with self.workers.answering("gathering"):
             dist.all_gather(everyones, own)
         return [theirs.tolist() for theirs in everyones]
 
     def copy(self, make: Callable[[], Tensor], *, source: int) -> Tensor:
         """The bytes of one rank, on all.
 
-        Where failures are survived, call it in :func:`together`.
+        Where failures are survived, call it in ``workers.attempt``.
 
         Args:
             make: on rank ``source`` its bytes, uint8 of shape (k,) on the host; called there only.
             source: whose.
         """
-        mine = make() if dist.get_rank() == source else torch.empty(0, dtype=torch.uint8)
-        with answering("copying"):
+        mine = make() if dist.get_rank() == source else torch.empty(0, dtype=torch.uint8, device="cpu")
+        with self.workers.answering("copying"):
             count = torch.tensor([mine.numel()], dtype=torch.int64, device=self._device)
             dist.broadcast(count, src=source)
-            theirs = mine if dist.get_rank() == source else torch.empty(int(count), dtype=torch.uint8)
+            theirs = mine if dist.get_rank() == source else torch.empty(int(count), dtype=torch.uint8, device="cpu")
             for chunk in chunk_slices(theirs.numel(), 4 * _CHUNK_NUMEL):
                 buffer = theirs[chunk].to(self._device)
                 dist.broadcast(buffer, src=source)

@@ -17,7 +17,7 @@ from lightning_gossip.algorithm.adpsgd.options import GossipOptions
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerChoice, PartnerPicker, Roles
 from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
 from lightning_gossip.algorithm.adpsgd.repair import topology_for
-from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.adpsgd.replica import PublishedModel
 from lightning_gossip.algorithm.checks import check_not_negative
 from lightning_gossip.algorithm.compression.pairwise import Wire
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
@@ -33,7 +33,7 @@ from lightning_gossip.runtime.adpsgd.nonfinite_guard import GossipCounters, OnNo
 from lightning_gossip.runtime.clock import Timeline, now_s
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.store_client import another
-from lightning_gossip.runtime.sync_point import SyncPoint, gather, together
+from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.lightning.fault_tolerance import JoinerOptimizer, OnPeerFailure, Survival
 from lightning_gossip.strategies.options import check_nonfinite, seconds_of
@@ -69,6 +69,8 @@ class ADPSGDStrategy(DecentralizedStrategy):
         outer: an :class:`~lightning_gossip.Outer` step at the end of each round of own steps (docs/outer.md); None for none.
         dense_share: share of the run at whose beginning there is an exchange in every step and no outer step. Default: 0.05
             where ``local_steps`` are given, else 0.
+        push_every: steps between two pushes of this worker's model. Between them a step costs nothing, neighbours see the model
+            without its last updates, and theirs come later. For links on which exchanges are rarer than steps.
         exchange_timeout_s: deadline, in seconds, of an answer and of each chunk of a model.
         seed: of the partner choice.
         on_peer_failure: ``"continue"``: a worker whose process ends without a word (killed, machine gone) is excluded, and the
@@ -109,6 +111,7 @@ class ADPSGDStrategy(DecentralizedStrategy):
         local_steps: int | None = None,
         outer: Outer | None = None,
         dense_share: float | None = None,
+        push_every: int = 1,
         exchange_timeout_s: float = 120.0,
         seed: int = 0,
         on_peer_failure: OnPeerFailure = "continue",
@@ -129,6 +132,7 @@ class ADPSGDStrategy(DecentralizedStrategy):
             topology=topology,
             roles=roles,
             exchanges_per_step=exchanges_per_step,  # type: ignore[arg-type]
+            push_every=push_every,
             wire=wire,
             partner_choice=partner_choice,
             local_steps=local_steps,
@@ -203,7 +207,7 @@ class GossipAlgorithm(Algorithm):
         self._peers: ChangingPeers[WorkerId] | None = None
         self._counters = GossipCounters()
         self._failed = 0
-        self._replica: Replica | None = None
+        self._replica: PublishedModel | None = None
         self._replacements = 0  # of x by a model that the replica was given
         self._model = SharedModel(nn.Module())
         self._layout = 0  # of the replica
@@ -279,7 +283,8 @@ class GossipAlgorithm(Algorithm):
         self._model = model
         self._local_steps.open(model.names[: model.parameters], self._parameters)
         if self._replica is None or self._layout != before:
-            self._replica = replica_of(list(self._model.tensors), retention=self._model.retention)
+            push_every = self._strategy.gossip_options.push_every
+            self._replica = replica_of(list(self._model.tensors), retention=self._model.retention, push_every=push_every)
             self._replacements = 0
         else:
             self._replica.push_pull(self._model.tensors)
@@ -298,7 +303,7 @@ class GossipAlgorithm(Algorithm):
                 self._parameters,
                 progress=step.progress,
                 push_pull=lambda: self._push_pull(step),
-                publish=lambda: replica.push_pull(self._model.tensors, forward_passes=0),
+                publish=lambda: replica.publish(self._model.tensors),
             )
         if was_dense and not self._local_steps.is_dense:
             self._set_rate()
@@ -426,7 +431,7 @@ class GossipAlgorithm(Algorithm):
     @override
     def common_tensors(self, sync_point: SyncPoint, *, adopts: bool) -> dict[str, Tensor]:
         state = self._local_steps.state
-        sizes = gather(None if state is None else state.slow.numel(), kind="the outer state")
+        sizes = sync_point.workers.gather(None if state is None else state.slow.numel(), kind="the outer state")
         if state is None or set(sizes) != {state.slow.numel()}:
             return {}  # no outer steps, or a worker has just come and has none yet
         before = state.slow.clone(), state.velocity.clone()
@@ -437,7 +442,7 @@ class GossipAlgorithm(Algorithm):
                 sync_point.average(host)
                 return host
 
-            vector.copy_(together(mean))
+            vector.copy_(sync_point.workers.attempt(mean))
         tensors = state.state_dict()
         if not adopts:
             state.slow.copy_(before[0])

@@ -29,8 +29,6 @@ from lightning_gossip.algorithm.options import AtRendezvous, WorkSharing
 from lightning_gossip.errors import ConfigurationError, reason_of
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.membership import uses
-from lightning_gossip.runtime.peer_errors import answering
-from lightning_gossip.runtime.sync_point import gather, together
 from lightning_gossip.strategies.data.exact_evaluation import equally_long, share_evaluation
 from lightning_gossip.strategies.fit.callback import StrategyHooks
 from lightning_gossip.strategies.fit.fit import Fit
@@ -141,6 +139,7 @@ class DecentralizedStrategy(WorkerProcesses):
         loaded, path = self._loaded or ({}, None)
         self._fit = fit = Fit(
             trainer,
+            self.all_workers,
             (lambda: self.algorithm(timeline)) if self.workers > 1 else None,
             self.fit_options,
             timeline=timeline,
@@ -151,7 +150,7 @@ class DecentralizedStrategy(WorkerProcesses):
         self.report, self.timeline = fit.account.report, timeline
         fit.work.install(self._patches)
         fit.metrics.install()
-        trainer.callbacks.insert(0, StrategyHooks(fit, Requeue(trainer, self._patches, fit.request_stop)))  # type: ignore[attr-defined]
+        trainer.callbacks.insert(0, StrategyHooks(fit, Requeue(trainer, self.all_workers, self._patches, fit.request_stop)))  # type: ignore[attr-defined]
         free_epoch_loop(trainer, fit, self._patches, forward_signal=self.signal_started_workers)
         defer_epoch_schedulers(trainer, fit, self._patches)
         asking.install(trainer, fit, self._patches)
@@ -227,11 +226,7 @@ class DecentralizedStrategy(WorkerProcesses):
     @override
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         if self._all_are_here("a barrier"):
-            if self.members is not None:
-                gather(None, kind="a barrier")
-            else:
-                with answering("a barrier"):
-                    super().barrier(*args, **kwargs)
+            self.all_workers.gather(None, kind="a barrier")
 
     @override
     def broadcast(self, obj: TBroadcast, src: int = 0) -> TBroadcast:
@@ -239,10 +234,7 @@ class DecentralizedStrategy(WorkerProcesses):
             return cast(TBroadcast, self._fit.log_dir[1])  # trainer.log_dir broadcasts whenever it is read
         if not self._all_are_here("a broadcast"):
             return obj
-        if self.members is not None:
-            return self.members.broadcast(obj, src)
-        with answering("a broadcast"):
-            return super().broadcast(obj, src)
+        return self.all_workers.broadcast(obj, src)
 
     @override
     def reduce(self, tensor: Tensor, group: Any | None = None, reduce_op: ReduceOp | str | None = "mean") -> Tensor:
@@ -251,7 +243,7 @@ class DecentralizedStrategy(WorkerProcesses):
         if group is not None or not isinstance(tensor, Tensor):
             return super().reduce(tensor, group, reduce_op)
         self._wait_for_all()
-        return together(lambda: super(DecentralizedStrategy, self).reduce(tensor.clone(), group, reduce_op))
+        return self.all_workers.attempt(lambda: super(DecentralizedStrategy, self).reduce(tensor.clone(), group, reduce_op))
 
     @override
     def all_gather(self, tensor: Tensor, group: Any | None = None, sync_grads: bool = False) -> Tensor:
@@ -270,15 +262,15 @@ class DecentralizedStrategy(WorkerProcesses):
         if group is not None:
             return super().all_gather(tensor, group, sync_grads)
         if _distributed_is_initialized():
-            tensor = equally_long(tensor)  # a round, in which a worker that comes late is waited for
+            tensor = equally_long(tensor, self.all_workers)  # a round, in which a worker that comes late is waited for
         if sync_grads:
             return super().all_gather(tensor, None, sync_grads)
-        return together(lambda: super(DecentralizedStrategy, self).all_gather(tensor, None, sync_grads))
+        return self.all_workers.attempt(lambda: super(DecentralizedStrategy, self).all_gather(tensor, None, sync_grads))
 
     def _wait_for_all(self) -> None:
         """Before a collective of the user's, to which a worker may come late: what follows is not waited for as long."""
         if self.members is not None:
-            gather(None, kind="a collective")
+            self.all_workers.gather(None, kind="a collective")
 
     def _all_are_here(self, what: str, *, warns: bool = True) -> bool:
         if self._fit is not None:
@@ -309,7 +301,7 @@ class DecentralizedStrategy(WorkerProcesses):
         # inside an epoch somebody dumps a checkpoint without saving it: this worker's own
         if self._fit is None or self._fit.aborted or self._fit.in_session or not _distributed_is_initialized():
             return state
-        return checkpoint_contents.mean_optimizer_state(state, self.root_device)
+        return checkpoint_contents.mean_optimizer_state(state, self.root_device, self.all_workers)
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
@@ -325,7 +317,7 @@ class DecentralizedStrategy(WorkerProcesses):
             self._fit.extend_checkpoint(checkpoint, filepath)
             writer = members.members[0]
             super().save_checkpoint(checkpoint, filepath, storage_options)
-            gather(None, kind="the end of a checkpoint's writing")
+            self.all_workers.gather(None, kind="the end of a checkpoint's writing")
 
     @override
     def remove_checkpoint(self, filepath: _PATH) -> None:

@@ -55,7 +55,7 @@ def seconds_of(name: str, value: object) -> float:
 
 
 def check_nonfinite(refuses: bool, reaction: OnNonFinite) -> tuple[bool, OnNonFinite]:
-    """The options ``refuse_nonfinite`` and ``on_nonfinite``.
+    """Check the options ``refuse_nonfinite`` and ``on_nonfinite``.
 
     Raises:
         ConfigurationError: if one of them is unknown, or they do not fit together.

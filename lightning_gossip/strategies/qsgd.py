@@ -76,7 +76,7 @@ class _Gradients:
 
     @property
     def flat(self) -> Tensor:
-        """The vector."""
+        """The gradients as one flat vector."""
         return self._vector.flat
 
     def read(self) -> Tensor:

@@ -76,7 +76,7 @@ class WorkerReport:
         self.staleness_counts = list(histogram.counts().items())
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The report as plain values, for JSON."""
         return asdict(self)
 
 

@@ -42,7 +42,7 @@ class SynchronousAlgorithm(Algorithm):
 
     @property
     def collectives(self) -> Collectives:
-        """Of this fit."""
+        """Collectives of this fit."""
         assert self._group is not None, "start() comes first"
         return self._group
 
@@ -97,4 +97,4 @@ class SynchronousAlgorithm(Algorithm):
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """There is none."""
+        """Nothing to restore: the algorithm has no state."""

@@ -10,6 +10,8 @@ import logging
 import threading
 from collections.abc import Callable
 
+from lightning_gossip.transport.threads import new_thread
+
 log = logging.getLogger(__name__)
 
 
@@ -37,7 +39,7 @@ class Connector:
             self._waiting[peer] = None
             self._condition.notify()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="gossip-connector", daemon=True)
+                self._thread = new_thread("gossip-connector", self._run)
                 self._thread.start()
 
     def close(self, timeout_s: float) -> None:

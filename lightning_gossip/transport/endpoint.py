@@ -40,7 +40,7 @@ class Endpoint(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether only this machine reaches the address."""
         return ipaddress.ip_address(self.address.partition("%")[0]).is_loopback
 
 

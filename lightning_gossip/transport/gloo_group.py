@@ -53,7 +53,7 @@ class GlooTransport(Transport):
         self._timeout_s = timeout_s
         self._control: dist.ProcessGroup | None = new_group(timeout_s) if listens else None
         self._data: dist.ProcessGroup | None = new_group(timeout_s)
-        run = torch.tensor([secrets.randbits(RUN_BITS)])
+        run = torch.tensor([secrets.randbits(RUN_BITS)], device="cpu")
         with peer_errors("setup", 0):
             dist.broadcast(run, src=0, group=self._data)
         self.run = int(run)
@@ -61,7 +61,7 @@ class GlooTransport(Transport):
         self._others: list[tuple[Kind, dist.Work, Tensor]] = []  # a few in a run: sync requests, stop
 
     def post(self, peer: int, message: Message) -> None:
-        words = torch.tensor(message.words(self.run), dtype=torch.int64)
+        words = torch.tensor(message.words(self.run), dtype=torch.int64, device="cpu")
         with peer_errors("message", peer):
             work = _started(dist.isend(words, dst=peer, group=_open(self._control), tag=_REQUEST))
         if message.kind in (Kind.SYNC, Kind.STOP, Kind.FAILED):
@@ -71,7 +71,7 @@ class GlooTransport(Transport):
 
     def next_message(self) -> tuple[int, Message]:
         while True:
-            words = torch.zeros(WORDS, dtype=torch.int64)
+            words = torch.zeros(WORDS, dtype=torch.int64, device="cpu")
             work = _started(dist.irecv(words, group=_open(self._control), tag=_REQUEST))
             work.wait(FOREVER)
             sender = int(work._source_rank())
@@ -80,7 +80,7 @@ class GlooTransport(Transport):
                 return sender, message
 
     def reply(self, peer: int, message: Message) -> None:
-        words = torch.tensor(message.words(self.run), dtype=torch.int64)
+        words = torch.tensor(message.words(self.run), dtype=torch.int64, device="cpu")
         with peer_errors("reply", peer):
             sending = _started(dist.isend(words, dst=peer, group=_open(self._data), tag=_REPLY))
             sending.wait(timedelta(seconds=self._timeout_s))
@@ -88,7 +88,7 @@ class GlooTransport(Transport):
     def await_reply(self, peer: int, timeout_s: float) -> Message:
         message, end_s = None, time.monotonic() + timeout_s
         while message is None:
-            words = torch.zeros(WORDS, dtype=torch.int64)
+            words = torch.zeros(WORDS, dtype=torch.int64, device="cpu")
             with peer_errors("reply", peer):
                 receiving = _started(dist.irecv(words, src=peer, group=_open(self._data), tag=_REPLY))
                 receiving.wait(timedelta(seconds=max(SHORTEST_S, end_s - time.monotonic())))
@@ -134,7 +134,7 @@ def flush(posted: list[tuple[Kind, dist.Work, Tensor]], rank: int) -> None:
 
 @dataclass
 class Transfer(Pending):
-    """A vector under way.
+    """A vector being sent or received.
 
     Args:
         work: torch's.

@@ -32,7 +32,7 @@ _LARGEST = 2**63 - 1
 
 
 class Kind(IntEnum):
-    """What a message is about."""
+    """Kind of a message."""
 
     EXCHANGE = 1  # "average with me"
     ACCEPT = 2  # answer: start sending

@@ -56,7 +56,7 @@ _LETTER = struct.Struct(f"<{WORDS + 1}q")  # sender, then the words of the messa
 
 
 class EdgeTransport(Transport):
-    """One process's end.
+    """Transport of one process over a Gloo group of two for each edge.
 
     Args:
         store: the training thread's connection to the store of the job.
@@ -202,7 +202,7 @@ class EdgeTransport(Transport):
     @override
     def reply(self, peer: int, message: Message) -> None:
         edge = self._asked(peer, message)
-        words = torch.tensor(message.words(self.run), dtype=torch.int64)
+        words = torch.tensor(message.words(self.run), dtype=torch.int64, device="cpu")
         with self._errors("reply", peer, edge):
             edge.send([words], self._end(peer), _REPLY).wait(timedelta(seconds=min(REPLY_S, self.timeout_s)))
         self._agree(peer, edge, message)
@@ -210,7 +210,7 @@ class EdgeTransport(Transport):
     @override
     def tell(self, peer: int, message: Message) -> None:
         edge = self._asked(peer, message)
-        words = torch.tensor(message.words(self.run), dtype=torch.int64)
+        words = torch.tensor(message.words(self.run), dtype=torch.int64, device="cpu")
         with self._errors("reply", peer, edge):
             self._told[peer] = edge.send([words], self._end(peer), _REPLY), words
 
@@ -229,7 +229,7 @@ class EdgeTransport(Transport):
         edge = self._edge(peer, self._initiating, number=number)
         end_s = time.monotonic() + timeout_s
         while True:
-            words = torch.zeros(WORDS, dtype=torch.int64)
+            words = torch.zeros(WORDS, dtype=torch.int64, device="cpu")
             with self._errors("reply", peer, edge):
                 left_s = max(SHORTEST_S, end_s - time.monotonic())
                 edge.recv([words], self._end(peer), _REPLY).wait(timedelta(seconds=left_s))
@@ -266,7 +266,7 @@ class EdgeTransport(Transport):
         if edge is not None:
             with self._errors("probe", peer, edge):
                 # fails at once where the peer's process has ended; nobody receives it, so elsewhere it stays an offer
-                edge.send([torch.zeros(1)], self._end(peer), _PROBE)
+                edge.send([torch.zeros(1, device="cpu")], self._end(peer), _PROBE)
 
     @override
     def close(self) -> None:

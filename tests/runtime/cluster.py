@@ -56,7 +56,7 @@ class Cluster:
         topology: who may average with whom.
         numel: elements of a model.
         faults: by rank.
-        retention: see Replica.
+        retention, push_every: see Replica.
         wire: see Gossip.
         chunk: elements.
     """
@@ -70,6 +70,7 @@ class Cluster:
         exchanges_per_step: float = 1.0,
         timeout_s: float = PATIENCE_S,
         retention: float = 1.0,
+        push_every: int = 1,
         seed: int = 0,
         wire: Wire = "float32",
         chunk: int = 10,
@@ -92,7 +93,7 @@ class Cluster:
             for rank in range(self.n)
         ]
         self.generator = torch.Generator().manual_seed(seed)
-        self.retention = [retention, 1.0]
+        self.retention, self.push_every = [retention, 1.0], push_every
         self.x: list[list[Tensor]] = []
         self.reset(numel)
         self.session = 0
@@ -109,7 +110,7 @@ class Cluster:
             gossip.start()
 
     def open(self, rank: int, session: int | None = None, layout: int = 1) -> None:
-        replica = replica_of(self.x[rank], retention=self.retention)
+        replica = replica_of(self.x[rank], retention=self.retention, push_every=self.push_every)
         self.gossips[rank].open(replica, session=self.session if session is None else session, layout=layout)
 
     def open_all(self) -> None:

@@ -1,4 +1,4 @@
-"""Connections to the store: which they are, and that every wait in making one has a deadline."""
+"""Connections to the store: which they are, that every wait in making one has a deadline, and what is refused before."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
-from lightning_gossip.errors import PeerError
+from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime import store_client
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
-from lightning_gossip.runtime.store_client import another, connect
+from lightning_gossip.runtime.store_client import another, check_answers, check_port_is_free, connect
 from tests.runtime.cluster import eventually
 
 
@@ -56,3 +56,19 @@ def test_a_monitor_whose_store_has_ended_ends_soon() -> None:
     assert time.monotonic() - began_s < 10.0
     with pytest.raises(PeerError, match="store of the job does not answer"):
         monitor.raise_failure()
+
+
+def test_an_address_where_no_store_answers_is_refused_with_the_command_that_starts_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        check_answers(address, timeout_s=10.0)
+    with pytest.raises(ConfigurationError, match=rf"No store answers at {address} .*python -m lightning_gossip.store"):
+        check_answers(address, timeout_s=0.0)
+
+
+def test_a_port_that_another_program_listens_on_is_refused_by_name() -> None:
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"Port {port} .*MASTER_PORT"):
+            check_port_is_free(port)
+    check_port_is_free(port)

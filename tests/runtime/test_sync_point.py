@@ -6,6 +6,7 @@ import torch
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime import sync_point as module
 from lightning_gossip.runtime.sync_point import Agreement, Arrival, Purpose, SyncPoint
+from lightning_gossip.runtime.workers import FixedWorkers
 from tests.workers import run_processes
 
 WORLD = 3
@@ -17,7 +18,7 @@ def models() -> torch.Tensor:
 
 def script(rank: int) -> dict[str, Any]:
     module._CHUNK_NUMEL = 100  # several chunks, the last one shorter
-    sync_point = SyncPoint(torch.device("cpu"))
+    sync_point = SyncPoint(torch.device("cpu"), FixedWorkers())
     seen: dict[str, Any] = {}
 
     def agree(purpose: Purpose, *, should_stop: bool = False) -> Agreement | str:

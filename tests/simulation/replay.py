@@ -194,7 +194,7 @@ def replay(
                 tensors,
                 progress=steps / all_steps,
                 push_pull=lambda: gossip.step(tensors, step_s=AT_ONCE_S),
-                publish=lambda: gossip._open_replica().push_pull(tensors, forward_passes=0),
+                publish=lambda: gossip._open_replica().publish(tensors),
             )
             steps += 1
             return

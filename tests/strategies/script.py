@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import signal
@@ -21,7 +22,10 @@ from tests.strategies.models import Net, flat, loader
 
 def tell_what_is_left(out: str) -> None:
     """What lives when the interpreter begins to end: registered before anything else, so called last."""
-    names = [Path(task, "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # joined, and ends now
+            names.append(Path(task, "comm").read_text().strip())
     left = {"group": dist.is_initialized(), "gloo": [name for name in names if "gloo" in name]}
     Path(out, f"left-{os.environ.get('LOCAL_RANK', '0')}.json").write_text(json.dumps(left))
 

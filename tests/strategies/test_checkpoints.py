@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
 from lightning_gossip import ADPSGDStrategy
+from lightning_gossip.runtime.workers import FixedWorkers
 from lightning_gossip.strategies.state import checkpoint_contents
 from tests.strategies.launch import launch, outcomes
 from tests.strategies.models import Net, flat, loader, trainer
@@ -54,7 +55,7 @@ def _mean_state() -> Any:
     import torch.distributed as dist
 
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    mean = checkpoint_contents.mean_optimizer_state(optimizer.state_dict(), torch.device("cpu"))
+    mean = checkpoint_contents.mean_optimizer_state(optimizer.state_dict(), torch.device("cpu"), FixedWorkers())
     dist.destroy_process_group()
     return {p: {name: value.tolist() for name, value in state.items()} for p, state in mean["state"].items()}
 
@@ -77,7 +78,7 @@ def _odd_state() -> Any:
     rows(torch.tensor([rank])).sum().backward()
     optimizer.step()
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    mean = checkpoint_contents.mean_optimizer_state(optimizer.state_dict(), torch.device("cpu"))["state"]
+    mean = checkpoint_contents.mean_optimizer_state(optimizer.state_dict(), torch.device("cpu"), FixedWorkers())["state"]
     dist.destroy_process_group()
     sparse = mean[1]["momentum_buffer"]
     return torch.view_as_real(mean[0]["momentum_buffer"]).tolist(), sparse.is_sparse, sparse.to_dense().sum(1).tolist()

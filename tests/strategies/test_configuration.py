@@ -69,6 +69,7 @@ REFUSED: list[tuple[str, Callable[[], Any], str]] = [
     ("work sharing", lambda: ADPSGDStrategy(work_sharing="yes"), "work_sharing='yes'"),
     ("unknown roles", lambda: ADPSGDStrategy(roles="both"), "roles='both'"),
     ("negative rate", lambda: ADPSGDStrategy(exchanges_per_step=-1), "exchanges_per_step=-1 .* at least 0"),
+    ("never pushes", lambda: ADPSGDStrategy(push_every=0), r"push_every=0; it must be an integer >= 1\. .* push_every=4"),
     ("rate that is no number", lambda: ADPSGDStrategy(exchanges_per_step=float("nan")), "exchanges_per_step=nan"),
     ("time that is not positive", lambda: ADPSGDStrategy(exchange_timeout_s=0), "exchange_timeout_s=0 is not a time.* above 0"),
     ("a timeout that is not positive", lambda: DPSGDStrategy(timeout=-60), "timeout=-60 is not a time"),

@@ -60,13 +60,15 @@ def test_the_same_script_runs_under_every_start_method(strategy: str, python: st
     assert ended.left == []
     check(tmp_path, 2)
     if strategy == "adpsgd":
-        check_nothing_is_left_at_the_end(tmp_path, 2)
+        check_nothing_is_left_at_the_end(tmp_path, 2, ended.output)
 
 
-def check_nothing_is_left_at_the_end(folder: Path, workers: int) -> None:
+def check_nothing_is_left_at_the_end(folder: Path, workers: int, output: str) -> None:
     """A thread of Gloo that outlives the interpreter may abort the process."""
     for rank in range(workers):
-        assert json.loads((folder / f"left-{rank}.json").read_text()) == {"group": False, "gloo": []}
+        told = folder / f"left-{rank}.json"
+        assert told.exists(), output
+        assert json.loads(told.read_text()) == {"group": False, "gloo": []}
 
 
 @pytest.mark.parametrize("python", [FORKED, pytest.param(FRESH, marks=pytest.mark.slow)], ids=["forked", "fresh"])
@@ -77,7 +79,7 @@ def test_the_same_script_runs_under_torchrun(python: str | None, tmp_path: Path)
     assert ended.returncode == 0, ended.output
     assert ended.left == []
     check(tmp_path, 2)
-    check_nothing_is_left_at_the_end(tmp_path, 2)
+    check_nothing_is_left_at_the_end(tmp_path, 2, ended.output)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torchmetrics
 from torch import Tensor
 from torchmetrics import Metric
 
+from lightning_gossip.runtime.workers import FixedWorkers
 from lightning_gossip.strategies.fit.metrics import LocalMetrics
 
 
@@ -22,7 +23,7 @@ class Fit:
 
     def __init__(self) -> None:
         self.apart = False
-        self.metrics = LocalMetrics(lambda: not self.apart)
+        self.metrics = LocalMetrics(FixedWorkers(), lambda: not self.apart)
 
     def __enter__(self) -> Fit:
         self.metrics.install()

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from lightning_gossip.runtime.sync_point import SyncPoint
+from lightning_gossip.runtime.workers import FixedWorkers
 from lightning_gossip.strategies.state.averaged_weights import AveragedWeights
 from lightning_gossip.strategies.state.one_model import compare, compare_rest, unite
 from lightning_gossip.strategies.state.shared_tensors import SharedModel, places
@@ -134,7 +135,7 @@ def of_averages(rank: int, sync_point: SyncPoint) -> dict[str, Any]:
 
 
 def script(rank: int) -> dict[str, Any]:
-    sync_point = SyncPoint(torch.device("cpu"))
+    sync_point = SyncPoint(torch.device("cpu"), FixedWorkers())
     return {case.__name__: case(rank, sync_point) for case in (of_a_model, of_parts, of_averages)}
 
 

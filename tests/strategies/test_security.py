@@ -161,4 +161,4 @@ def test_nothing_on_the_exchange_path_can_unpickle(path: Path) -> None:
 
 def test_the_search_for_pickle_finds_it() -> None:
     assert _unpickles((ROOT / "lightning_gossip" / "runtime" / "membership" / "store_operations.py").read_text()) >= {"pickle"}
-    assert _unpickles((ROOT / "lightning_gossip" / "runtime" / "sync_point.py").read_text()) >= {"all_gather_object"}
+    assert _unpickles((ROOT / "lightning_gossip" / "runtime" / "workers.py").read_text()) >= {"all_gather_object"}

@@ -27,6 +27,7 @@ class GossipOptions(TopologyOptions):
         exchanges_per_step: averagings that a worker takes part in per step of its neighbourhood; 0 for none. Default: 1, and
             3/``local_steps`` where these are given.
         wire: how a model is sent; see :mod:`lightning_gossip.algorithm.compression.pairwise`.
+        push_every: steps between two pushes; more than 1 where exchanges are rarer than steps.
         partner_choice: ``"uniform"`` or ``"fast_links"``; see :mod:`lightning_gossip.algorithm.adpsgd.partner_sampler`.
         local_steps: H, own steps of a round, at least 1; None for no rounds, and for 50 with ``outer``.
         outer: what ends a round; see :mod:`lightning_gossip.algorithm.outer`.
@@ -36,6 +37,7 @@ class GossipOptions(TopologyOptions):
 
     roles: Roles = "auto"
     exchanges_per_step: float = None  # type: ignore[assignment]  # a number when this has been made
+    push_every: int = 1
     wire: Wire = "float32"
     partner_choice: PartnerChoice = "uniform"
     local_steps: int | None = None
@@ -61,6 +63,7 @@ class GossipOptions(TopologyOptions):
             raise ConfigurationError(
                 f"dense_share={self.dense_share!r} is not a share of the run in [0, 1). Write for example dense_share=0.05."
             )
+        check_integer("push_every", self.push_every, at_least=1, example=4)
         check_choice("wire", self.wire, get_args(Wire))
         check_choice("partner_choice", self.partner_choice, get_args(PartnerChoice))
 

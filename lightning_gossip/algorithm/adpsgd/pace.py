@@ -58,7 +58,7 @@ class Pace:
         self._not_before_s = 0.0
 
     def start(self, at_s: float) -> None:
-        """An exchange has been started."""
+        """Note the start of an exchange; the next one is due an interval later."""
         self._started_s = at_s
 
     def draw_again(self, at_s: float) -> None:

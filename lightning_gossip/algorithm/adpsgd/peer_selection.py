@@ -32,7 +32,7 @@ class Member(Protocol):
 
     @property
     def spoken(self) -> str:
-        """Its name."""
+        """Name of the worker in log lines."""
 
 
 M = TypeVar("M", bound=Member)
@@ -47,10 +47,10 @@ class Monitor(Protocol[M_contra]):
         """Another number when a worker may have failed."""
 
     def verdict(self, worker: M_contra) -> Verdict:
-        """Whether it is alive."""
+        """State of a worker as the failure detector sees it."""
 
     def connection_lost(self, worker: M_contra) -> None:
-        """It has closed a connection."""
+        """Note that a worker has closed a connection."""
 
 
 class ChangingPeers(Generic[M]):
@@ -113,7 +113,7 @@ class ChangingPeers(Generic[M]):
 
     @property
     def picker(self) -> PartnerPicker:
-        """What draws at present."""
+        """The sampler that draws peers at present."""
         return self._drawn.picker
 
     @property
@@ -123,7 +123,7 @@ class ChangingPeers(Generic[M]):
 
     @property
     def deadline_s(self) -> float:
-        """Of one piece of a model."""
+        """Deadline of one chunk of a model, in seconds."""
         return self._ceiling_s if self._raises else self._patience.deadline_s  # a broken exchange cannot be made once more
 
     @property

@@ -58,7 +58,7 @@ _SYNC_REQUESTS = 8  # kept at most: neighbours are in this session or the next
 
 
 class Phase(Enum):
-    """Of the gossip of one worker."""
+    """Phase of one worker's gossip."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -71,7 +71,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Request:
-    """ "Average with me."
+    """An initiator's request to average with it.
 
     Args:
         session: that the initiator is in.
@@ -89,7 +89,7 @@ class Request:
 
 
 class Verdict(Enum):
-    """Of a responder about a request."""
+    """A responder's decision about a request."""
 
     ACCEPTED = "accepted"  # the exchange begins
     REFUSED = "refused"  # draw again
@@ -98,7 +98,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Answer:
-    """To a request.
+    """A responder's answer to a request.
 
     Args:
         verdict: see there.
@@ -206,7 +206,7 @@ Steps = Generator[Effect, Any, None]
 
 
 class Counts(Protocol):
-    """Where refusals are counted."""
+    """Counter of refused requests."""
 
     refused: int
 

@@ -23,6 +23,8 @@ Departure from the paper: there the averaging is atomic with respect to the grad
 same d, computed from the same two snapshots, so Σ_i y_i changes by local updates only, whatever happens between the
 snapshot and the merge (``tests/algorithm/adpsgd/test_replica.py::test_sum_is_preserved_whatever_happens_in_between``).
 
+Where the copy y ← x takes a while the same rule is :mod:`lightning_gossip.algorithm.adpsgd.delayed_replica`.
+
 Running statistics (BatchNorm) are exponential averages, not sums of gradients: a layer with momentum a replaces b by
 (1 − a)·b + a·batch. Applied to the merged value b + m instead of b this is x + (1 − a)·m, so such a tensor takes over only
 ``retention`` = 1 − a of m per forward pass. With the whole of m a running variance could turn negative.
@@ -30,12 +32,14 @@ Running statistics (BatchNorm) are exponential averages, not sums of gradients: 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_gossip.algorithm.staleness import VersionCounter
 from lightning_gossip.algorithm.tensors.flat import common_dtype, fading, views_like
@@ -43,7 +47,104 @@ from lightning_gossip.algorithm.tensors.flat import common_dtype, fading, views_
 _GROUP_BYTES = 1 << 20  # x and m of a group stay in the L2 cache of a core; flat from 256 kB to 2 MB as measured
 
 
-class Replica:
+class PublishedModel(ABC):
+    """The model of one worker as the others see it, and the merges that its training thread has not taken over.
+
+    ``step``, ``push_pull``, ``settle`` and ``copy_out`` are the training thread's; ``snapshot``, ``merge``, ``exchange_done``
+    and ``replace`` those of the one thread that is in an exchange.
+
+    Args:
+        tensors: x, in the same order on every worker.
+        dtype: of y; default: the type that all tensors promote to, at least float32.
+        push_every: steps between two pushes; between them a step costs nothing, and the others see this model without its
+            last updates. For exchanges that are rarer than steps.
+
+    Attributes:
+        dtype: of y.
+        numel: elements of y.
+        replacements: how often x was replaced by a model that was given to :meth:`replace`.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], *, dtype: torch.dtype | None = None, push_every: int = 1) -> None:
+        self.dtype = dtype if dtype is not None else common_dtype(tensors)
+        self.numel = sum(tensor.numel() for tensor in tensors)
+        self.replacements = 0
+        self._push_every = push_every
+        self._steps = 0  # that are not pushed
+        self._passes = 0  # forward passes of theirs
+
+    def step(self, tensors: Sequence[Tensor], *, forward_passes: int = 1) -> None:
+        """Follow a step of the optimizer: push and pull, or leave both to a later step.
+
+        Args:
+            tensors: x, the same tensors in the same order as at construction; changed in place.
+            forward_passes: how many forward passes in training mode led to this update (gradient accumulation).
+        """
+        self._steps += 1
+        self._passes += forward_passes
+        if self._steps >= self._push_every:
+            self._push_step(tensors)
+
+    def publish(self, tensors: Sequence[Tensor]) -> None:
+        """Push and pull where x was changed by no step; where that would wait, a later step does it.
+
+        Args:
+            tensors: as for :meth:`step`.
+        """
+        self._push_step(tensors)
+
+    def _push_step(self, tensors: Sequence[Tensor]) -> None:
+        self.push_pull(tensors, forward_passes=0)
+
+    @abstractmethod
+    def take_staleness(self) -> list[int]:
+        """The staleness of each :meth:`step` that has come into y since the last call: the exchanges that were merged into y
+        after the pull that the step's gradient was computed at, and before y had the step."""
+
+    @abstractmethod
+    def push_pull(self, tensors: Sequence[Tensor], *, forward_passes: int = 1) -> int:
+        """Publish the local updates and take over the merges: x ← x + m; y ← x; m ← 0.
+
+        Args:
+            tensors, forward_passes: as for :meth:`step`; forward passes of steps that were not pushed are added.
+
+        Returns:
+            The staleness of this update: the number of exchanges merged between the pull of the model that the gradient
+            was computed at and this push.
+        """
+
+    @abstractmethod
+    def snapshot(self, chunk: slice, out: Tensor) -> None:
+        """Copy one chunk of y into ``out``, shape ``(chunk.stop - chunk.start,)``."""
+
+    @abstractmethod
+    def merge(self, chunk: slice, half_difference: Tensor) -> None:
+        """Add d = ½ (s_j − s_i) to one chunk of y and of m."""
+
+    @abstractmethod
+    def exchange_done(self) -> None:
+        """Count one completed exchange as one change of the published model."""
+
+    @abstractmethod
+    def replace(self, model: Tensor) -> None:
+        """Begin anew from another model: y ← model, m ← 0; at the next pull x ← y, and the local update until then is lost.
+
+        For a worker whose own model is of no use any more. It can be averaged with at once.
+
+        Args:
+            model: shape (d,); not the caller's any more.
+        """
+
+    @abstractmethod
+    def settle(self) -> Tensor:
+        """y as one vector to average in place, after a push and while nobody exchanges."""
+
+    @abstractmethod
+    def copy_out(self, tensors: Sequence[Tensor]) -> None:
+        """x ← y, in place, while nobody exchanges."""
+
+
+class Replica(PublishedModel):
     """The published model y of one worker and the merges m that its training thread has not seen yet.
 
     The lock is held for one copy only: of a chunk, or of the model. Memory: two flat vectors of the model's size.
@@ -54,6 +155,7 @@ class Replica:
         retention: per tensor, the share of the merges that one forward pass leaves in place; 1 for everything but
             running statistics. Default: all 1.
         dtype: of the published model; default: the type that all tensors promote to, at least float32.
+        push_every: see :class:`PublishedModel`.
         host_vector: makes a zeroed vector in host memory of a length and type.
         lock: of a driver with threads; none if None. :meth:`settle` and :meth:`copy_out` are for a caller that has the model to
             itself, and do without.
@@ -65,12 +167,12 @@ class Replica:
         *,
         retention: Sequence[float] | None = None,
         dtype: torch.dtype | None = None,
+        push_every: int = 1,
         host_vector: Callable[[int, torch.dtype], Tensor] | None = None,
         lock: AbstractContextManager[Any] | None = None,
     ) -> None:
+        super().__init__(tensors, dtype=dtype, push_every=push_every)
         self._lock = nullcontext() if lock is None else lock
-        self.dtype = dtype if dtype is not None else common_dtype(tensors)
-        self.numel = sum(t.numel() for t in tensors)
         make = host_vector if host_vector is not None else _zeros
         self.published = make(self.numel, self.dtype)
         self.merges = make(self.numel, self.dtype)
@@ -82,7 +184,7 @@ class Replica:
         self._pulled_version = 0
         self._dirty = False
         self._replaced = False  # y is not made of x any more
-        self.replacements = 0  # of x, by a model that it was given
+        self._staleness: list[int] = []
         self._copy_in(tensors)
 
     @property
@@ -90,21 +192,17 @@ class Replica:
         """Number of changes (merged exchanges and pushes) that the published model has seen."""
         return self._changes.version
 
+    @override
+    def take_staleness(self) -> list[int]:
+        taken, self._staleness = self._staleness, []
+        return taken
+
+    @override
     @torch.no_grad()
     def push_pull(self, tensors: Sequence[Tensor], *, forward_passes: int = 1) -> int:
-        """Publish the local update and take over the merges: x ← x + m; y ← x; m ← 0.
-
-        Without merges since the last call this is one copy, y ← x.
-
-        Args:
-            tensors: x, the same tensors in the same order as at construction; changed in place.
-            forward_passes: how many forward passes in training mode led to this update (gradient accumulation).
-
-        Returns:
-            The staleness of this update: the number of exchanges merged between the pull of the model that the
-            gradient was computed at and this push.
-        """
         tensors = list(tensors)
+        passes, self._passes = self._passes + forward_passes, 0
+        steps, self._steps = self._steps, 0
         with self._lock:
             if self._replaced:
                 self.copy_out(tensors)
@@ -113,52 +211,47 @@ class Replica:
                 self.replacements += 1
             elif self._dirty:
                 for place, share in self._fading:
-                    self.merges[place] *= share**forward_passes
+                    self.merges[place] *= share**passes
                 self._take_over_and_copy_in(tensors)
                 self._dirty = False
             else:
                 self._copy_in(tensors)
             staleness = self._changes.staleness(self._pulled_version)
             self._pulled_version = self._changes.changed()
+            self._staleness += [staleness] * steps
             return staleness
 
+    @override
     def snapshot(self, chunk: slice, out: Tensor) -> None:
-        """Copy one chunk of y into ``out``, shape ``(chunk.stop - chunk.start,)``."""
         with self._lock:
-            out.copy_(self.settle()[chunk])
+            out.copy_(self.published[chunk])
 
+    @override
     def merge(self, chunk: slice, half_difference: Tensor) -> None:
-        """Add d = ½ (s_j − s_i) to one chunk of y and of m."""
         with self._lock:
-            self.settle()[chunk] += half_difference
+            self.published[chunk] += half_difference
             self.merges[chunk] += half_difference
             self._dirty = True
 
+    @override
     def settle(self) -> Tensor:
-        """y, when all copies into it have ended."""
         return self.published
 
+    @override
     @torch.no_grad()
     def copy_out(self, tensors: Sequence[Tensor]) -> None:
-        """x ← y, in place."""
         torch._foreach_copy_(list(tensors), self._published_views)
 
+    @override
     def replace(self, model: Tensor) -> None:
-        """Begin anew from another model: y ← model, m ← 0; at the next pull x ← y, and the local update until then is lost.
-
-        For a worker whose own model is of no use any more. It can be averaged with at once.
-
-        Args:
-            model: shape (d,).
-        """
         with self._lock:
-            self.settle().copy_(model)
+            self.published.copy_(model)
             self.merges.zero_()
             self._replaced, self._dirty = True, False
             self._changes.changed()
 
+    @override
     def exchange_done(self) -> None:
-        """Count one completed exchange as one change of the published model."""
         with self._lock:
             self._changes.changed()
 
@@ -189,4 +282,4 @@ def _groups(tensors: Sequence[Tensor]) -> list[tuple[slice, slice]]:
 
 
 def _zeros(numel: int, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(numel, dtype=dtype)
+    return torch.zeros(numel, dtype=dtype, device="cpu")

@@ -64,7 +64,7 @@ class CompressedMean:
         return 2 * self._shard if self._rounds else _QUANTIZER.nbytes(self._shard)
 
     def begin(self, vector: Tensor) -> Tensor:
-        """Q(δ_i).
+        """Quantize this worker's change with its residual: Q(δ_i).
 
         Args:
             vector: w_i, shape (d,).
@@ -80,7 +80,7 @@ class CompressedMean:
         return payloads
 
     def reduce(self, payloads: Tensor) -> Tensor:
-        """Q(μ_j) of this worker's shard.
+        """Average this worker's shard and quantize the mean: Q(μ_j).
 
         Args:
             payloads: everybody's for this shard, shape (n, payload_bytes).
@@ -97,7 +97,7 @@ class CompressedMean:
         return result
 
     def end(self, payloads: Tensor) -> Tensor:
-        """w̄.
+        """Assemble the mean w̄ of all shards.
 
         Args:
             payloads: Q(μ) of all shards, in the order of their owners, shape (n, payload_bytes).

@@ -49,7 +49,7 @@ _NOT_FINITE = -(2**31)
 
 
 class ModularCode:
-    """A :class:`~lightning_gossip.algorithm.compression.pairwise.Codec`.
+    """Modular quantization of a model for one partner; a codec as in :mod:`lightning_gossip.algorithm.compression.pairwise`.
 
     Args:
         model: shape (d,), float32 or float64: what the ranges begin from.
@@ -65,7 +65,7 @@ class ModularCode:
     def __init__(self, model: Tensor, bits: Literal[8, 16]) -> None:
         self.left_out = 0
         buckets = torch.split(model, BUCKET) if model.numel() else ()
-        peaks = torch.tensor([float(bucket.abs().max()) for bucket in buckets]).nan_to_num_(0.0, 0.0, 0.0)
+        peaks = torch.tensor([float(bucket.abs().max()) for bucket in buckets], device="cpu").nan_to_num_(0.0, 0.0, 0.0)
         typical = float(model.square().mean().sqrt()) if model.numel() else 0.0  # for a bucket of zeros
         first = peaks.clamp(min=typical if typical < torch.inf else 0.0) * _FIRST_RANGE
         self._ranges = first.clamp_(_SMALLEST_RANGE, _LARGEST_RANGE)
@@ -176,7 +176,7 @@ def _blocks(chunk: slice) -> Iterator[tuple[_Buckets, slice, int]]:
         )
 
 
-_WEIGHTS = torch.tensor([zlib.crc32(e.to_bytes(2, "little")) | 1 for e in range(BUCKET)]).to(torch.int32)
+_WEIGHTS = torch.tensor([zlib.crc32(e.to_bytes(2, "little")) | 1 for e in range(BUCKET)], device="cpu").to(torch.int32)
 
 
 def _weighed(q: Tensor) -> Tensor:

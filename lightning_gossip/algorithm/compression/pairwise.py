@@ -78,7 +78,7 @@ class Codec(Protocol):
 
 
 class Plain(Codec):
-    """Sends elements as they are.
+    """Codec that sends elements as they are.
 
     Args:
         dtype: of the model.
@@ -107,7 +107,7 @@ class Plain(Codec):
 
     @override
     def encode(self, chunk: slice, payload: Tensor) -> None:
-        """The copy is the payload."""
+        """Nothing to do: the copy of the chunk is the payload."""
 
     @override
     def half_difference(self, chunk: slice, mine: Tensor, theirs: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ class Rounded(Plain):
 
     def __init__(self, dtype: torch.dtype, sent: torch.dtype) -> None:
         super().__init__(sent)
-        self._copy, self._difference = torch.empty(0, dtype=dtype), torch.empty(0, dtype=dtype)
+        self._copy, self._difference = torch.empty(0, dtype=dtype, device="cpu"), torch.empty(0, dtype=dtype, device="cpu")
 
     @override
     def room(self, payload: Tensor, length: int) -> Tensor:
@@ -164,7 +164,7 @@ def exchange_bytes(wire: Wire, numel: int, dtype: torch.dtype = torch.float32) -
 
 
 def make_codec(wire: Wire, model: Tensor) -> Codec:
-    """The codec of a name.
+    """Make the codec of a name.
 
     Args:
         wire: the name, the same on all workers.

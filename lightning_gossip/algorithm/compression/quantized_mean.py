@@ -38,12 +38,12 @@ class Said:
     statuses: tuple[Status, ...]
 
     def any(self, status: Status) -> bool:
-        """Whether somebody says so."""
+        """Whether any worker says yes."""
         return any(theirs & status for theirs in self.statuses)
 
     @property
     def ended(self) -> bool:
-        """Whether nobody makes steps any more."""
+        """Whether no worker makes steps any more."""
         return all(theirs & Status.ARRIVED for theirs in self.statuses)
 
     @property
@@ -111,5 +111,5 @@ class QuantizedMean:
 
 
 def message_bytes(quantizer: Quantizer, numel: int) -> int:
-    """Of one worker's message about so many elements."""
+    """Bytes of one worker's message about so many elements."""
     return quantizer.nbytes(numel) + 1

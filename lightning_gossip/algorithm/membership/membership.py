@@ -51,7 +51,7 @@ class Outcome(NamedTuple):
 
 
 class MakeGroup(NamedTuple):
-    """The result is the Outcome.
+    """Effect: make the default process group. The result is the Outcome.
 
     Args:
         keys: prefix of the keys that the workers find each other by.
@@ -65,25 +65,25 @@ class MakeGroup(NamedTuple):
 
 
 class DropGroup(NamedTuple):
-    """No result."""
+    """Effect: destroy the default process group. No result."""
 
 
 class Run(NamedTuple):
-    """The result is the Outcome."""
+    """Effect: run the collectives of an attempt. The result is the Outcome."""
 
 
 class TellChange(NamedTuple):
-    """No result."""
+    """Effect: tell this worker's listeners that members or groups have changed. No result."""
 
 
 class DeleteBelow(NamedTuple):
-    """No result."""
+    """Effect: delete the keys below a prefix. No result."""
 
     prefix: str
 
 
 class AdoptUse(NamedTuple):
-    """No result."""
+    """Effect: take over the others' number of the use of a Trainer. No result."""
 
     use: int
 

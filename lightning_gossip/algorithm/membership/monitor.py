@@ -195,7 +195,7 @@ class Monitor:
         return self._all_failed | self.news.failed
 
     def has_failed(self, worker: WorkerId) -> bool:
-        """Whether a worker's failure is news."""
+        """Whether the news say that a worker has failed."""
         return worker in self.news.failed
 
     @property

@@ -33,7 +33,7 @@ class Aborted(NamedTuple):
 
 @dataclass(frozen=True)
 class News:
-    """What has become known so far.
+    """What the members know of failures, aborts and join requests.
 
     Args:
         number: of changes; later news have a larger one.
@@ -54,7 +54,7 @@ class News:
         return next((told for told in self.aborted if told.use == use), None)
 
     def with_abort(self, told: Aborted) -> tuple[Aborted, ...]:
-        """The aborts with one more.
+        """The aborts with one more worker's.
 
         Unless its use was ended by another one before, or is long over, or whoever says so is no member any more: it has failed
         for the others. If it fails afterwards its word stays.

@@ -23,7 +23,7 @@ class WorkerId(NamedTuple):
 
     @property
     def spoken(self) -> str:
-        """The name for people.
+        """Name of the worker in log lines.
 
         >>> WorkerId(0, 1).spoken, WorkerId(0, 2).spoken
         ('rank 0', 'rank 0 (second start)')
@@ -66,7 +66,7 @@ def _follows(worker: WorkerId, before: WorkerId) -> bool:
 
 
 def workers_of(spans: Sequence[Span]) -> tuple[WorkerId, ...]:
-    """What :func:`spans_of` has written.
+    """The workers of spans that :func:`spans_of` has written.
 
     >>> workers_of([Span(0, 2, 1), Span(3, 1, 2)]) == (WorkerId(0, 1), WorkerId(1, 1), WorkerId(3, 2))
     True

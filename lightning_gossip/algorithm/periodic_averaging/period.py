@@ -91,7 +91,7 @@ class PeriodController(ABC):
 
     @property
     def needs_progress(self) -> bool:
-        """Whether it must know the share of the run that is done."""
+        """Whether the controller must know the share of the run that is done."""
         return False
 
     @property

@@ -123,7 +123,7 @@ class AveragingOptions(Options):
 
     @property
     def controller(self) -> PeriodController:
-        """Of the averagings."""
+        """The controller of the averagings."""
         assert isinstance(self.period, PeriodController)
         if self.fragments == 1 or not isinstance(self.period, ConstantPeriod):
             return self.period

@@ -52,7 +52,7 @@ class FlatModel:
         room: int = 0,
     ) -> None:
         numel = sum(tensor.numel() for tensor in tensors) + room
-        self.flat = torch.zeros(numel, dtype=dtype if dtype is not None else common_dtype(tensors), device=device)
+        self.flat = torch.zeros(numel, dtype=dtype if dtype is not None else common_dtype(tensors), device=device or "cpu")
         self._views = views_like(self.flat, tensors)
 
     @torch.no_grad()

@@ -230,7 +230,7 @@ def consensus_distance(stacked: torch.Tensor | npt.ArrayLike) -> float:
     >>> consensus_distance(np.array([[0.0, 0.0], [2.0, 0.0]]))
     1.0
     """
-    models = stacked.detach() if isinstance(stacked, torch.Tensor) else torch.as_tensor(np.asarray(stacked))
+    models = stacked.detach() if isinstance(stacked, torch.Tensor) else torch.as_tensor(np.asarray(stacked), device="cpu")
     if models.dim() != 2 or models.shape[0] == 0 or models.is_complex():
         raise ConfigurationError(
             f"got models of shape {tuple(models.shape)} and {models.dtype}; one real, flat model a row is needed, "

@@ -15,7 +15,7 @@ TopologySpec = str | Topology | Iterable[tuple[int, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class TopologyOptions(Options):
-    """Of an algorithm on a graph.
+    """Options of an algorithm on a graph.
 
     Args:
         topology: who averages with whom: a name, a topology, or the edges.

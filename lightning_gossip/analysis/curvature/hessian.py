@@ -146,14 +146,16 @@ class Hessian:
         if thorough:
             _refuse_silent_zeros(*(gradient.grad_fn for gradient, _ in curved))
         if not curved:
-            return torch.zeros(self.size, dtype=torch.float64)
+            return torch.zeros(self.size, dtype=torch.float64, device="cpu")
         with _explained():
             rows = torch.autograd.grad(
                 [gradient for gradient, _ in curved], self._parameters, [v for _, v in curved], allow_unused=True
             )
         return torch.cat(
             [
-                torch.zeros(p.numel(), dtype=torch.float64) if row is None else row.detach().reshape(-1).cpu().double()
+                torch.zeros(p.numel(), dtype=torch.float64, device="cpu")
+                if row is None
+                else row.detach().reshape(-1).cpu().double()
                 for row, p in zip(rows, self._parameters, strict=True)
             ]
         )

@@ -1,136 +1,149 @@
-"""The published model of a worker whose parameters are on a GPU: y and m in pinned host memory, copies on a side stream.
+"""The published model of a worker whose parameters are on a GPU: vectors in pinned host memory, copies on a side stream.
 
-The training thread enqueues copies and returns; it waits for the device only if it is more than one step ahead of it. Three
-orders matter, and each is one event:
-- the side stream reads the staging buffer after the training stream has filled it (``staged``);
-- the host reads or changes y after the copy from the staging buffer has ended (``published``);
-- the host clears a buffer of merges after the device has read it (``uploaded``, one for each of the two buffers).
+The training thread enqueues copies and returns. What is published when, and from what, is
+:mod:`lightning_gossip.algorithm.adpsgd.delayed_replica`; here is one staging buffer on the device and who may use it when:
 
-Not yet run on a GPU: the tests drive the bookkeeping on the CPU, where every copy is over when it returns.
+| stream | work | follows |
+|---|---|---|
+| side | staging ← m from the host | its own last copy, and the training stream's last use of the staging buffer |
+| training | x += staging ; staging ← x | that copy |
+| side | host ← staging | the training stream's copy |
+
+So a host that runs ahead of the device has both copies made while the device computes. Each arrow is one event. Parameters stay
+where they are, so a CUDA graph that was captured with them sees each change at its next replay; in the middle of a capture a
+step boundary is refused.
+
+Not yet run on a GPU: the tests run it on ``benchmarks/emulated_device.py``, whose streams are threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from threading import Lock
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.adpsgd.delayed_replica import Copies, DelayedReplica
+from lightning_gossip.algorithm.adpsgd.merges import Merges
+from lightning_gossip.algorithm.adpsgd.replica import PublishedModel, Replica
 from lightning_gossip.algorithm.tensors.flat import common_dtype, views_like
+from lightning_gossip.runtime.adpsgd.streams import CudaStreams, Event, Streams
+
+_LARGE_BYTES = 1 << 30
 
 
-class Event(Protocol):
-    """A point in a stream's work."""
+class StagedCopies(Copies):
+    """Copies between tensors on a device and pinned host memory.
 
-    def record(self) -> None:
-        """Mark the end of what the current stream has been given."""
-
-    def synchronize(self) -> None:
-        """Block the host until the marked work is done."""
-
-    def wait(self) -> None:
-        """Let the current stream's further work follow the marked work."""
-
-
-class Streams(Protocol):
-    """A device's side stream and events."""
-
-    def event(self) -> Event:
-        """A new event, as if done."""
-
-    def side(self) -> AbstractContextManager[object]:
-        """Make the side stream the current one."""
-
-    def pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """A zeroed host vector that the device copies to and from without waiting."""
-
-
-class CudaStreams(Streams):
-    """The side stream and events of one CUDA device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    @override
-    def event(self) -> Event:
-        return torch.cuda.Event()  # type: ignore[no-untyped-call]
-
-    @override
-    def side(self) -> AbstractContextManager[object]:
-        return torch.cuda.stream(self._stream)
-
-    @override
-    def pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
-        return torch.zeros(numel, dtype=dtype, pin_memory=True)
-
-
-class StagedReplica(Replica):
-    """A :class:`~lightning_gossip.algorithm.adpsgd.replica.Replica` of tensors on a device.
-
-    Memory: one flat vector of the model's size on the device, three pinned ones on the host.
+    Memory: one flat vector of the model's size on the device, beside those on the host.
 
     Args:
-        tensors, retention, lock: as for a replica.
-        streams: of the tensors' device.
+        tensors: x.
+        streams: of their device.
+        dtype: of the vectors; default: the type that all tensors promote to, at least float32.
     """
 
-    def __init__(
-        self, tensors: Sequence[Tensor], *, retention: Sequence[float] | None = None, streams: Streams, lock: Lock | None = None
-    ) -> None:
-        dtype = common_dtype(tensors)
-        numel = sum(tensor.numel() for tensor in tensors)
+    def __init__(self, tensors: Sequence[Tensor], streams: Streams, *, dtype: torch.dtype | None = None) -> None:
         self._streams = streams
-        self._staging = torch.empty(numel, dtype=dtype, device=tensors[0].device)
-        self._staging_views = views_like(self._staging, tensors)
-        self._staged, self._published_event = streams.event(), streams.event()
-        self._uploaded, self._spare_uploaded = streams.event(), streams.event()
-        super().__init__(tensors, retention=retention, dtype=dtype, host_vector=streams.pinned, lock=lock)
-        self._spare_merges = streams.pinned(numel, dtype)
+        self._dtype = dtype if dtype is not None else common_dtype(tensors)
+        self._numel = sum(tensor.numel() for tensor in tensors)
+        self._staging = streams.vector(self._numel, self._dtype)
+        self._views = views_like(self._staging, tensors)
+        self._trained = streams.event()  # the training stream's last use of the staging buffer
+        self._copied: Event = streams.event()  # the side stream's
 
     @override
-    def settle(self) -> Tensor:
-        self._published_event.synchronize()
-        return self.published
-
-    @override
-    @torch.no_grad()
-    def copy_out(self, tensors: Sequence[Tensor]) -> None:
-        self._published_event.wait()  # the side stream may still read the staging buffer
-        self._staging.copy_(self.published, non_blocking=True)
-        torch._foreach_copy_(list(tensors), self._staging_views)
-        self._published_event.record()  # and the host may change y only when it has been read
-
-    @override
-    def _take_over_and_copy_in(self, tensors: Sequence[Tensor]) -> None:
-        self._published_event.wait()  # the side stream may still read the staging buffer
-        self._staging.copy_(self.merges, non_blocking=True)
-        self._uploaded.record()
-        torch._foreach_add_(list(tensors), self._staging_views)
-        self.merges, self._spare_merges = self._spare_merges, self.merges
-        self._uploaded, self._spare_uploaded = self._spare_uploaded, self._uploaded
-        self._uploaded.synchronize()  # read by the device a step ago or more
-        self.merges.zero_()
-        self._copy_in(tensors)
+    def vectors(self, count: int) -> list[Tensor]:
+        return self._streams.pinned(count, self._numel, self._dtype)
 
     @override
     @torch.no_grad()
-    def _copy_in(self, tensors: Sequence[Tensor]) -> None:
-        self._published_event.wait()  # the side stream may still read the staging buffer
-        torch._foreach_copy_(self._staging_views, list(tensors))
-        self._staged.record()
+    def add(self, tensors: Sequence[Tensor], merges: Merges, faded: Sequence[tuple[slice, float]]) -> None:
         with self._streams.side():
-            self._staged.wait()
-            self.published.copy_(self._staging, non_blocking=True)
-            self._published_event.record()
+            self._trained.wait()
+            if merges.places != [slice(0, self._numel)]:
+                self._staging.zero_()
+            for place in merges.places:
+                self._staging[place].copy_(merges.vector[place], non_blocking=True)
+            if faded:
+                torch._foreach_mul_([self._staging[place] for place, _ in faded], [factor for _, factor in faded])
+            self._copied = self._recorded()
+        self._copied.wait()
+        torch._foreach_add_(list(tensors), self._views)
+        self._trained.record()
+
+    @override
+    @torch.no_grad()
+    def write(self, tensors: Sequence[Tensor], model: Tensor) -> Event:
+        with self._streams.side():
+            self._trained.wait()
+            self._staging.copy_(model, non_blocking=True)
+            self._copied = self._recorded()
+        self._copied.wait()
+        torch._foreach_copy_(list(tensors), self._views)
+        self._trained.record()
+        return self._copied
+
+    @override
+    @torch.no_grad()
+    def read(self, tensors: Sequence[Tensor], into: Tensor) -> Event:
+        self._copied.wait()
+        torch._foreach_copy_(self._views, list(tensors))
+        self._trained.record()
+        with self._streams.side():
+            self._trained.wait()
+            into.copy_(self._staging, non_blocking=True)
+            self._copied = self._recorded()
+        return self._copied
+
+    def _recorded(self) -> Event:
+        event = self._streams.event()
+        event.record()
+        return event
 
 
-def replica_of(tensors: Sequence[Tensor], *, retention: Sequence[float] | None = None) -> Replica:
-    """A replica of tensors wherever they are, for several threads."""
+def replica_of(tensors: Sequence[Tensor], *, retention: Sequence[float] | None = None, push_every: int = 1) -> PublishedModel:
+    """A published model of tensors wherever they are, for several threads.
+
+    Args:
+        tensors, retention, push_every: as for :class:`~lightning_gossip.algorithm.adpsgd.replica.Replica`.
+    """
     if tensors and tensors[0].is_cuda:
-        return StagedReplica(tensors, retention=retention, streams=CudaStreams(tensors[0].device), lock=Lock())
-    return Replica(tensors, retention=retention, lock=Lock())
+        return staged_replica(
+            tensors,
+            StagedCopies(tensors, CudaStreams(tensors[0].device)),
+            retention=retention,
+            push_every=push_every,
+        )
+    return Replica(tensors, retention=retention, push_every=push_every, lock=Lock())
+
+
+def staged_replica(
+    tensors: Sequence[Tensor],
+    copies: StagedCopies,
+    *,
+    retention: Sequence[float] | None = None,
+    push_every: int = 1,
+) -> DelayedReplica:
+    """A published model whose pushes arrive later, for several threads.
+
+    Two pushes may be under way, of a model of more than 1 GiB one: each costs two vectors of its size in pinned memory, and a
+    large model has steps so long that the host is hardly ahead.
+
+    Args:
+        tensors, retention, push_every: as for :func:`replica_of`.
+        copies: for these tensors.
+    """
+    dtype = common_dtype(tensors)
+    nbytes = sum(tensor.numel() for tensor in tensors) * dtype.itemsize
+    return DelayedReplica(
+        tensors,
+        copies=copies,
+        retention=retention,
+        dtype=dtype,
+        push_every=push_every,
+        ahead=1 if nbytes > _LARGE_BYTES else 2,
+        lock=Lock(),
+    )

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.adpsgd.replica import PublishedModel
 from lightning_gossip.algorithm.compression.pairwise import Codec, Plain
 from lightning_gossip.algorithm.tensors.finite import all_finite
 from lightning_gossip.algorithm.tensors.flat import chunk_slices
@@ -26,7 +26,7 @@ from lightning_gossip.transport.base import Pending, Transport
 
 @dataclass
 class Outcome:
-    """What came of an exchange.
+    """Result of one exchange.
 
     Args:
         bytes_sent: and as many received; without the headers of messages and packets.
@@ -69,7 +69,7 @@ class Exchanger:
         self._refuses = refuse_nonfinite
         self._buffers: list[tuple[Tensor, Tensor]] = []
 
-    def run(self, peer: int, model: Replica, codec: Codec | None = None) -> Outcome:
+    def run(self, peer: int, model: PublishedModel, codec: Codec | None = None) -> Outcome:
         """Average with a peer that runs the same at the same time.
 
         Args:
@@ -94,7 +94,7 @@ class Exchanger:
         outcome.bytes_sent = self._greet(peer, code) + self._stream(peer, model, code, merge)
         return outcome
 
-    def give(self, peer: int, model: Replica) -> Outcome:
+    def give(self, peer: int, model: PublishedModel) -> Outcome:
         """Give the model to a peer that takes it, and ignore what it sends.
 
         Raises:
@@ -102,7 +102,7 @@ class Exchanger:
         """
         return Outcome(self._stream(peer, model, Plain(model.dtype), lambda chunk, mine, theirs: None))
 
-    def take(self, peer: int, model: Replica, into: Tensor) -> Outcome:
+    def take(self, peer: int, model: PublishedModel, into: Tensor) -> Outcome:
         """Take the model of a peer that gives it.
 
         Args:
@@ -136,7 +136,7 @@ class Exchanger:
         codec.agree(theirs)
         return mine.nbytes
 
-    def _stream(self, peer: int, model: Replica, codec: Codec, arrived: _Arrived) -> int:
+    def _stream(self, peer: int, model: PublishedModel, codec: Codec, arrived: _Arrived) -> int:
         """Swap all chunks; returns the bytes sent."""
         granules = max(1, self._chunk_bytes // (model.dtype.itemsize * codec.granule))
         chunks = chunk_slices(model.numel, granules * codec.granule)
@@ -169,7 +169,10 @@ class Exchanger:
         size, dtype = codec.payload_numel(length), codec.payload_dtype
         if self._buffers and self._buffers[0][0].numel() >= size and self._buffers[0][0].dtype == dtype:
             return
-        self._buffers = [(torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype)) for _ in range(self._depth)]
+        self._buffers = [
+            (torch.empty(size, dtype=dtype, device="cpu"), torch.empty(size, dtype=dtype, device="cpu"))
+            for _ in range(self._depth)
+        ]
 
 
 class _Arrived(Protocol):

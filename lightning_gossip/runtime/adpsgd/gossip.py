@@ -43,7 +43,7 @@ from lightning_gossip.algorithm.adpsgd.protocol import (
     Verdict,
     Wait,
 )
-from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.adpsgd.replica import PublishedModel
 from lightning_gossip.algorithm.compression.pairwise import Codec, Wire, make_codec
 from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.adpsgd.exchange import Exchanger
@@ -52,6 +52,7 @@ from lightning_gossip.runtime.adpsgd.nonfinite_guard import GossipCounters, Heal
 from lightning_gossip.runtime.clock import Deadline, Timeline, now_s
 from lightning_gossip.transport.base import Transport
 from lightning_gossip.transport.messages import Kind, Message
+from lightning_gossip.transport.threads import new_thread
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class Gossip:
         )
         self._health = Health(transport.rank, self._exchanger, on_nonfinite=on_nonfinite, counters=self.counters)
         self._wire = wire
-        self._replica: Replica | None = None
+        self._replica: PublishedModel | None = None
         self._codec: Codec | None = None
         self._protocol = GossipProtocol(
             transport.rank,
@@ -119,11 +120,11 @@ class Gossip:
             ("gossip-initiator", lambda: self._run(self._protocol.initiate())),
         ]
         for name, target in targets:
-            thread = threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True)
+            thread = new_thread(name, self._guarded, target)
             thread.start()
             self._threads.append(thread)
 
-    def open(self, replica: Replica, *, session: int, layout: int) -> None:
+    def open(self, replica: PublishedModel, *, session: int, layout: int) -> None:
         """Begin a session: the replica has just been published, and may be averaged from now on.
 
         Args:
@@ -132,15 +133,16 @@ class Gossip:
             layout: fingerprint of what the replica holds; must be equal on all workers.
         """
         self.raise_failure()
+        published = replica.settle()  # what was pushed last has arrived
         if self._codec is None or replica is not self._replica:
-            self._codec = make_codec(self._wire, replica.settle())
+            self._codec = make_codec(self._wire, published)
         with self._lock:
             self._replica = replica
             self._protocol.open(session, layout)
             self._wake()
 
     def step(self, tensors: Sequence[Tensor], *, step_s: float | None, forward_passes: int = 1) -> None:
-        """Push the local update and pull the merges; never waits for the network.
+        """Push the local update and pull the merges, or leave it to a later step; waits neither for the network nor a device.
 
         Args:
             tensors: the training thread's x, changed in place.
@@ -151,13 +153,14 @@ class Gossip:
             Exception: whatever ended a gossip thread.
         """
         self.raise_failure()
-        staleness = self._open_replica().push_pull(tensors, forward_passes=forward_passes)
-        self.counters.staleness.record(staleness)
+        replica = self._open_replica()
+        replica.step(tensors, forward_passes=forward_passes)
+        self._record_staleness(replica)
         with self._lock:
             self._protocol.stepped(step_s)
             self._wake()
 
-    def drain(self, tensors: Sequence[Tensor]) -> Replica:
+    def drain(self, tensors: Sequence[Tensor]) -> PublishedModel:
         """End the session: no new exchange, the one under way ends, and x takes over the last merges.
 
         Call it when every worker has arrived at the synchronisation point; until then the gossip goes on.
@@ -174,6 +177,8 @@ class Gossip:
         replica = self._open_replica()
         # no forward pass since the last pull: running statistics take over all of the merges
         replica.push_pull(tensors, forward_passes=0)
+        replica.settle()
+        self._record_staleness(replica)
         return replica
 
     def request_sync(self) -> None:
@@ -275,7 +280,7 @@ class Gossip:
             self._waiting.remove((wait, woken))
 
     def _wake(self) -> None:
-        """Those whose wait an event or an effect has ended; under the lock."""
+        """Wake the threads whose wait an event or an effect has ended; under the lock."""
         for wait, woken in self._waiting:
             if wait.ready():
                 woken.notify()
@@ -343,7 +348,11 @@ class Gossip:
             self._transport.refuse(peer, f"{message.kind.name} is not for a gossip listener")
         return message.kind is not Kind.STOP
 
-    def _open_replica(self) -> Replica:
+    def _record_staleness(self, replica: PublishedModel) -> None:
+        for staleness in replica.take_staleness():
+            self.counters.staleness.record(staleness)
+
+    def _open_replica(self) -> PublishedModel:
         if self._replica is None:
             raise ProtocolError("No session has been opened yet.")
         return self._replica

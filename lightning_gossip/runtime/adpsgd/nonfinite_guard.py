@@ -19,7 +19,7 @@ from typing import Literal
 
 import torch
 
-from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.adpsgd.replica import PublishedModel
 from lightning_gossip.algorithm.compression.pairwise import Codec
 from lightning_gossip.algorithm.staleness import StalenessHistogram
 from lightning_gossip.errors import NonFiniteError
@@ -70,7 +70,7 @@ class Health:
         self._on_nonfinite = on_nonfinite
         self._counters = counters
 
-    def exchange(self, peer: int, replica: Replica, codec: Codec | None = None, *, gives: bool) -> Outcome:
+    def exchange(self, peer: int, replica: PublishedModel, codec: Codec | None = None, *, gives: bool) -> Outcome:
         """Average with a peer, give it this worker's model, or take its.
 
         Args:
@@ -103,8 +103,8 @@ class Health:
             self.adopts = True
         return outcome
 
-    def _adopt(self, peer: int, replica: Replica) -> Outcome:
-        taken = torch.empty(replica.numel, dtype=replica.dtype)
+    def _adopt(self, peer: int, replica: PublishedModel) -> Outcome:
+        taken = torch.empty(replica.numel, dtype=replica.dtype, device="cpu")
         outcome = self._exchanger.take(peer, replica, taken)
         if not outcome.refused:
             replica.replace(taken)

@@ -22,7 +22,7 @@ _DROPPED, _REFUSED = -1, -2  # in place of a staleness
 
 @dataclass(frozen=True)
 class Update:
-    """What a worker pushes.
+    """An update that a worker pushes to the server.
 
     Args:
         vector: shape (d,).

@@ -33,6 +33,7 @@ from lightning_gossip.runtime.apsgd.client import ServerLink, Update, layout_err
 from lightning_gossip.runtime.clock import Deadline
 from lightning_gossip.transport.base import Transport
 from lightning_gossip.transport.messages import Kind, Message
+from lightning_gossip.transport.threads import new_thread
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class Server(ServerLink):
         self._threads += [self._thread(f"gossip-server-{peer}", partial(self._serve, peer)) for peer in peers]
 
     def start(self) -> None:
-        """Begin to serve."""
+        """Start the threads that serve the workers."""
         for thread in self._threads:
             thread.start()
 
@@ -221,7 +222,7 @@ class Server(ServerLink):
                         self._failure = self._failure or error
                     self._condition.notify_all()
 
-        return threading.Thread(target=guarded, name=name, daemon=True)
+        return new_thread(name, guarded)
 
     def _listen(self) -> None:
         while True:
@@ -253,7 +254,7 @@ class Server(ServerLink):
         return None
 
     def _serve(self, peer: int) -> None:
-        received, model = torch.empty(0), torch.empty(0)
+        received, model = torch.empty(0, device="cpu"), torch.empty(0, device="cpu")
         while (message := self._inboxes[peer].get()).kind is not Kind.STOP:
             if message.kind not in (Kind.PULL, Kind.LEAVE):
                 raise ProtocolError(f"Rank {peer} sent {message.kind.name} to the parameter server.")

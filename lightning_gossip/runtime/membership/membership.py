@@ -10,11 +10,12 @@ import logging
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
+from typing_extensions import override
 
 from lightning_gossip.algorithm.membership import membership as protocol
 from lightning_gossip.algorithm.membership.store import Steps
@@ -26,6 +27,7 @@ from lightning_gossip.runtime.membership.collective_errors import may_pass
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
 from lightning_gossip.runtime.membership.store_operations import StoreOperations, drive
 from lightning_gossip.runtime.store_client import delete_below, store_lost
+from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.transport.endpoint import Endpoint, unreachable
 from lightning_gossip.transport.gloo_group import set_timeout
 
@@ -33,7 +35,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Membership:
+class Membership(Workers):
     """The members of the job as one worker knows them; the same on all members after each round.
 
     Every member calls the same methods in the same order from its training thread. A member that fails is absent in the round
@@ -114,6 +116,7 @@ class Membership:
         return self._protocol.generation
 
     @property
+    @override
     def excluded(self) -> list[WorkerId]:
         """Workers that were excluded, in that order."""
         return self._protocol.excluded
@@ -141,6 +144,7 @@ class Membership:
 
     # -- rounds and attempts -----------------------------------------------------------------------------------------
 
+    @override
     def gather(self, mine: Any, kind: str = "values") -> list[Any]:
         """The values of all members that take part, in the order of their ranks (after the call, if somebody was excluded).
 
@@ -154,15 +158,18 @@ class Membership:
         """
         return self._perform(self._protocol.gather(mine, kind))
 
+    @override
     def gather_for(self, rank: int, mine: Any, kind: str = "values") -> list[Any]:
         """As :meth:`gather`, for one rank only, which alone reads the values; the others get an empty list."""
         return self._perform(self._protocol.gather_for(rank, mine, kind))
 
+    @override
     def broadcast(self, value: T, source: int = 0) -> T:
         """The value of one rank; that of the first member left, if that one has failed."""
         sent: T = self._perform(self._protocol.broadcast(value, source))
         return sent
 
+    @override
     def attempt(self, collective: Callable[[], T]) -> T:
         """Run collectives on the default group, of workers that have met, until they have worked for all that are left.
 
@@ -180,6 +187,7 @@ class Membership:
         """
         return self.attempt_and_tell(collective, lambda: None)[0]
 
+    @override
     def attempt_and_tell(self, collective: Callable[[], T], tell: Callable[[], Any]) -> tuple[T, list[Any]]:
         """As :meth:`attempt`, and gather what each member tells when it has worked, in the same round.
 
@@ -206,6 +214,10 @@ class Membership:
 
         told = self._perform(self._protocol.attempt(), {protocol.Run: run})
         return result, told  # type: ignore[return-value]
+
+    @override
+    def answering(self, phase: str) -> AbstractContextManager[None]:
+        return nullcontext()  # an attempt looks at torch's own error
 
     @contextmanager
     def _hurrying(self) -> Iterator[None]:
@@ -416,22 +428,15 @@ def _first_line(error: BaseException) -> str:
 class _Process:
     """What belongs to this process, as its default group does."""
 
-    current: Membership | None = None
     kept: Membership | None = None  # between two Trainers, whose strategies need not be the same
 
 
-def current() -> Membership | None:
-    """The membership behind this process's default group; None while no strategy survives failures."""
-    return _Process.current
-
-
 def kept(prefix: str) -> Membership | None:
-    """The last one, if it is of the job whose keys have this prefix."""
+    """The last membership of this process, if it is of the job whose keys have this prefix."""
     last = _Process.kept
     return last if last is not None and last.prefix == prefix else None
 
 
-def set_current(membership: Membership | None) -> None:
-    """Set it; None at the end of a Trainer's work."""
-    _Process.current = membership
-    _Process.kept = membership or _Process.kept
+def keep(membership: Membership) -> None:
+    """Keep a membership for the next Trainer of this process."""
+    _Process.kept = membership

@@ -25,6 +25,7 @@ from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.membership.local_processes import identity
 from lightning_gossip.runtime.membership.store_operations import StoreOperations, drive
 from lightning_gossip.runtime.store_client import another, store_lost
+from lightning_gossip.transport.threads import new_thread
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -80,7 +81,7 @@ class HeartbeatMonitor:
             self._stopped = False
         if self._thread is None:
             self._drive(self.protocol.send())
-            self._thread = threading.Thread(target=self._run, name="gossip-monitor", daemon=True)
+            self._thread = new_thread("gossip-monitor", self._run)
             self._thread.start()
 
     def rest(self, timeout_s: float = 10.0) -> None:

@@ -24,7 +24,7 @@ class PendingMean(Protocol):
 
 
 class ExactMean:
-    """By an all-reduce.
+    """The exact mean, by an all-reduce.
 
     Args:
         collectives: of all workers.

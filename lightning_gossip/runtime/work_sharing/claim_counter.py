@@ -23,7 +23,7 @@ class Store(Protocol):
         """Add to a counter that starts at 0; returns its new value."""
 
     def set(self, key: str, value: bytes | str, /) -> None:
-        """Set a value."""
+        """Set the value of a key."""
 
     def check(self, keys: list[str], /) -> bool:
         """Whether all of the keys are set."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
 from lightning_gossip.runtime.work_sharing.claim_counter import EpochQueue
+from lightning_gossip.transport.threads import new_thread
 
 _WORTH_A_WAIT = 0.01  # of a step: a claim that takes longer is made ahead
 _RECENT = 8  # claims that tell how long the next one will take
@@ -91,9 +91,7 @@ class _Claim:
         self.took_s = 0.0
         self._position: int | None = None
         self._error: BaseException | None = None
-        self._thread = threading.Thread(
-            target=self._run, args=(queue, step_s, queue.ledger.held, clock), name="gossip-claim", daemon=True
-        )
+        self._thread = new_thread("gossip-claim", self._run, queue, step_s, queue.ledger.held, clock)
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
@@ -101,7 +99,7 @@ class _Claim:
         self._thread.join(timeout_s)
 
     def result(self) -> int | None:
-        """Wait for it.
+        """Wait for the claim, and return it.
 
         Raises:
             BaseException: what the claim has ended with.

@@ -100,7 +100,9 @@ class Classifier(Objective):
         for weight, bias in zip(self._shapes[::2], self._shapes[1::2], strict=True):
             bound = 1.0 / math.sqrt(weight[0])
             for rows, columns in (weight, bias):
-                parts.append((2.0 * torch.rand(rows * columns, generator=generator, dtype=self.dtype) - 1.0) * bound)
+                parts.append(
+                    (2.0 * torch.rand(rows * columns, generator=generator, dtype=self.dtype, device="cpu") - 1.0) * bound
+                )
         return torch.cat(parts)
 
     @torch.no_grad()
@@ -158,7 +160,7 @@ def _padded(batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
     longest = max(lengths)
     rows = [[*batch, *[0] * (longest - len(batch))] for batch in batches if batch]
     weights = [[1.0 / length] * length + [0.0] * (longest - length) for length in lengths]
-    return torch.tensor(rows), torch.tensor(weights, dtype=torch.float64)
+    return torch.tensor(rows, device="cpu"), torch.tensor(weights, dtype=torch.float64, device="cpu")
 
 
 def softmax_regression(data: Classes, *, dtype: torch.dtype = torch.float32) -> Classifier:

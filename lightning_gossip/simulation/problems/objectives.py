@@ -109,15 +109,17 @@ class Quadratic(Objective):
                 f"start_at={start_at!r} is not a finite number, or one for each of {len(values)} eigenvalues."
             )
         self.numel = len(values)
-        self._h = torch.tensor(values, dtype=self.dtype)
+        self._h = torch.tensor(values, dtype=self.dtype, device="cpu")
         self._noise = noise
-        self._start = torch.tensor(start, dtype=self.dtype)
+        self._start = torch.tensor(start, dtype=self.dtype, device="cpu")
         self._minima: Tensor | None = None
         if heterogeneity > 0.0:
             if workers is None:
                 raise ConfigurationError("heterogeneity needs workers: how many different minima are there?")
             check_integer("workers", workers, example=4)
-            draw = torch.randn(workers, self.numel, generator=torch.Generator().manual_seed(seed), dtype=self.dtype)
+            draw = torch.randn(
+                workers, self.numel, generator=torch.Generator().manual_seed(seed), dtype=self.dtype, device="cpu"
+            )
             self._minima = heterogeneity * (draw - draw.mean(0))
 
     @override

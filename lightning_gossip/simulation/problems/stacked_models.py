@@ -36,7 +36,7 @@ class Models:
     def __init__(self, objective: Objective | None, optimizer: SGD, *, workers: int, seed: int) -> None:
         self._objective = objective
         if objective is None:
-            self.x = torch.empty(workers, 0)
+            self.x = torch.empty(workers, 0, device="cpu")
         else:
             objective.check(workers)
             start = objective.start(torch.Generator().manual_seed((seed * 1_000_003 + _START) % 2**63))
@@ -83,7 +83,7 @@ class Models:
         if len(ranks) == len(self.rows):
             self._gradients.copy_(self._objective.gradients(self.x, ranks, batches, generators))
         else:
-            index = torch.tensor(ranks)
+            index = torch.tensor(ranks, device="cpu")
             self._gradients[index] = self._objective.gradients(self.x[index], ranks, batches, generators)
         self._ready.update(ranks)
         self._waiting.clear()

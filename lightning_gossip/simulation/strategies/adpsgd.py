@@ -102,14 +102,14 @@ class Gossip:
 
     def __init__(self, strategy: ADPSGD, run: Run) -> None:
         self.run = run
-        self.wire = strategy.wire
+        self.wire, self.push_every = strategy.wire, strategy.push_every
         numel = run.nbytes // run.models.x.element_size()
         self.exchange_bytes = run.nbytes if self.wire == "float32" else exchange_bytes(self.wire, numel)
         self.adopts = strategy.at_rendezvous == "adopt"
         self.session: Session
         self._sessions = 0
         n, d = run.workers, run.models.numel
-        self.published = torch.zeros(n, d, dtype=run.models.x.dtype)
+        self.published = torch.zeros(n, d, dtype=run.models.x.dtype, device="cpu")
         self.merges = torch.zeros_like(self.published)
         self._topology = make_topology(strategy.topology, n)
         self._roles = strategy.roles
@@ -287,7 +287,10 @@ class Worker:
         self._processes: list[simpy.Process] = []
         vectors = iter((gossip.published[rank], gossip.merges[rank]))
         self.replica = Replica(
-            [self._run.models.rows[rank]], dtype=gossip.published.dtype, host_vector=lambda *_: next(vectors)
+            [self._run.models.rows[rank]],
+            dtype=gossip.published.dtype,
+            push_every=gossip.push_every,
+            host_vector=lambda *_: next(vectors),
         )
         self._codec = make_codec(gossip.wire, self.replica.published)
 
@@ -327,12 +330,18 @@ class Worker:
         """x takes over what the exchanges since its last step have changed."""
         with self._local_steps.merging(self._x):
             self.replica.push_pull(self._x, forward_passes=0)
+        self.record_staleness()
 
     def adopt(self, mean: Tensor) -> None:
         """All have met: y and x become the mean, shape (d,)."""
         self.replica.settle().copy_(mean)
         with self._local_steps.merging(self._x):
             self.replica.copy_out(self._x)
+
+    def record_staleness(self) -> None:
+        """Of the steps that have been pushed."""
+        for staleness in self.replica.take_staleness():
+            self._run.record.stale(self.rank, staleness)
 
     def fail(self) -> None:
         """Stop for good."""
@@ -368,9 +377,10 @@ class Worker:
                 self._local_steps.step(
                     x,
                     progress=run.progress,
-                    push_pull=lambda: run.record.stale(rank, self.replica.push_pull(x)),
-                    publish=lambda: self.replica.push_pull(x, forward_passes=0),
+                    push_pull=lambda: self.replica.step(x),
+                    publish=lambda: self.replica.publish(x),
                 )
+                self.record_staleness()
                 self._protocol.exchanges_per_step = self._local_steps.rate(self._exchanges_per_step)
                 run.record.compute(rank, began_s, environment.now)
                 run.record.event(environment.now, "step", rank)
@@ -532,7 +542,7 @@ class Worker:
     def _encoded(self, whole: slice, greeting: Tensor | None) -> Tensor:
         """A copy of the published model, as it is sent to a peer whose codec says so."""
         codec, numel = self._codec, self.replica.numel
-        payload = torch.empty(codec.payload_numel(numel), dtype=codec.payload_dtype)
+        payload = torch.empty(codec.payload_numel(numel), dtype=codec.payload_dtype, device="cpu")
         if numel:
             if greeting is not None:
                 codec.agree(greeting)

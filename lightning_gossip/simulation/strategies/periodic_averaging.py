@@ -136,8 +136,8 @@ class AveragingRounds(Rounds):
                     self._send(part.means.nbytes)
             case protocol.Complete(lr, arrived):
                 self._wait_until(np.maximum(self._clocks_s, self._ends_s))
-                self._mean = torch.zeros(x.shape[1], dtype=x.dtype)
-                distances = torch.zeros(self._run.workers, dtype=torch.float64)
+                self._mean = torch.zeros_like(x[0])
+                distances = torch.zeros(self._run.workers, dtype=torch.float64, device=x.device)
                 for place, means in self._begun:
                     self._mean[place] = means.of(self._models[:, place])
                     differences = self._mean[place] - self._models[:, place]

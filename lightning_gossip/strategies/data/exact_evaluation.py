@@ -21,7 +21,7 @@ from typing_extensions import override
 from lightning_gossip.algorithm.exact_evaluation import batches_each, deal, why_repeated
 from lightning_gossip.algorithm.work_sharing import Batch
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.runtime.sync_point import gather
+from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.data.dataloader import is_ordinary, reading_like, with_batch_sampler
 from lightning_gossip.strategies.lightning.patches import Patches
 
@@ -48,7 +48,7 @@ class EvaluationSampler(DistributedSampler[Any]):
         samples = len(self.dataset)  # type: ignore[arg-type]
         if not self.shuffle:
             return list(range(samples))
-        return torch.randperm(samples, generator=torch.Generator().manual_seed(self.seed + self.epoch)).tolist()
+        return torch.randperm(samples, generator=torch.Generator().manual_seed(self.seed + self.epoch), device="cpu").tolist()
 
     @override
     def __iter__(self) -> Iterator[int]:
@@ -162,7 +162,7 @@ def _of_its_class(users: DataLoader[Any], batches: Any) -> DataLoader[Any] | Non
     return made if made.batch_sampler is batches else None
 
 
-def equally_long(tensor: Tensor) -> Tensor:
+def equally_long(tensor: Tensor, workers: Workers) -> Tensor:
     """What a worker gathers, its first entries again at its end if another one gathers more. Collective.
 
     Workers that evaluate each sample once have numbers of them that differ by one, and a gathered tensor has one length.
@@ -170,7 +170,7 @@ def equally_long(tensor: Tensor) -> Tensor:
     Raises:
         ConfigurationError: on all workers, if some of them have none.
     """
-    lengths = gather(tensor.shape[0] if tensor.dim() else None, kind="all_gather")
+    lengths = workers.gather(tensor.shape[0] if tensor.dim() else None, kind="all_gather")
     if len(set(lengths)) == 1:
         return tensor
     if not min(lengths):

@@ -129,7 +129,7 @@ class GlobalCount:
         }
 
     def load(self, state: dict[str, Any], share: Fraction) -> None:
-        """Go on after :meth:`begin`.
+        """Restore a saved state, after :meth:`begin`.
 
         Steps stay as long as they were, also on another number of workers: the schedules' own state, such as OneCycleLR's
         ``total_steps``, counts in them.

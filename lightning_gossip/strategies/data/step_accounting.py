@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.algorithm.step_timer import StepTimer
 from lightning_gossip.runtime.clock import Timeline, now_s
-from lightning_gossip.runtime.membership import membership
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.report import FitReport, WorkerReport
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
@@ -55,7 +55,7 @@ class Account:
         return self._timer.median_s
 
     def begin(self, steps: int, planned: int | None) -> None:
-        """The fit begins.
+        """Begin the account of a fit.
 
         Args:
             steps: made before (a resumed fit).
@@ -122,10 +122,14 @@ class Account:
             algorithm.complete(self.own)
         return self.steps, self.own.as_dict()
 
-    def publish(self, everyones: Sequence[tuple[int, dict[str, Any]]]) -> None:
-        """A stretch of training has ended, with these descriptions of all workers, by rank."""
+    def publish(self, everyones: Sequence[tuple[int, dict[str, Any]]], *, lost: Sequence[WorkerId] = ()) -> None:
+        """A stretch of training has ended.
+
+        Args:
+            everyones: the descriptions of all workers, by rank.
+            lost: workers that have failed.
+        """
         self.steps = round(sum(steps for steps, _ in everyones) / len(everyones))  # schedules by step go on alike
         self.report.workers = [WorkerReport(**own) for _, own in everyones]
         self.report.rendezvous += 1
-        members = membership.current()
-        self.report.lost = [] if members is None else [worker.initial_rank for worker in members.excluded]
+        self.report.lost = [worker.initial_rank for worker in lost]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import lightning.pytorch as pl
 
 from lightning_gossip.runtime.membership.membership import Membership
-from lightning_gossip.runtime.sync_point import gather
 from lightning_gossip.strategies.data.batch_samplers import StaticBatches
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.lightning.loop_progress import align_epoch, resize_epoch
@@ -37,13 +36,13 @@ class LostBatches:
         finished = [position for worker in members.excluded for position in batches.completion_log.read(str(worker))]
         batches.unassigned = []  # of an earlier synchronisation point in this assignment: they are found again
         # the log of an excluded worker that still runs may grow: one worker's reading counts
-        everyones = gather(
+        everyones = members.gather(
             (batches.stepped() + batches.unstepped(), finished), kind="the unfinished batches of excluded workers"
         )
         unassigned = batches.find_unassigned([theirs for theirs, _ in everyones], everyones[0][1])
         batches.unassigned = unassigned if members.rank == 0 else []
 
-    def make_up(self) -> bool:
+    def make_up(self, members: Membership) -> bool:
         """Assign what is left of the epoch to the members, although all have ended it. Collective.
 
         Returns:
@@ -53,7 +52,7 @@ class LostBatches:
         if batches is None or self._trainer.limit_train_batches != 1.0:
             return False  # of an epoch that is cut off, each worker's part is as good as another's
         unstepped = [
-            position for theirs in gather(batches.unstepped(), kind="what is left of the epoch") for position in theirs
+            position for theirs in members.gather(batches.unstepped(), kind="what is left of the epoch") for position in theirs
         ]
         position = batches.position(unstepped)
         if not position.pending and not position.pieces:

@@ -8,7 +8,6 @@ import lightning.pytorch as pl
 
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.runtime.membership.membership import Membership
-from lightning_gossip.runtime.sync_point import gather
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.data.step_accounting import Account
 from lightning_gossip.strategies.elastic import state_transfer
@@ -90,10 +89,10 @@ class MembershipChanges:
     def make_up_lost_batches(self, algorithm: Algorithm | None) -> bool:
         """Add make-up batches to an epoch that all have ended; False if there are none."""
         # if early stopping has ended the loop on any rank, there are no make-up batches anywhere
-        if (
-            not all(gather(bool(self._trainer.is_last_batch), kind="whether the epoch can go on"))
-            or not self._lost_batches.make_up()
-        ):
+        members = self._members
+        assert members is not None
+        at_end = members.gather(bool(self._trainer.is_last_batch), kind="whether the epoch can go on")
+        if not all(at_end) or not self._lost_batches.make_up(members):
             return False
         self._due = False
         if algorithm is not None:
@@ -121,7 +120,7 @@ class MembershipChanges:
         if joiners:
             snapshot = members.broadcast(state_transfer.take_snapshot(self._trainer, self._work, steps=self._account.steps))
             members.admit(joiners, snapshot)
-            self._share_state(receives=False)
+            self._share_state(members, receives=False)
 
     def _fitting(self, members: Membership) -> list[WorkerId]:
         """The waiting workers that fit; rank 0, whose list counts, refuses the others, which would end the job as members."""
@@ -147,16 +146,16 @@ class MembershipChanges:
             state_transfer.apply_snapshot(snapshot, self._trainer, self._work, ready=ready)
             self._account.steps = snapshot.steps
             self._due = True
-            self._share_state(receives=True)
+            self._share_state(members, receives=True)
 
-    def _share_state(self, *, receives: bool) -> None:
+    def _share_state(self, members: Membership, *, receives: bool) -> None:
         """Send joiners the mean model, and by option an optimizer state, of rank 0, which is never a joiner; all take part."""
-        start_equal(self._trainer.lightning_module)
-        self._model.agree()
-        if receives and self._members is not None:
-            self._members.check_admitters()
+        start_equal(self._trainer.lightning_module, members)
+        self._model.agree(members)
+        if receives:
+            members.check_admitters()
         if self._survival.joiner_optimizer == "copy":
-            state_transfer.copy_optimizers(self._trainer, receives=receives)
+            state_transfer.copy_optimizers(self._trainer, members, receives=receives)
 
     @property
     def _members(self) -> Membership | None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from lightning.pytorch.trainer import call
 from torch import Tensor
 
-from lightning_gossip.runtime.sync_point import gather, together
+from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.lightning.loop_progress import epochs_processed, set_global_step
 from lightning_gossip.strategies.state.optimizer_state import OptimizerStates, Slot
@@ -79,16 +79,17 @@ def apply_snapshot(snapshot: StateSnapshot, trainer: pl.Trainer, work: FitWork, 
     work.apply_snapshot(snapshot.work)
 
 
-def copy_optimizers(trainer: pl.Trainer, *, receives: bool) -> None:
+def copy_optimizers(trainer: pl.Trainer, workers: Workers, *, receives: bool) -> None:
     """Give joiners rank 0's optimizer states; the next one's if that fails meanwhile. Collective.
 
     Args:
         trainer: of this worker.
+        workers: of the job, the joiners among them.
         receives: whether this worker takes them.
     """
     states = OptimizerStates(trainer.optimizers)
     mine = [] if receives else states.slots()
-    everyones = gather((mine, None if receives else _plain_values(trainer)), kind="the optimizer states of a joiner")
+    everyones = workers.gather((mine, None if receives else _plain_values(trainer)), kind="the optimizer states of a joiner")
     slots, plain = everyones[0]
     if not slots and not plain:
         return
@@ -108,7 +109,7 @@ def copy_optimizers(trainer: pl.Trainer, *, receives: bool) -> None:
                 if receives:
                     tensor.copy_(sent)
 
-    together(copy)
+    workers.attempt(copy)
     if receives:
         for optimizer, values in zip(trainer.optimizers, plain, strict=True):
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -130,5 +131,5 @@ def _plain_values(trainer: pl.Trainer) -> list[list[tuple[int, str, Any]]]:
 
 
 def _scratch(slot: Slot) -> Tensor:
-    tensor = torch.zeros(slot.shape, dtype=getattr(torch, slot.dtype))
+    tensor = torch.zeros(slot.shape, dtype=getattr(torch, slot.dtype), device="cpu")
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -23,9 +23,8 @@ from lightning_gossip.runtime.sync_point import (
     Purpose,
     SyncPoint,
     agree,
-    gather,
-    together_and_tell,
 )
+from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.data.step_accounting import Account
 from lightning_gossip.strategies.elastic.membership_changes import MembershipChanges
@@ -60,6 +59,7 @@ class Fit:
 
     Args:
         trainer: whose fit.
+        workers: of the job.
         make_algorithm: makes what happens between two synchronisation points; None with a single worker, which trains plainly.
         options: of the strategy.
         timeline: where computing and waiting are recorded.
@@ -70,6 +70,7 @@ class Fit:
     def __init__(
         self,
         trainer: pl.Trainer,
+        workers: Workers,
         make_algorithm: Callable[[], Algorithm] | None,
         options: FitOptions,
         *,
@@ -81,7 +82,7 @@ class Fit:
         self.trainer = trainer
         self.account = Account(trainer.global_rank, timeline)
         self.in_session = False
-        self.metrics = LocalMetrics(lambda: not self.in_session)
+        self.metrics = LocalMetrics(workers, lambda: not self.in_session)
         self.stop_requested = False
         self.aborted = False
         self.at_epoch_end: Callable[[], None] | None = None  # a schedule by epoch that waits for the epoch's end
@@ -94,7 +95,7 @@ class Fit:
         self._options = options
         self._restored = restored
         self._restored_from = restored_from
-        self._sync_point = SyncPoint(strategy.root_device)
+        self._sync_point = SyncPoint(strategy.root_device, workers)
         self._accounts: list[tuple[int, dict[str, Any]]] = []  # of all workers, at the last synchronisation point
         self._optimizer_stepped = False
         self._lr = 0.0
@@ -467,7 +468,7 @@ class Fit:
         def tell() -> tuple[int, dict[str, Any], bool]:
             return *self.account.described(self.work, algorithm), logs_something(self.trainer)
 
-        (rest, united, self.account.report.consensus_distance), told = together_and_tell(meet, tell)
+        (rest, united, self.account.report.consensus_distance), told = self._sync_point.workers.attempt_and_tell(meet, tell)
         algorithm.adopt()
         united.write()
         if not math.isfinite(self.account.own.distance or 0.0):
@@ -509,7 +510,8 @@ class Fit:
         self.at_epoch_end = None
         if not pending and (agreement.stop or purpose is Purpose.EPOCH_END):
             self.work.end_epoch()
-        self.account.publish(self._accounts or [self.account.described(self.work, self._algorithm)])
+        everyones = self._accounts or [self.account.described(self.work, self._algorithm)]
+        self.account.publish(everyones, lost=self._sync_point.workers.excluded)
         if agreement.stop and pending:
             raise SIGTERMException
 
@@ -528,10 +530,11 @@ class Fit:
         batches, loop = self.work.batches, self.trainer.fit_loop.epoch_loop
         kind = "what is left of the epoch"
         if batches is not None:
-            unstepped = [position for theirs in gather(batches.unstepped(), kind=kind) for position in theirs]
+            everyones = self._sync_point.workers.gather(batches.unstepped(), kind=kind)
+            unstepped = [position for theirs in everyones for position in theirs]
             position = batches.position(unstepped)
             pending = bool(position.pending or position.pieces)
         else:
-            pending = any(gather(not loop.batch_progress.is_last_batch, kind=kind))
+            pending = any(self._sync_point.workers.gather(not loop.batch_progress.is_last_batch, kind=kind))
         loop.batch_progress.is_last_batch = not pending
         return pending

@@ -52,7 +52,7 @@ def next_turn(turns: Sequence[Turn]) -> Turn | None:
 
 
 def announce(collectives: Collectives, turn: Turn, device: torch.device) -> list[Turn]:
-    """Everybody's turn, by rank. Collective."""
+    """Tell all workers this one's turn, and learn theirs, by rank. Collective."""
     mine = torch.tensor([turn.makes_steps, turn.gathers], dtype=torch.int64, device=device).view(torch.uint8)
     rows = [theirs.view(torch.int64).tolist() for theirs in collectives.gather_bytes(mine)]
     return [Turn(bool(makes_steps), gathers) for makes_steps, gathers in rows]

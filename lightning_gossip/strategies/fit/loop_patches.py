@@ -29,7 +29,7 @@ def synchronize_results(
 
     def synchronize() -> None:
         if isinstance(trainer._results, SynchronizedResults):
-            trainer._results.synchronize()
+            trainer._results.synchronize(trainer.strategy.all_workers)  # type: ignore[attr-defined]
 
     epoch_end_reached, on_epoch_end = connector.epoch_end_reached, connector.on_epoch_end
     update_eval_epoch_metrics = connector.update_eval_epoch_metrics

@@ -20,8 +20,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Result
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lightning_gossip.runtime.peer_errors import answering
-from lightning_gossip.runtime.sync_point import gather, together
+from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.lightning.patches import Patches
 
 _warned: set[str] = set()
@@ -54,14 +53,14 @@ class SynchronizedResults(_ResultCollection):
             and not metric.meta.sync.rank_zero_only
         }
 
-    def synchronize(self) -> None:
+    def synchronize(self, workers: Workers) -> None:
         """Reduce the epoch's values over the workers that logged them. Collective: every worker calls it at the same points.
 
         After it, reading a value communicates no more, so that a progress bar on rank 0 may.
         """
         due = self.due()
         mine = {key: _state_of(metric) for key, metric in due.items() if metric.is_tensor}
-        everyones = gather(mine, kind="the logged values")
+        everyones = workers.gather(mine, kind="the logged values")
         for key, metric in sorted(due.items()):
             if metric.is_tensor:
                 value = _reduced(metric, [theirs[key] for theirs in everyones if key in theirs])
@@ -99,14 +98,16 @@ class LocalMetrics:
     in any order.
 
     Args:
+        workers: of the fit.
         may_synchronize: asked at each computation.
     """
 
-    def __init__(self, may_synchronize: Callable[[], bool]) -> None:
+    def __init__(self, workers: Workers, may_synchronize: Callable[[], bool]) -> None:
+        self.workers = workers
         self._may_synchronize = may_synchronize
 
     def install(self) -> None:
-        """The fit begins."""
+        """Begin to keep metrics local; the fit begins."""
         if not _fits:
             _replaced.set(Metric, "sync", _gated(Metric.sync))
             _replaced.set(Metric, "__getstate__", _without_own_values(Metric.__getstate__))
@@ -158,11 +159,12 @@ def _gated(synchronize: Callable[..., None]) -> Callable[..., None]:
             synchronize(metric, gather, process_group, should_sync, distributed_available)
 
         own = dist_sync_fn is not None or process_group is not None or metric.process_group is not None
-        with answering("synchronizing a metric"):
+        workers = _fits[-1].workers
+        with workers.answering("synchronizing a metric"):
             if own or not should_sync:
                 gathering(dist_sync_fn)
             else:  # a metric sets its states when it has gathered them all, so they may be gathered again
-                together(lambda: gathering(None))
+                workers.attempt(lambda: gathering(None))
 
     return sync
 

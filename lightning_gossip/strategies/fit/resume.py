@@ -8,7 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.fabric.utilities import rank_zero_warn
 
-from lightning_gossip.runtime.sync_point import gather_for
+from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.lightning.loop_progress import mean_step, set_global_step
 from lightning_gossip.strategies.state import checkpoint_contents
@@ -31,7 +31,8 @@ def describe(
         "rng": checkpoint_contents.rng_state(),
         "algorithm": algorithm.state_dict() if algorithm is not None else {},
     }
-    everyones = gather_for(0, mine, kind="where the fit stands") or [mine]
+    workers: Workers = trainer.strategy.all_workers  # type: ignore[attr-defined]
+    everyones = workers.gather_for(0, mine, kind="where the fit stands") or [mine]
     return {
         "world_size": trainer.world_size,
         "strategy": getattr(trainer.strategy, "name", None),

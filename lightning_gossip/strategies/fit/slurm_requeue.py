@@ -13,7 +13,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
-from lightning_gossip.runtime.sync_point import gather
+from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.lightning.patches import Patches
 
 
@@ -22,14 +22,16 @@ class Requeue:
 
     Args:
         trainer: whose fit.
+        workers: of the fit.
         patches: of that.
         stop: tells this worker to stop; only sets a flag.
     """
 
-    def __init__(self, trainer: pl.Trainer, patches: Patches, stop: Callable[[], None]) -> None:
+    def __init__(self, trainer: pl.Trainer, workers: Workers, patches: Patches, stop: Callable[[], None]) -> None:
         environment = trainer._accelerator_connector.cluster_environment
         self._applies = isinstance(environment, SLURMEnvironment) and environment.auto_requeue
         self._save_and_requeue = trainer._signal_connector._slurm_sigusr_handler_fn
+        self._workers = workers
         self._stop = stop
         self._signal: Any = None
         if self._applies:
@@ -39,7 +41,8 @@ class Requeue:
         """All workers have stopped: if one of them has had the signal, save and queue the job again. Collective."""
         if not self._applies:
             return
-        signals = [signal for signal in gather(self._signal, kind="the signals") if signal is not None]
+        everyones = self._workers.gather(self._signal, kind="the signals")
+        signals = [signal for signal in everyones if signal is not None]
         if signals:
             self._save_and_requeue(signals[0], None)  # type: ignore[arg-type]
 

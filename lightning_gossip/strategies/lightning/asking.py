@@ -37,7 +37,7 @@ class Ask(ABC):
 
 @dataclass(frozen=True)
 class SaveCheckpoint(Ask):
-    """``trainer.save_checkpoint`` with these arguments."""
+    """Request to call ``trainer.save_checkpoint`` with these arguments on all workers."""
 
     name: ClassVar[str] = "trainer.save_checkpoint"
 

@@ -103,7 +103,6 @@ def begin(
     prefix = f"{keys}/members"
     kept = membership.kept(prefix)
     if kept is not None:
-        membership.set_current(kept)
         return kept
     if initial_rank >= survival.most(workers):
         raise ConfigurationError(
@@ -135,7 +134,7 @@ def begin(
         collective_timeout_s=collective_timeout_s,
         late=late,
     )
-    membership.set_current(made)
+    membership.keep(made)
     monitor.observe(members, outside=late)
     call_at_exit(made.rest)  # a script may let all meet after its last fit: rank 0 does not leave while others still read
     if late:

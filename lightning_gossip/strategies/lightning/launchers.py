@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
 import os
@@ -9,8 +10,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import torch.multiprocessing as mp
@@ -27,22 +29,30 @@ from typing_extensions import override
 
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import PeerError
-from lightning_gossip.runtime.membership import membership
+from lightning_gossip.runtime.clock import now_s
+from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.strategies.lightning.patches import Patches
 
 log = logging.getLogger(__name__)
 
 _STOPPED = "stopped by SIGTERM"
+_GRACE_S = 10.0  # for workers to end when this process has failed, before each stronger word
 _POLL_S = 1  # how soon the others are told that a process has ended
 _launches = itertools.count()  # by this process; where several machines launch, each one makes the same ones
 Preflight = Callable[[pl.Trainer, pl.LightningModule], None]
 
 
 class CheckedSubprocessLauncher(_SubprocessScriptLauncher):
-    """Runs the user's script once more for each further worker (``start_method="popen"``)."""
+    """Runs the user's script once more for each further worker (``start_method="popen"``).
+
+    When an exception ends this process, the workers that it has started end by the same one, or by its word; one that has not
+    yet met it would wait for it, and is ended when this process ends.
+    """
 
     preflight: Preflight
     survives = False  # whether the others go on when one is killed
+    _failed = False  # whether the last use of the workers was ended by an exception
+    _observer: PatientObserver | None = None
 
     @override
     def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:
@@ -50,26 +60,50 @@ class CheckedSubprocessLauncher(_SubprocessScriptLauncher):
         patches = Patches()
         if self.survives:
             patches.set(subprocess_script, "_launch_process_observer", self._observe)
+        atexit.unregister(self._end_workers)
+        atexit.register(self._end_workers)  # before the groups' own, which end before it
+        self._failed = True
         try:
-            return super().launch(function, *args, trainer=trainer, **kwargs)
+            result = super().launch(function, *args, trainer=trainer, **kwargs)
         finally:
             patches.restore()
+        self._failed = False
+        return result
 
     def _observe(self, children: list[subprocess.Popen[bytes]]) -> None:
         first = self.cluster_environment.node_rank() * self.num_processes + 1
-        PatientObserver(os.getpid(), children, first=first).start()
+        self._observer = PatientObserver(os.getpid(), children, first=first)
+        self._observer.start()
+
+    def _end_workers(self) -> None:
+        if not self._failed:
+            return
+        if self._observer is not None:
+            self._observer._finished = True
+        for action, patience_s in ((None, _GRACE_S), (signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
+            alive = [process for process in self.procs if process.poll() is None]
+            if alive and action is not None:
+                log.warning("%d workers had not ended %.3g s after rank 0; sent them %s", len(alive), patience_s, action.name)
+                self.kill(action)
+            end_s = now_s() + patience_s
+            for process in alive:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, end_s - now_s()))
 
 
 class PatientObserver(_ChildProcessObserver):
     """Watches the workers that this process has started. One that is killed by a signal is told to the others, which go on.
 
-    One that ends by itself with an error ends all, as with Lightning's own observer.
+    One that ends by itself with an error ends all, as with Lightning's own observer. All Trainers of a process have the same
+    workers, so a process has one observer, and ``members`` follows its Trainers.
 
     Args:
         main_pid: of the process that has started them.
         children: the workers.
         first: rank that the first of them was started with.
     """
+
+    members: ClassVar[Membership | None] = None  # of this process's present Trainer, if its strategy survives failures
 
     def __init__(self, main_pid: int, children: list[subprocess.Popen[bytes]], *, first: int) -> None:
         super().__init__(main_pid, children, sleep_period=_POLL_S)
@@ -80,7 +114,7 @@ class PatientObserver(_ChildProcessObserver):
     def _run(self) -> bool:
         for number, child in enumerate(self._child_processes, start=self._first):
             code = child.poll()
-            members = membership.current()
+            members = self.members
             if code is not None and code < 0 and number not in self._told and members is not None:
                 self._told.add(number)
                 members.monitor.process_ended(WorkerId(number, 1))  # one that came back was started by somebody else

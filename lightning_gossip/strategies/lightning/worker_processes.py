@@ -28,17 +28,20 @@ from typing_extensions import override
 from lightning_gossip import version
 from lightning_gossip.algorithm.checks import check_choice
 from lightning_gossip.errors import ConfigurationError, PeerError
-from lightning_gossip.runtime import causes
-from lightning_gossip.runtime.membership import membership, uses
+from lightning_gossip.runtime import causes, open_files
+from lightning_gossip.runtime.membership import uses
 from lightning_gossip.runtime.membership.membership import Membership
-from lightning_gossip.runtime.peer_errors import answering
 from lightning_gossip.runtime.process_end import end_groups_at_exit
 from lightning_gossip.runtime.process_groups import default_store, make_default_group, renew
-from lightning_gossip.runtime.store_client import connect
-from lightning_gossip.runtime.sync_point import gather
+from lightning_gossip.runtime.store_client import check_answers, check_port_is_free, connect, uses_agent_store
+from lightning_gossip.runtime.workers import FixedWorkers, Workers
 from lightning_gossip.strategies.lightning import fault_tolerance
 from lightning_gossip.strategies.lightning.fault_tolerance import Survival
-from lightning_gossip.strategies.lightning.launchers import CheckedMultiProcessingLauncher, CheckedSubprocessLauncher
+from lightning_gossip.strategies.lightning.launchers import (
+    CheckedMultiProcessingLauncher,
+    CheckedSubprocessLauncher,
+    PatientObserver,
+)
 from lightning_gossip.strategies.lightning.validation import check_model, check_plugins, check_trainer
 from lightning_gossip.strategies.options import StartMethod, refuse_unknown, seconds_of
 from lightning_gossip.strategies.state.atomic_checkpoint_io import WholeFiles
@@ -46,6 +49,7 @@ from lightning_gossip.strategies.state.shared_tensors import start_equal
 from lightning_gossip.transport import network_interface
 from lightning_gossip.transport.endpoint import Endpoint, advice, endpoint
 
+_STORE_S = 30.0  # that an external store may take to answer
 _DEFAULT_TIMEOUT_S = 1800.0  # of torch's process groups
 
 
@@ -150,6 +154,28 @@ class WorkerProcesses(DDPStrategy):
         check_trainer(trainer)
         check_model(model, sync_batchnorm=self._layer_sync is not None)
         self.check(self.workers)
+        open_files.check(self.workers, connections=self._store_connections, serves=self._serves_store)
+        if self.survival is not None and self.survival.store is not None:
+            check_answers(self.survival.store, timeout_s=min(_STORE_S, self.timeout_s))
+        elif self._starts_workers and self._serves_store and "MASTER_PORT" in os.environ:
+            check_port_is_free(int(os.environ["MASTER_PORT"]))
+
+    @property
+    def _starts_workers(self) -> bool:
+        """Whether this process will start the workers, and has not yet."""
+        environment = self.cluster_environment
+        return environment is not None and not environment.creates_processes_externally and not dist.is_initialized()
+
+    @property
+    def _store_connections(self) -> int:
+        return 1 if self.survival is None else open_files.STORE_CONNECTIONS
+
+    @property
+    def _serves_store(self) -> bool:
+        """Whether a worker on this machine holds the store."""
+        if self.workers == 1 or uses_agent_store() or (self.survival is not None and self.survival.store is not None):
+            return False
+        return self.cluster_environment is None or self.cluster_environment.node_rank() == 0
 
     def signal_started_workers(self, signum: Any) -> None:
         """Pass a signal on to the worker processes that this one has started."""
@@ -168,6 +194,11 @@ class WorkerProcesses(DDPStrategy):
     def members(self) -> Membership | None:
         """Who is in the job, where that may change."""
         return self._members
+
+    @property
+    def all_workers(self) -> Workers:
+        """The workers of the job, to gather values from and run collectives with."""
+        return FixedWorkers() if self._members is None else self._members
 
     @property
     @override
@@ -215,12 +246,14 @@ class WorkerProcesses(DDPStrategy):
         if self.interface is not None and self.workers > 1:
             self._environment = self._environment or network_interface.bind(self.interface)
         use, aborted = uses.begin() if self.workers > 1 else (0, False)
+        open_files.raise_limit()
+        if self.workers > 1 and uses_agent_store() and os.environ.get("RANK") == "0":
+            open_files.warn_of_agent(self.workers, connections=self._store_connections)
         if self.workers > 1 and self.survival is not None:
             self._connect_members(self.survival, use, aborted)
         elif self.workers > 1:
-            membership.set_current(None)  # of a Trainer before this one
             served = self._serve_store()
-            with self._naming_the_address(endpoint()), answering("setup"):
+            with self._naming_the_address(endpoint()), self.all_workers.answering("setup"):
                 if dist.is_initialized():
                     self._process_group_backend = self._get_process_group_backend()
                     renew(f"{self.keys}/use/{use}", self._make_group, aborted=aborted)
@@ -229,9 +262,10 @@ class WorkerProcesses(DDPStrategy):
         else:  # plain training: no group
             reset_seed()
             self.set_world_ranks()
+        PatientObserver.members = self._members
         if self.workers > 1:
             end_groups_at_exit()
-            version.check(gather(version.mine(), kind="the versions"))
+            version.check(self.all_workers.gather(version.mine(), kind="the versions"))
 
     @contextmanager
     def _naming_the_address(self, mine: Endpoint) -> Iterator[None]:
@@ -309,7 +343,7 @@ class WorkerProcesses(DDPStrategy):
     @override
     def configure_ddp(self) -> None:
         assert isinstance(self.model, pl.LightningModule)
-        start_equal(self.model)
+        start_equal(self.model, self.all_workers)
 
 
 def _endpoint_or_error() -> Endpoint | ConfigurationError:

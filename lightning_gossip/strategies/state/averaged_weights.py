@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging, Wei
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from lightning_gossip.runtime.sync_point import SyncPoint, gather, together
+from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.state.one_model import United, compare, unite
 from lightning_gossip.strategies.state.shared_tensors import places
 
@@ -68,11 +68,11 @@ class AveragedWeights:
         """
         mine = dict(self._found())
         since = {key: self._steps_since(average.callback) for key, average in mine.items()}
-        everyones = gather({key: (average.count, since[key]) for key, average in mine.items()})
+        everyones = sync_point.workers.gather({key: (average.count, since[key]) for key, average in mine.items()})
         for key in sorted(set(everyones[0]).intersection(*everyones[1:])):
             average = mine[key]
             theirs = [worker[key] for worker in everyones]
-            together(partial(self._united, average, sync_point)).write()
+            sync_point.workers.attempt(partial(self._united, average, sync_point)).write()
             counts = [count for count, _ in theirs if count]
             if counts and average.counter is not None:
                 average.counter.fill_(round(sum(counts) / len(counts)))

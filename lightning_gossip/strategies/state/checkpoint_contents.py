@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gossip.runtime.sync_point import gather, together
+from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.state.atomic_checkpoint_io import write_checkpoint
 from lightning_gossip.strategies.state.optimizer_state import is_averaged
 
@@ -22,7 +22,7 @@ KEY = "lightning_gossip"  # of our part of the checkpoint
 Key = tuple[int, str]
 
 
-def mean_optimizer_state(state_dict: dict[str, Any], device: torch.device) -> dict[str, Any]:
+def mean_optimizer_state(state_dict: dict[str, Any], device: torch.device, workers: Workers) -> dict[str, Any]:
     """The state of one optimizer, its dense floating-point tensors replaced by their mean over the workers that have them.
 
     A worker that never used a parameter has no momentum for it, so the tensors present may differ. Collective.
@@ -30,11 +30,12 @@ def mean_optimizer_state(state_dict: dict[str, Any], device: torch.device) -> di
     Args:
         state_dict: ``optimizer.state_dict()``; not changed.
         device: where the default group's collectives run.
+        workers: of that group.
     """
-    return together(lambda: _mean_optimizer_state(state_dict, device))
+    return workers.attempt(lambda: _mean_optimizer_state(state_dict, device, workers))
 
 
-def _mean_optimizer_state(state_dict: dict[str, Any], device: torch.device) -> dict[str, Any]:
+def _mean_optimizer_state(state_dict: dict[str, Any], device: torch.device, workers: Workers) -> dict[str, Any]:
     # no gather after an all-reduce: a worker for which the latter failed would be a round behind
     mine: dict[Key, Tensor] = {
         (parameter, name): value
@@ -42,7 +43,7 @@ def _mean_optimizer_state(state_dict: dict[str, Any], device: torch.device) -> d
         for name, value in state.items()
         if is_averaged(value)
     }
-    everyones = gather(
+    everyones = workers.gather(
         {key: (tuple(value.shape), torch.promote_types(value.dtype, torch.float32)) for key, value in mine.items()},
         kind="the state of an optimizer",
     )

@@ -40,7 +40,7 @@ class OwnModel:
             self._aside = _Aside(tensors, [tensor.detach().clone() for tensor in tensors])
 
     def is_replaced(self) -> None:
-        """The tensors hold the mean now."""
+        """Note that the tensors hold the mean now."""
         if self._aside is not None:
             self._aside.means = fingerprints(list(self._aside.tensors))
 

@@ -9,11 +9,11 @@ import torch
 from lightning.fabric.utilities import rank_zero_warn
 from torch import Tensor
 
-from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.adpsgd.replica import PublishedModel
 from lightning_gossip.algorithm.tensors.finite import all_finite
 from lightning_gossip.errors import NonFiniteError, PeerError
 from lightning_gossip.runtime.adpsgd.nonfinite_guard import OnNonFinite
-from lightning_gossip.runtime.sync_point import SyncPoint, gather, together
+from lightning_gossip.runtime.sync_point import SyncPoint
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def error_of(rank: int, names: Sequence[str], tensors: Sequence[Tensor]) -> NonF
 
 def mean_of_healthy(
     sync_point: SyncPoint,
-    replica: Replica,
+    replica: PublishedModel,
     names: Sequence[str],
     tensors: Sequence[Tensor],
     on_nonfinite: OnNonFinite,
@@ -70,10 +70,10 @@ def mean_of_healthy(
 
     replica.push_pull(tensors, forward_passes=0)
     finite = all_finite(replica.settle())
-    everyones = gather((rank, finite), kind="who is finite")
+    everyones = sync_point.workers.gather((rank, finite), kind="who is finite")
     ill = [theirs for theirs, healthy in everyones if not healthy]
     if not ill:  # of finite models the sum has overflowed, or the worker that was ill has failed meanwhile
-        return together(average), True
+        return sync_point.workers.attempt(average), True
     if len(ill) == len(everyones) or (on_nonfinite == "raise" and not finite):
         raise error_of(rank, names, tensors)
     if on_nonfinite == "raise":
@@ -85,7 +85,7 @@ def mean_of_healthy(
         )
     if not finite:
         log.warning("rank %d: its model is not finite; it goes on from the mean of the others", rank)
-    distance = together(average)
+    distance = sync_point.workers.attempt(average)
     return (distance if finite else 0.0), finite
 
 

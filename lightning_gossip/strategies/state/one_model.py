@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_gossip.algorithm.tensors.fingerprint import fingerprints, has_bits
 from lightning_gossip.algorithm.tensors.finite import all_finite
 from lightning_gossip.algorithm.tensors.flat import FlatModel, LiveTensors
-from lightning_gossip.runtime.sync_point import SyncPoint, gather
+from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.state.shared_tensors import Place, SharedModel, digest
 
 
@@ -55,7 +55,7 @@ def compare(rest: Sequence[Place], sync_point: SyncPoint, *, flag: bool = False)
     here = [place for place in rest if has_bits(place.tensor)]
     low, high = sync_point.extremes([len(here), digest([place.name for place in here]), int(flag)])
     if low[:2] != high[:2]:
-        here = _common(here)
+        here = _common(here, sync_point)
     tensors = [place.real for place in here]
     forms = [digest((tuple(tensor.shape), str(tensor.dtype))) for tensor in tensors]
     bits = [form ^ number for form, number in zip(forms, fingerprints(tensors), strict=True)]
@@ -105,7 +105,7 @@ def unite(found: Differences, sync_point: SyncPoint, *, takes_part: bool = True)
     if not found.means and not found.follows:
         return United(0.0, lambda: None)
     finite = all(all_finite(place.real) for place in found.means)
-    everyones = sync_point.gather([takes_part, finite])
+    everyones = sync_point.gather_integers([takes_part, finite])
     nobody = not any(theirs for theirs, _ in everyones)
     healthy = any(theirs and theirs_finite for theirs, theirs_finite in everyones)
     source = 0 if nobody else next(rank for rank, (theirs, _) in enumerate(everyones) if theirs)
@@ -158,9 +158,9 @@ def _follow(follows: Sequence[Place], sync_point: SyncPoint, source: int) -> Cal
     return write
 
 
-def _common(here: Sequence[Place]) -> list[Place]:
+def _common(here: Sequence[Place], sync_point: SyncPoint) -> list[Place]:
     """The places that all workers have, in one order. Collective."""
-    everyones = gather([place.name for place in here])
+    everyones = sync_point.workers.gather([place.name for place in here])
     common = set(everyones[0]).intersection(*everyones[1:])
     missing = sorted({name for names in everyones for name in names} - common)
     rank_zero_warn(

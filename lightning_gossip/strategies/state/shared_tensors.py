@@ -28,7 +28,8 @@ from torchmetrics import Metric
 
 from lightning_gossip.algorithm.tensors.flat import FlatModel, LiveTensors
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.runtime.sync_point import SyncPoint, gather, together
+from lightning_gossip.runtime.sync_point import SyncPoint
+from lightning_gossip.runtime.workers import Workers
 
 _STATISTICS = ("running_mean", "running_var")  # of _NormBase: exponential or cumulative averages over batches
 
@@ -196,9 +197,9 @@ class SharedModel:
         self._with_gradient.update(with_gradient)
         self.trained.update(names, with_gradient)
 
-    def agree(self) -> None:
+    def agree(self, workers: Workers) -> None:
         """Know what any worker knows: some of them have just come. Collective."""
-        for names, with_gradient in gather((sorted(self.trained), sorted(self._with_gradient))):
+        for names, with_gradient in workers.gather((sorted(self.trained), sorted(self._with_gradient))):
             self.learn(names, with_gradient=with_gradient)
 
     def rest(self) -> list[Place]:
@@ -259,7 +260,7 @@ def fingerprint(model: nn.Module) -> int:
     return layout(list(_parameters_and_buffers(model)))
 
 
-def start_equal(model: nn.Module) -> None:
+def start_equal(model: nn.Module, workers: Workers) -> None:
     """Copy rank 0's parameters and buffers, frozen and integer ones too, to all ranks. Collective.
 
     Raises:
@@ -267,7 +268,7 @@ def start_equal(model: nn.Module) -> None:
     """
     everything = list(_parameters_and_buffers(model))
     mine = [(name, tuple(t.shape), str(t.dtype)) for name, t in everything]
-    everyones = gather(mine, kind="the names of the model's tensors")
+    everyones = workers.gather(mine, kind="the names of the model's tensors")
     for rank, theirs in enumerate(everyones):
         if theirs != everyones[0]:
             differing = sorted({name for name, *_ in set(theirs) ^ set(everyones[0])})
@@ -285,7 +286,7 @@ def start_equal(model: nn.Module) -> None:
             if contiguous.data_ptr() != tensor.data_ptr():
                 tensor.copy_(contiguous)
 
-    together(copy)
+    workers.attempt(copy)
 
 
 def _parameters_and_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -33,7 +33,7 @@ class StepWatch:
         self._reads = False  # the last step was seen in the bits only
 
     def begin(self) -> None:
-        """A session has been opened."""
+        """Begin to watch: a session has been opened."""
         self._reads = True
         self.mark()
 

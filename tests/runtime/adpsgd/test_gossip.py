@@ -75,6 +75,26 @@ def test_local_updates_change_the_sum_by_exactly_themselves(topology: Topology) 
     assert close_to(cluster.total(), expected, cluster.models())
 
 
+def test_steps_that_are_not_pushed_are_in_the_model_at_the_end() -> None:
+    cluster = Cluster(ring(4), push_every=7)
+    expected, steps = cluster.total(), [0] * 4
+
+    def step(rank: int, _: int) -> None:
+        for x in cluster.x[rank]:
+            x += 1.0 + rank
+        steps[rank] += 1
+        cluster.gossips[rank].step(cluster.x[rank], step_s=FAST_S)
+
+    with cluster.running():
+        cluster.open_all()
+        with training(cluster, step):
+            cluster.wait_for_exchanges(200)
+        cluster.drain_all()
+    expected += sum((1.0 + rank) * steps[rank] for rank in range(4))
+    assert close_to(cluster.total(), expected, cluster.models())
+    assert [gossip.counters.staleness.count for gossip in cluster.gossips] == steps
+
+
 def test_sessions_one_after_the_other_keep_the_mean() -> None:
     cluster = Cluster(exponential(8))
     before = cluster.total()

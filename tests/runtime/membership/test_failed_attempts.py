@@ -19,10 +19,10 @@ from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
-from lightning_gossip.runtime.peer_errors import answering
 from lightning_gossip.runtime.process_groups import make_default_group
 from lightning_gossip.runtime.store_client import another
 from lightning_gossip.transport.endpoint import Endpoint
+from lightning_gossip.transport.peer_errors import peer_errors
 from tests.runtime.party import FAIL_AFTER_S, PATIENCE_S, Party
 from tests.workers import run_processes
 
@@ -350,7 +350,7 @@ def test_a_worker_that_stops_in_a_collective_is_noticed_sooner_than_one_that_com
     ],
 )
 def test_only_what_torchs_backend_raises_is_taken_for_another_workers_end(error: Exception, becomes: type) -> None:
-    with pytest.raises(becomes) as caught, answering("a test"):
+    with pytest.raises(becomes) as caught, peer_errors("a test"):
         raise error
     assert (caught.value is error) is (becomes is RuntimeError)
     if becomes is PeerError:

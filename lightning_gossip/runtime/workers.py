@@ -1,0 +1,123 @@
+"""All workers of a job, as each of them speaks to the others when they have met: values are gathered, collectives are run.
+
+| class | when a worker fails |
+|---|---|
+| :class:`FixedWorkers` | all end, with a PeerError |
+| :class:`~lightning_gossip.runtime.membership.membership.Membership` | the others go on, and what was under way is done again |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+import torch.distributed as dist
+from typing_extensions import override
+
+from lightning_gossip.algorithm.membership.kinds import of_one_kind
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
+from lightning_gossip.transport.peer_errors import peer_errors
+
+T = TypeVar("T")
+
+
+class Workers(Protocol):
+    """All workers of a job. Every worker calls the same methods in the same order."""
+
+    def gather(self, mine: Any, kind: str = "values") -> list[Any]:
+        """The values of all workers, by rank.
+
+        Args:
+            mine: this worker's value; any that can be pickled.
+            kind: what is gathered, the same on all workers.
+
+        Raises:
+            ConfigurationError: on all workers, if one of them gathers something else.
+        """
+
+    def gather_for(self, rank: int, mine: Any, kind: str = "values") -> list[Any]:
+        """Gather large values for one rank, by rank; the others may get an empty list."""
+
+    def broadcast(self, value: T, source: int = 0) -> T:
+        """The value of one rank, on all."""
+
+    def attempt(self, collective: Callable[[], T]) -> T:
+        """Run collectives on the default group; where failures are survived, again with the workers that are left.
+
+        Args:
+            collective: leaves its inputs as they are, if it fails.
+        """
+
+    def attempt_and_tell(self, collective: Callable[[], T], tell: Callable[[], Any]) -> tuple[T, list[Any]]:
+        """Run collectives as :meth:`attempt` does, and gather what each worker tells when they have worked.
+
+        Returns:
+            The result of the collectives, and what all have told, by rank.
+        """
+
+    def answering(self, phase: str) -> AbstractContextManager[None]:
+        """What happens inside needs all workers, and is a PeerError if one has ended, unless failures are survived.
+
+        Args:
+            phase: what they do, for the message.
+        """
+
+    @property
+    def excluded(self) -> Sequence[WorkerId]:
+        """Workers that have failed, and the others went on without."""
+
+
+class FixedWorkers(Workers):
+    """The workers of a process group, all of which end if one does. A process without a group is the only one.
+
+    Args:
+        group: of all workers; the default group if None.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+
+    @override
+    def gather(self, mine: Any, kind: str = "values") -> list[Any]:
+        if _is_alone():
+            return [mine]
+        everyones: list[Any] = [None] * dist.get_world_size()
+        with peer_errors(kind):
+            dist.all_gather_object(everyones, (kind, mine), group=self._group)
+        return of_one_kind(everyones)
+
+    @override
+    def gather_for(self, rank: int, mine: Any, kind: str = "values") -> list[Any]:
+        return self.gather(mine, kind)
+
+    @override
+    def broadcast(self, value: T, source: int = 0) -> T:
+        if _is_alone():
+            return value
+        sent = [value]
+        with peer_errors("a broadcast"):
+            dist.broadcast_object_list(sent, source, group=self._group)
+        return sent[0]
+
+    @override
+    def attempt(self, collective: Callable[[], T]) -> T:
+        with peer_errors("a collective"):
+            return collective()
+
+    @override
+    def attempt_and_tell(self, collective: Callable[[], T], tell: Callable[[], Any]) -> tuple[T, list[Any]]:
+        return self.attempt(collective), self.gather(tell())
+
+    @override
+    def answering(self, phase: str) -> AbstractContextManager[None]:
+        return peer_errors(phase)
+
+    @property
+    @override
+    def excluded(self) -> Sequence[WorkerId]:
+        return ()
+
+
+def _is_alone() -> bool:
+    return not dist.is_initialized() or dist.get_world_size() == 1
