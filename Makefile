@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Three at once, in the order of tests/turns.py. One after the other: make test BESIDE=
 BESIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-slow schedules schedules-selftest chaos exits lint bench reproduce clean
+.PHONY: demo test test-slow schedules schedules-selftest chaos exits lint bench gpu reproduce clean
 
 demo: $(STAMP)
 	$(BIN)/python -m recipes.train
@@ -37,12 +37,16 @@ lint: $(STAMP)
 
 bench: $(STAMP) $(VENV)/.bench
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.running_ahead
 	$(BIN)/python -m benchmarks.codecs
 	$(BIN)/python -m benchmarks.straggler
 	$(BIN)/python -m benchmarks.input
 	$(BIN)/python -m benchmarks.simulation
 	$(BIN)/python -m benchmarks.control_plane
 	-$(BIN)/python -m benchmarks.network  # says so where it cannot run
+
+gpu: $(STAMP)  # under eight minutes; without CUDA on an emulated device
+	$(BIN)/python -m benchmarks.gpu
 
 reproduce: $(STAMP)
 	$(BIN)/python -m benchmarks.reproduction

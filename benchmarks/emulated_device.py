@@ -311,7 +311,7 @@ class EmulatedDevice(TorchDispatchMode):
         targets = {id(tensor) for tensor in tree_leaves(args[0])}
         read = [(tensor, tensor.clone()) for tensor in host if id(tensor) not in targets]
         for tensor in host:
-            if id(tensor) in targets:
+            if id(tensor) in targets and tensor.is_floating_point():
                 tensor.fill_(float("nan"))
 
         def run() -> None:

@@ -40,7 +40,7 @@ class DigitsData(LightningDataModule):
         self.train, self.validation, self.test = (TensorDataset(x[part], y[part]) for part in (train, validation, test))
 
     @property
-    def training_images(self) -> int:
+    def training_samples(self) -> int:
         """Samples of an epoch."""
         return len(self.train)
 

@@ -65,6 +65,7 @@ def run(cfg: DictConfig) -> None:
                 ModelCheckpoint(folder, "model", enable_version_counter=False, save_on_train_epoch_end=True),
                 tracking.LogConfiguration(cfg),
                 *([] if cfg.strategy.start_method == "popen" else [tracking.FinishWandb()]),
+                *(instantiate(cfg.recipe.get("callbacks")) or {}).values(),
             ],
         )
         model: LightningModule = instantiate(cfg.recipe.model)
@@ -73,11 +74,11 @@ def run(cfg: DictConfig) -> None:
     trainer.fit(model, datamodule=data, ckpt_path=cfg.ckpt_path)
     if cfg.strategy.start_method != "popen":
         trainer.loggers = []  # their runs ended with the processes that trained
-    test_acc = float(trainer.test(model, datamodule=data, verbose=False)[0]["test_acc"])
+    tested = trainer.test(model, datamodule=data, verbose=False)[0]
     if not trainer.is_global_zero:
         return
     record = RunRecord.load(folder)
-    result = summary.summarize(record, strategy=trainer.strategy, test_acc=test_acc)
+    result = summary.summarize(record, strategy=trainer.strategy, tested=tested)
     summary.save(result, folder)
     pictures = plots.draw(record, result, folder)
     tracking.publish(trainer.loggers, result, folder, pictures)
@@ -119,14 +120,14 @@ def _check_ddp(strategy: Strategy) -> None:
 
 def _check_batches(data: Any, trainer: Trainer) -> None:
     """The workers would say the same, each for itself, once they run."""
-    images = getattr(data, "training_images", None)
-    if images is None or not isinstance(trainer.strategy, DecentralizedStrategy):
+    samples = getattr(data, "training_samples", None)
+    if samples is None or not isinstance(trainer.strategy, DecentralizedStrategy):
         return
     size, workers = data.batch_size, trainer.world_size
-    if math.ceil(images / size) < workers:
+    if math.ceil(samples / size) < workers:
         raise ConfigurationError(
-            f"recipe.data.batch_size={size} leaves fewer batches of {images} images than there are workers ({workers})."
-            f" Write at most recipe.data.batch_size={math.ceil(images / (workers - 1)) - 1}, or fewer trainer.devices."
+            f"recipe.data.batch_size={size} leaves fewer batches of {samples} samples than there are workers ({workers})."
+            f" Write at most recipe.data.batch_size={math.ceil(samples / (workers - 1)) - 1}, or fewer trainer.devices."
         )
 
 

@@ -73,6 +73,8 @@ _DATA = {
     "recipe.data.classes": _whole(2, 1000),
     "recipe.data.image_size": _whole(1, 224),
     "recipe.data.validation_images": _whole(1, 5000),
+    "recipe.data.max_characters": _or(None, _whole(1, 1_000_000)),
+    "recipe.data.held_out": _number(lambda value: 0 < value < 1, "above 0 and below 1", 0.1),
 }
 _MODEL = {
     "recipe.model.lr": _POSITIVE,
@@ -88,6 +90,13 @@ _MODEL = {
     "recipe.model.shift": _whole(0, 1),
     "recipe.model.classes": _whole(2, 1000),
     "recipe.model.channels_last": _SWITCH,
+    "recipe.model.layers": _whole(1, 5),
+    "recipe.model.heads": _whole(1, 4),
+    "recipe.model.width": _whole(1, 128),
+    "recipe.model.sequence_length": _whole(1, 128),
+    "recipe.model.vocabulary": _whole(256, 256),
+    "recipe.model.dropout": _SHARE,
+    "recipe.model.tie_weights": _SWITCH,
 }
 _TRAINER = {
     "trainer.max_epochs": _whole(1, 20),
@@ -144,6 +153,7 @@ def check_numbers(cfg: DictConfig) -> None:
         if str(OmegaConf.select(cfg, f"{node}._target_")).startswith("recipes."):
             ranges.update(keys)
     ranges["recipe.epochs"] = _whole(1, 20)
+    ranges["recipe.gradient_clip_val"] = _TRAINER["trainer.gradient_clip_val"]
     ranges.update(_TRAINER)
     if OmegaConf.select(cfg, "trainer.accelerator") == "cpu":
         ranges.update(_PROCESSES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,11 @@ OF_WORKER = (
     *("staleness_mean", "staleness_p95", "staleness_max", "dropped", "busy_s", "wait_s"),
 )
 
+_ALSO_TESTED = {
+    "test_bpc": ("bits per character of the test text", ".3f"),
+    "test_perplexity": ("perplexity of the test text, of a byte", ".3f"),
+}
+
 
 def name_of(strategy: Strategy) -> str:
     """What a strategy is called on the command line."""
@@ -28,13 +34,13 @@ def name_of(strategy: Strategy) -> str:
     return "ddp" if type(strategy) is DDPStrategy else type(strategy).__name__
 
 
-def summarize(record: RunRecord, *, strategy: Strategy, test_acc: float) -> dict[str, Any]:
+def summarize(record: RunRecord, *, strategy: Strategy, tested: Mapping[str, float]) -> dict[str, Any]:
     """The run as one JSON object; null where the strategy has no such thing.
 
     Args:
         record: of the fit.
         strategy: that it ran with.
-        test_acc: accuracy of the mean model, in [0, 1].
+        tested: what the recipe logged in the test of the mean model, by name: ``test_acc`` in [0, 1], and others.
     """
     report = record.report or {}
     reported = {worker["rank"]: worker for worker in report.get("workers", [])}
@@ -51,7 +57,7 @@ def summarize(record: RunRecord, *, strategy: Strategy, test_acc: float) -> dict
         "world_size": len(record.workers),
         "epochs": len(record.epochs),
         "train_loss": record.epochs[-1].get("train_loss") if record.epochs else None,
-        "test_acc": test_acc,
+        **{name: float(value) for name, value in tested.items()},
         "train_s": record.train_s,
         "samples_per_s": samples / seconds if seconds > 0 else None,
         "consensus_distance": report.get("consensus_distance"),
@@ -88,7 +94,7 @@ def show(summary: dict[str, Any], folder: Path, console: Console | None = None) 
 
 
 def _workers_table(workers: list[dict[str, Any]]) -> Table:
-    table = Table(title="Workers", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, collapse_padding=True)
+    table = Table(title="Workers", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=0)
     for heading in ("rank", "steps", "samples", "exchanges", "sent", "staleness", "p95", "max", "busy", "waited"):
         table.add_column(heading, justify="right", no_wrap=True)
     for worker in workers:
@@ -116,6 +122,9 @@ def _run_table(summary: dict[str, Any]) -> Table:
     table.add_column()
     table.add_column(justify="right")
     table.add_row("test accuracy of the mean model", text(summary["test_acc"], ".4f"))
+    for name, (words, form) in _ALSO_TESTED.items():
+        if name in summary:
+            table.add_row(words, text(summary[name], form))
     table.add_row("training time", text(summary["train_s"], ".1f", " s"))
     table.add_row("samples a second", text(summary["samples_per_s"], ".0f"))
     table.add_row("consensus distance before the last average", text(summary["consensus_distance"], ".3g"))

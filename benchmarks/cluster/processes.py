@@ -57,6 +57,7 @@ class Process:
         self._log = log
         self._log_from = log.stat().st_size if log.exists() else 0
         self._told, self._telling = _context.Pipe(duplex=False)
+        self._how = (arguments, dict(environment))
         what = (host and host.namespaces.first, module, arguments, dict(environment))
         self._process = _context.Process(target=_first_child, args=(self._telling, log, *what), daemon=True)
 
@@ -71,6 +72,11 @@ class Process:
         if not self._told.poll(_START_S):
             raise TimeoutError(f"{self} did not start within {_START_S:.0f} s.")
         self.pid = self._told.recv()
+
+    def another(self) -> Process:
+        """The same once more, not started: as its launcher would bring it back."""
+        arguments, environment = self._how
+        return Process(self.host, self.module, arguments, environment=environment, log=self._log)
 
     def kill(self) -> None:
         """End it without a word."""

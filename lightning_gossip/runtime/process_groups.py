@@ -44,6 +44,50 @@ def make_default_group(
     return make
 
 
+def with_host_backend(backend: str, device: torch.device) -> str:
+    """The backends of a default group that works on host memory too, whatever the device's is: what we average is there.
+
+    Gloo tells a worker that another one has ended, and it needs no device. NCCL connects at the first collective of device
+    tensors, which only Lightning or the user's code makes; if none is made it never starts.
+
+    Args:
+        backend: of torch.distributed, as a user or Lightning has chosen it for the device.
+        device: of this worker.
+
+    >>> with_host_backend("nccl", torch.device("cuda", 1))
+    'cpu:gloo,cuda:nccl'
+    >>> with_host_backend("gloo", torch.device("cuda", 1))
+    'gloo'
+    """
+    if ":" in backend:
+        return backend if "cpu:" in backend.lower() else f"cpu:gloo,{backend}"
+    capability = dist.Backend.backend_capability.get(backend.lower(), ["cpu"])
+    return backend if "cpu" in capability else f"cpu:gloo,{device.type}:{backend}"
+
+
+def where_collectives_run(device: torch.device) -> torch.device:
+    """Where tensors have to be for our own collectives on the default group: in host memory, if the group works there.
+
+    Args:
+        device: of this worker; where they are if the group works on that alone.
+    """
+    if not dist.is_initialized() or dist.group.WORLD is None:
+        return device
+    return torch.device("cpu") if any(kind.type == "cpu" for kind in dist.group.WORLD._device_types) else device
+
+
+def lacks_mean(device: torch.device) -> bool:
+    """Whether tensors of a device go over Gloo in a default group with several backends.
+
+    Gloo has no mean of integers, and in older releases of torch none at all. Of a group that is Gloo only Lightning knows it,
+    and sums.
+    """
+    if not dist.is_initialized() or dist.group.WORLD is None or dist.get_backend() == "gloo":
+        return False
+    group = dist.group.WORLD
+    return any(kind.type == device.type and group._get_backend(kind).name() == "gloo" for kind in group._device_types)
+
+
 def default_store() -> Store:
     """The store of the default group, without its prefixes."""
     store = dist.distributed_c10d._get_default_store()

@@ -29,6 +29,7 @@ from lightning_gossip.algorithm.options import AtRendezvous, WorkSharing
 from lightning_gossip.errors import ConfigurationError, reason_of
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.membership import uses
+from lightning_gossip.runtime.process_groups import lacks_mean, where_collectives_run
 from lightning_gossip.strategies.data.exact_evaluation import equally_long, share_evaluation
 from lightning_gossip.strategies.fit.callback import StrategyHooks
 from lightning_gossip.strategies.fit.fit import Fit
@@ -243,6 +244,9 @@ class DecentralizedStrategy(WorkerProcesses):
         if group is not None or not isinstance(tensor, Tensor):
             return super().reduce(tensor, group, reduce_op)
         self._wait_for_all()
+        if reduce_op in ("mean", "avg") and lacks_mean(tensor.device):
+            total = self.all_workers.attempt(lambda: super(DecentralizedStrategy, self).reduce(tensor.clone(), None, "sum"))
+            return total.copy_(total / self.world_size)
         return self.all_workers.attempt(lambda: super(DecentralizedStrategy, self).reduce(tensor.clone(), group, reduce_op))
 
     @override
@@ -301,7 +305,7 @@ class DecentralizedStrategy(WorkerProcesses):
         # inside an epoch somebody dumps a checkpoint without saving it: this worker's own
         if self._fit is None or self._fit.aborted or self._fit.in_session or not _distributed_is_initialized():
             return state
-        return checkpoint_contents.mean_optimizer_state(state, self.root_device, self.all_workers)
+        return checkpoint_contents.mean_optimizer_state(state, where_collectives_run(self.root_device), self.all_workers)
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:

@@ -89,6 +89,7 @@ class Known:
         momentum, nesterov: the recipe's.
         curvature: of the loss.
         run: the measured one; None if it is a configuration.
+        adaptive: whether the recipe's optimizer divides by the size of past gradients, as AdamW: no rule has its learning rate.
     """
 
     machines: Machines
@@ -99,6 +100,7 @@ class Known:
     nesterov: bool
     curvature: curvature.Curvature
     run: Run | None = None
+    adaptive: bool = False
 
     @property
     def problem(self) -> Problem:
@@ -189,8 +191,9 @@ def known_from(cfg: DictConfig, run: Run | None, spectrum: curvature.Curvature) 
     strategy = strategy_of(cfg)
     strategy.check(cluster.workers)
     momentum = float(cfg.recipe.model.get("momentum", 0.0))
-    nesterov = bool(getattr(get_class(cfg.recipe.model._target_), "NESTEROV", False))
-    return Known(machines, strategy, cluster.workers, learning_rate(cfg), momentum, nesterov, spectrum, run)
+    recipe = get_class(cfg.recipe.model._target_)
+    nesterov, adaptive = (bool(getattr(recipe, name, False)) for name in ("NESTEROV", "ADAPTIVE"))
+    return Known(machines, strategy, cluster.workers, learning_rate(cfg), momentum, nesterov, spectrum, run, adaptive)
 
 
 def measured_run(folder: Path, *, padded: bool = False) -> Run:

@@ -64,10 +64,8 @@ def note(now: Candidate) -> str:
 
 def setting(best: Candidate, known: Known) -> dict[str, Any]:
     """Dotted key → value of what is recommended."""
-    values: dict[str, Any] = {
-        "trainer.devices": best.workers,
-        known.lr.key: float(f"{known.lr.value_for(best.best_lr, best.workers):.4g}"),
-    }
+    value = known.lr.value if known.adaptive else known.lr.value_for(best.best_lr, best.workers)
+    values: dict[str, Any] = {"trainer.devices": best.workers, known.lr.key: float(f"{value:.4g}")}
     strategy = best.strategy
     if isinstance(strategy, APSGD):
         values["strategy.active_workers"] = strategy.active_workers
@@ -104,7 +102,13 @@ def words(best: Candidate, now: Candidate, known: Known) -> str:
         parts.append(f" on the graph {graph}, {strategy.exchanges_per_step:g} exchange(s) a step")
     value = known.lr.value_for(best.best_lr, best.workers)
     bound_value = known.lr.value_for(best.bound, best.workers)
-    parts.append(f", and {known.lr.key}={value:.4g} (at most {bound_value:.3g} for a margin of {best.least_margin:g}). ")
+    if known.adaptive:
+        parts.append(
+            f". The recipe's optimizer is adaptive, and the rules are of SGD: {known.lr.key} stays {known.lr.value:.4g}, and"
+            " of what is predicted only samples/s is to be relied on. "
+        )
+    else:
+        parts.append(f", and {known.lr.key}={value:.4g} (at most {bound_value:.3g} for a margin of {best.least_margin:g}). ")
     same = setting(best, known) == setting_now(now, known) and best.strategy == now.strategy
     if same:
         parts.append("That is the present setting: nothing that was tried is predicted to be faster by more than 5 %.")

@@ -1,4 +1,4 @@
-"""How the groups learned: validation accuracy and training loss, one line a group."""
+"""How the groups learned: validation accuracy, training loss and bits per character, one line a group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, NullFormatter
 
-from recipes.report.runs import ACCURACY, LOSS
+from recipes.report.runs import ACCURACY, BITS, LOSS
 from recipes.report.units import Unit, digits, percent
 
 WIDTH = 6.4  # inches
@@ -94,6 +94,24 @@ def loss(groups: pd.DataFrame, epochs: pd.DataFrame, unit: Unit) -> Picture | No
     title = "Training loss against wall time"
     caption = f"Mean of each epoch, over the workers' own models. {_thin(groups)}".rstrip()
     return Picture("loss_time", title, caption, _alt(title, ends, digits), figure)
+
+
+def bits(groups: pd.DataFrame, epochs: pd.DataFrame, unit: Unit) -> Picture | None:
+    """Bits per character of the validation text against wall time.
+
+    Args:
+        groups: of which those are shown that have it.
+        epochs: theirs.
+        unit: of times.
+    """
+    epochs = epochs[epochs[BITS].notna()]
+    if epochs.empty:
+        return None
+    figure, axes, ends = _lines(groups, epochs, BITS, "time", unit)
+    axes.set_ylabel("bits per character")
+    title = "Bits per character against wall time"
+    caption = f"Of the mean model on the validation text, at the end of each epoch; lower is better. {_thin(groups)}".rstrip()
+    return Picture("bits_time", title, caption, _alt(title, ends, digits), figure)
 
 
 def safe(label: str) -> str:

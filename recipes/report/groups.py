@@ -13,7 +13,8 @@ _BASELINE = "ddp"
 COLOURS = ["#4C78A8", "#F58518", "#54A24B", "#E45756", "#B279A2", "#72B7B2", "#9D755D", "#EECA3B", "#FF9DA6", "#79706E"]
 DASHES = ["-", "--", ":", "-."]
 _MEASURED = [
-    *("test_acc", "train_s", "reached_s", "epochs", "best", "samples_per_s", "consensus_distance", "averagings", "period_mean"),
+    *("test_acc", "test_bpc", "train_s", "reached_s", "epochs", "best"),
+    *("samples_per_s", "consensus_distance", "averagings", "period_mean"),
     *("bytes_sent", "waiting", "staleness", "staleness_p95", "stalest", "dropped", "fewest_steps", "most_steps"),
 ]
 

@@ -90,6 +90,7 @@ def draw(runs: Runs, ranked: pd.DataFrame, unit: Unit) -> list[Picture]:
         found = [
             curves.accuracy(ranked, runs.epochs, "time", unit, targets),
             curves.accuracy(ranked, runs.epochs, "samples", unit, targets),
+            curves.bits(ranked, runs.epochs, unit),
             curves.loss(ranked, runs.epochs, unit),
             bars.steps(ranked, runs.workers),
             bars.waiting(ranked),

@@ -17,10 +17,13 @@ from recipes.record import METRICS, RunRecord
 from recipes.summary import OF_WORKER, SUMMARY
 from recipes.sweep import FAILED
 
-ACCURACY, LOSS, WALL = "val_acc", "train_loss", "time/wall_s"
+ACCURACY, BITS, LOSS, WALL = "val_acc", "val_bpc", "train_loss", "time/wall_s"
 _HYDRA = ".hydra"
 _NOT_AN_OPTION = ("seed", "run_dir", "logger")  # what may differ inside a group
-_NUMBERS = ["epochs", "test_acc", "train_s", "samples_per_s", "consensus_distance", "period_mean", "averagings"]
+_NUMBERS = [
+    *("epochs", "test_acc", "test_bpc", "train_s"),
+    *("samples_per_s", "consensus_distance", "period_mean", "averagings"),
+]
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,8 @@ class Runs:
             ``strategy`` and ``recipe`` are always there, its ``config`` by dotted name, the numbers of its summary, and what
             those of its workers come to.
         workers: one row a worker of a run, with the columns of the summary.
-        epochs: one row an epoch of a run: seconds and samples (``s``, ``samples``) at its end, accuracy and loss.
+        epochs: one row an epoch of a run: seconds and samples (``s``, ``samples``) at its end, accuracy, loss, and bits per
+            character where the recipe is one of text.
         unfinished: one row a run that left no result: its folder, overrides, and the ``reason``.
     """
 
@@ -99,7 +103,7 @@ def _with_workers(table: pd.DataFrame, workers: pd.DataFrame) -> pd.DataFrame:
 def _epochs(record: RunRecord) -> pd.DataFrame:
     """An epoch covers each sample once, so that the samples are spread evenly over the epochs."""
     each = sum(worker.samples for worker in record.workers) / max(len(record.epochs) - record.epochs_before, 1)
-    frame = pd.DataFrame(record.epochs, columns=[WALL, ACCURACY, LOSS], dtype=float).replace([np.inf, -np.inf], np.nan)
+    frame = pd.DataFrame(record.epochs, columns=[WALL, ACCURACY, LOSS, BITS], dtype=float).replace([np.inf, -np.inf], np.nan)
     return frame.assign(s=frame[WALL], number=frame.index + 1, samples=each * (frame.index + 1))
 
 

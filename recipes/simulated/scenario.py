@@ -32,9 +32,16 @@ from lightning_gossip.simulation import (
 )
 from recipes.digits import DigitsData, DigitsMLP
 from recipes.summary import name_of
-from recipes.vision.data import CifarData, ImageNetData, MnistData
+from recipes.text.data import TextData
+from recipes.vision.data import CifarData, FashionMnistData, ImageNetData, MnistData
 
-_TRAINING_IMAGES = {ImageNetData: 1_281_167, CifarData: 50_000, MnistData: 60_000, DigitsData: 1277}  # published
+_TRAINING_IMAGES = {  # published
+    ImageNetData: 1_281_167,
+    CifarData: 50_000,
+    MnistData: 60_000,
+    FashionMnistData: 60_000,
+    DigitsData: 1277,
+}
 
 
 @dataclass(frozen=True)
@@ -130,6 +137,9 @@ def _work(cfg: DictConfig, problem: Problem) -> Epochs | Steps:
 
 
 def _samples_of_recipe(cfg: DictConfig) -> int:
+    if get_class(cfg.recipe.data._target_) is TextData:  # a text is as long as it is
+        text: TextData = instantiate(cfg.recipe.data)
+        return text.training_samples
     images = _TRAINING_IMAGES.get(get_class(cfg.recipe.data._target_))
     if images is None:
         raise ConfigurationError("samples: this recipe's data set is not known; write how many samples an epoch has.")

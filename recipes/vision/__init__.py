@@ -1,1 +1,1 @@
-"""The papers' models on the papers' data: ImageNet, CIFAR-10 and MNIST from a folder of the user's; nothing is downloaded."""
+"""ImageNet, CIFAR-10, MNIST and Fashion-MNIST from a folder of the user's, and networks for them; nothing is downloaded."""

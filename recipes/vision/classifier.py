@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
@@ -15,8 +14,8 @@ from typing_extensions import override
 
 from lightning_gossip import ConfigurationError
 from recipes.optimizers import parameter_groups
+from recipes.schedules import Factor, PerStep, cosine, multistep, steps_and_epochs
 from recipes.vision import models
-from recipes.vision.schedules import Factor, PerStep, cosine, multistep
 
 
 class Classifier(LightningModule):
@@ -115,12 +114,7 @@ class Classifier(LightningModule):
     @override
     def configure_optimizers(self) -> Any:
         options, trainer = self.hparams, self.trainer
-        steps, epochs = trainer.estimated_stepping_batches, trainer.max_epochs
-        if trainer.max_steps >= 0 or epochs is None or epochs < 1 or math.isinf(steps):
-            raise ConfigurationError(
-                f"the schedule counts epochs: it needs max_epochs of at least 1 (given: {epochs}) and no max_steps"
-                f" (given: {trainer.max_steps})."
-            )
+        steps, epochs = steps_and_epochs(trainer)
         global_batch = options["batch_size"] * trainer.world_size * trainer.accumulate_grad_batches
         optimizer = torch.optim.SGD(
             parameter_groups(self.net, options["weight_decay"]),

@@ -1,4 +1,4 @@
-"""ImageNet, CIFAR-10 and MNIST as LightningDataModules, from a folder that the user names.
+"""ImageNet, CIFAR-10, MNIST and Fashion-MNIST as LightningDataModules, from a folder that the user names.
 
 The folder is checked when the module is made, before any worker starts (``formats.py``); the data sets are opened in ``setup``,
 in each worker. Images are bytes until they are on the device that trains, a quarter of what they are as numbers; there they are
@@ -22,13 +22,23 @@ from torchvision.transforms import v2  # type: ignore[import-untyped]
 from typing_extensions import override
 
 from lightning_gossip import ConfigurationError
-from recipes.vision.formats import CIFAR_META, CIFAR_TEST, CIFAR_TRAIN, check_cifar10, check_imagenet, check_mnist
+from recipes.vision.formats import (
+    CIFAR_META,
+    CIFAR_TEST,
+    CIFAR_TRAIN,
+    check_cifar10,
+    check_fashion_mnist,
+    check_imagenet,
+    check_mnist,
+    fashion_mnist_arrays,
+)
 from recipes.vision.images import CheckedImageFolder, Corrupt, EncodedImageFolder, collate
 
 # mean and standard deviation of the training images' channels, 0 … 1
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # torchvision's
 _CIFAR = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 _MNIST = (0.1307,), (0.3081,)
+_FASHION = (0.2860,), (0.3530,)
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 Transform = Callable[[Any], Any]
@@ -37,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class ImageData(LightningDataModule):
-    """What the three have in common: their loaders, and what happens on the device.
+    """What they have in common: their loaders, and what happens on the device.
 
     Args:
         statistics: mean and standard deviation of each channel, for values in [0, 1].
@@ -184,7 +194,7 @@ class _SplitData(ImageData):
         self.parts = _split(images, validation_images)
 
     @property
-    def training_images(self) -> int:
+    def training_samples(self) -> int:
         """Samples of an epoch."""
         return len(self.parts[0])
 
@@ -226,6 +236,36 @@ class MnistData(_SplitData):
     check = staticmethod(check_mnist)
     dataset = MNIST
     augmentation = ()
+
+
+class _FashionMnistFiles(Dataset[Any]):
+    """All images of one part in memory, 1 × 28 × 28 bytes each, with their classes; torchvision's takes no compressed files."""
+
+    def __init__(self, root: Path, train: bool, transform: Transform | None = None) -> None:
+        images, labels = fashion_mnist_arrays(root, train=train)
+        self._images = torch.from_numpy(images).unsqueeze(1)
+        self._labels: list[int] = labels.tolist()
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    @override
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        image = self._images[index]
+        return image if self._transform is None else self._transform(image), self._labels[index]
+
+
+class FashionMnistData(_SplitData):
+    """Fashion-MNIST's IDX files (Xiao et al. 2017, arXiv 1708.07747), or .gz, in ``root`` or ``root/FashionMNIST/raw``.
+
+    Training images are padded by 2 pixels, cropped and flipped at random.
+    """
+
+    statistics = _FASHION
+    check = staticmethod(check_fashion_mnist)
+    augmentation = (v2.RandomCrop(28, padding=2), v2.RandomHorizontalFlip())
+    dataset = _FashionMnistFiles
 
 
 class Part(Dataset[Any]):

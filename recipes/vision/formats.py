@@ -1,16 +1,19 @@
-"""Whether a folder holds ImageNet, CIFAR-10 or MNIST: if not, one sentence says what is expected, before any worker starts."""
+"""Whether a folder holds the images of a recipe: if not, one sentence says what is expected, before any worker starts."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import logging
 import os
 import pickle
+import zlib
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torchvision.datasets import CIFAR10  # type: ignore[import-untyped]
 from torchvision.datasets.folder import IMG_EXTENSIONS  # type: ignore[import-untyped]
 
@@ -26,6 +29,12 @@ CIFAR = (
 MNIST = (
     "MNIST's layout: ROOT/MNIST/raw/ with train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and"
     " t10k-labels-idx1-ubyte, unpacked"
+)
+FASHION_MNIST = (
+    "Fashion-MNIST's layout: train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and"
+    " t10k-labels-idx1-ubyte, each as it is or with .gz, in ROOT (`apt-get install dataset-fashion-mnist` puts them into"
+    " /usr/share/datasets/fashion-mnist) or in ROOT/FashionMNIST/raw (where there is a network: `python -c"
+    " \"from torchvision import datasets; datasets.FashionMNIST('ROOT', download=True)\"`)"
 )
 CIFAR_TRAIN, CIFAR_TEST, CIFAR_META = [f"data_batch_{i}" for i in range(1, 6)], "test_batch", "batches.meta"
 _MNIST_SIDE = 28
@@ -188,3 +197,53 @@ def _idx_length(path: Path, shape: tuple[int, ...]) -> int:
     if path.stat().st_size != len(header) + int(np.prod(sizes)):
         raise _refused(f"{path} has {path.stat().st_size} bytes instead of {len(header) + int(np.prod(sizes))}", MNIST)
     return sizes[0]
+
+
+def check_fashion_mnist(root: str | Path) -> tuple[Path, int]:
+    """Read all four files.
+
+    Returns:
+        The folder in which they are, and how many training images there are.
+
+    Raises:
+        ConfigurationError: if a file is missing or is something else.
+    """
+    folder = existing(root, FASHION_MNIST)
+    inner = folder / "FashionMNIST" / "raw"
+    folder = inner if inner.is_dir() else folder
+    counts = [len(fashion_mnist_arrays(folder, train=train)[1]) for train in (True, False)]
+    return folder, counts[0]
+
+
+def fashion_mnist_arrays(folder: Path, *, train: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Images, n × 28 × 28 bytes, and their classes, 0 … 9, of the training or the test part.
+
+    Raises:
+        ConfigurationError: if a file is missing or is something else.
+    """
+    part = "train" if train else "t10k"
+    images = _idx_array(folder / f"{part}-images-idx3-ubyte", (_MNIST_SIDE, _MNIST_SIDE))
+    path = folder / f"{part}-labels-idx1-ubyte"
+    labels = _idx_array(path, ())
+    if len(labels) != len(images) or not len(images) or labels.max() > 9:
+        raise _refused(f"{path} does not have one label of 0 … 9 for each of {len(images)} images", FASHION_MNIST)
+    return images, labels
+
+
+def _idx_array(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """The items of an IDX file of bytes; of the compressed one beside it if there is none."""
+    compressed = path.with_name(f"{path.name}.gz")
+    try:
+        encoded = path.read_bytes() if path.is_file() else gzip.decompress(compressed.read_bytes())
+    except FileNotFoundError as error:
+        raise _refused(f"there is no file {path}, nor {compressed.name} beside it", FASHION_MNIST) from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise _refused(f"{compressed} cannot be decompressed ({error})", FASHION_MNIST) from error
+    dimensions = 1 + len(shape)
+    start = 4 + 4 * dimensions
+    sizes = [int.from_bytes(encoded[i : i + 4], "big") for i in range(4, start, 4)]
+    if encoded[:4] != bytes((0, 0, 8, dimensions)) or tuple(sizes[1:]) != shape:
+        raise _refused(f"{path} is not an IDX file of bytes, n{''.join(f' × {size}' for size in shape)}", FASHION_MNIST)
+    if len(encoded) != start + int(np.prod(sizes)):
+        raise _refused(f"{path} has {len(encoded)} bytes instead of {start + int(np.prod(sizes))}", FASHION_MNIST)
+    return np.frombuffer(bytearray(encoded[start:]), dtype=np.uint8).reshape(sizes)

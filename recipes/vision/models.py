@@ -7,6 +7,7 @@ BatchNorm it has no bias, which BatchNorm would take away again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +17,19 @@ from typing_extensions import override
 
 from lightning_gossip import ConfigurationError
 
+Norm = Callable[[int], nn.Module]  # of so many channels
 
-def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Module]:
-    """A convolution that keeps height and width (but for its stride), BatchNorm, ReLU."""
+
+def group_norm(channels: int) -> nn.Module:
+    """Normalises each image by itself, 8 channels together (Wu & He 2018, arXiv 1803.08494): no statistics to be averaged."""
+    return nn.GroupNorm(channels // 8, channels)
+
+
+def convolution(inputs: int, outputs: int, size: int, stride: int = 1, norm: Norm = nn.BatchNorm2d) -> list[nn.Module]:
+    """A convolution that keeps height and width (but for its stride), BatchNorm or another norm, ReLU."""
     conv = nn.Conv2d(inputs, outputs, size, stride=stride, padding=size // 2, bias=False)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
-    return [conv, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+    return [conv, norm(outputs), nn.ReLU(inplace=True)]
 
 
 class BasicBlock(nn.Module):
@@ -30,11 +38,14 @@ class BasicBlock(nn.Module):
     Where the block halves the height and width the shortcut takes every second pixel and fills the new channels with zeros.
     """
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm = nn.BatchNorm2d) -> None:
         super().__init__()
         self.stride = stride
         self.added = outputs - inputs
-        self.body = nn.Sequential(*convolution(inputs, outputs, 3, stride), *convolution(outputs, outputs, 3)[:-1])
+        self.body = nn.Sequential(
+            *convolution(inputs, outputs, 3, stride, norm),
+            *convolution(outputs, outputs, 3, norm=norm)[:-1],
+        )
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -50,14 +61,16 @@ class CifarResNet(nn.Sequential):
     Args:
         classes: outputs.
         n: blocks in each of the three stages, of 16, 32 and 64 channels.
+        colours: channels of an image.
+        norm: of so many channels, after each convolution.
     """
 
-    def __init__(self, classes: int, n: int = 3) -> None:
-        layers = convolution(3, 16, 3)
+    def __init__(self, classes: int, n: int = 3, colours: int = 3, norm: Norm = nn.BatchNorm2d) -> None:
+        layers = convolution(colours, 16, 3, norm=norm)
         inputs = 16
         for outputs in (16, 32, 64):
             for block in range(n):
-                layers.append(BasicBlock(inputs, outputs, stride=2 if block == 0 and outputs > 16 else 1))
+                layers.append(BasicBlock(inputs, outputs, 2 if block == 0 and outputs > 16 else 1, norm))
                 inputs = outputs
         super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))
 
@@ -175,6 +188,8 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
     "cifar_googlenet": CifarGoogLeNet,
     "cifar_resnet20": CifarResNet,
     "cifar_vgg16": CifarVGG,
+    "fashion_resnet8": partial(CifarResNet, n=1, colours=1),
+    "fashion_resnet8_groupnorm": partial(CifarResNet, n=1, colours=1, norm=group_norm),
     "mnist_mlp": mnist_mlp,
     "resnet50": _resnet50,
 }

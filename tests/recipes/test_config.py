@@ -210,7 +210,7 @@ def test_the_default_logger_writes_into_the_folder_of_the_run(tmp_path: Path) ->
         (["recipe.epochs=true"], "recipe.epochs=True"),
         (["recipe.data.batch_size=0"], "recipe.data.batch_size=0 is not a whole number of at least 1"),
         (["recipe.data.batch_size=abc"], "recipe.data.batch_size='abc'"),
-        (["recipe.data.batch_size=1000"], "fewer batches of 1277 images.*at most recipe.data.batch_size=425,"),
+        (["recipe.data.batch_size=1000"], "fewer batches of 1277 samples.*at most recipe.data.batch_size=425,"),
         (["recipe.model.lr=-1"], "recipe.model.lr=-1 is not a number above 0"),
         (["recipe.model.lr=nan"], "recipe.model.lr=nan is not a number above 0"),
         (["recipe.model.lr=fast"], "recipe.model.lr='fast'"),

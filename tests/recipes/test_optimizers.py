@@ -12,7 +12,7 @@ from tests.recipes.test_config import composed, options
 
 
 @pytest.mark.parametrize("recipe", options(CONF / "recipe"))
-def test_batchnorm_and_biases_have_no_weight_decay_and_everything_else_has(recipe: str) -> None:
+def test_norms_and_biases_have_no_weight_decay_and_everything_else_has(recipe: str) -> None:
     cfg = composed(f"recipe={recipe}")
     with torch.device("meta"):
         model = instantiate(cfg.recipe.model)
@@ -21,8 +21,8 @@ def test_batchnorm_and_biases_have_no_weight_decay_and_everything_else_has(recip
     )
     groups = model.configure_optimizers()["optimizer"].param_groups
     decay = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
-    batchnorms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-    exempt = {id(parameter) for module in batchnorms for parameter in module.parameters()}
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm)]
+    exempt = {id(parameter) for module in norms for parameter in module.parameters()}
     exempt |= {id(parameter) for name, parameter in model.named_parameters() if name.endswith("bias")}
     assert decay.keys() == {id(parameter) for parameter in model.parameters()}
     assert all(decay[parameter] == 0 for parameter in exempt)

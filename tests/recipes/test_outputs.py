@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def made_up(*, gossip: bool) -> RunRecord:
 @pytest.mark.parametrize("gossip", [True, False])
 def test_the_summary_has_the_keys_of_the_design(gossip: bool) -> None:
     strategy = ADPSGDStrategy(topology="star") if gossip else DDPStrategy()
-    result = summary.summarize(made_up(gossip=gossip), strategy=strategy, test_acc=0.9)
+    result = summary.summarize(made_up(gossip=gossip), strategy=strategy, tested={"test_acc": 0.9})
     assert result.keys() == KEYS
     assert all(worker.keys() == WORKER_KEYS for worker in result["workers"])
     assert (result["strategy"], result["topology"]) == (("adpsgd", "star") if gossip else ("ddp", None))
@@ -59,7 +60,7 @@ def test_the_summary_has_the_keys_of_the_design(gossip: bool) -> None:
 
 
 def test_what_ddp_has_not_is_null() -> None:
-    result = summary.summarize(made_up(gossip=False), strategy=DDPStrategy(), test_acc=0.9)
+    result = summary.summarize(made_up(gossip=False), strategy=DDPStrategy(), tested={"test_acc": 0.9})
     assert result["consensus_distance"] is None
     assert result["workers"][0]["exchanges"] is None
     assert result["workers"][0]["steps"] == 2
@@ -69,11 +70,30 @@ def test_what_ddp_has_not_is_null() -> None:
 def test_the_table_fits_a_terminal_of_80_columns(gossip: bool, tmp_path: Path) -> None:
     strategy = ADPSGDStrategy() if gossip else DDPStrategy()
     text = io.StringIO()
-    result = summary.summarize(made_up(gossip=gossip), strategy=strategy, test_acc=0.9)
+    result = summary.summarize(made_up(gossip=gossip), strategy=strategy, tested={"test_acc": 0.9})
     summary.show(result, tmp_path, Console(file=text, width=80))
     assert "exchanges" in text.getvalue()
     assert "0.9000" in text.getvalue()
     assert "…" not in text.getvalue()
+
+
+def test_the_table_of_a_long_run_fits_too(tmp_path: Path) -> None:
+    result = summary.summarize(made_up(gossip=True), strategy=ADPSGDStrategy(), tested={"test_acc": 0.9})
+    long = {"steps": 86_100, "samples": 2_755_200, "exchanges": 83_400, "bytes_sent": 96_170_000_000, "busy_s": 13_000.2}
+    result["workers"] = [worker | long | {"staleness_mean": 10.97, "staleness_max": 170} for worker in result["workers"]]
+    text = io.StringIO()
+    summary.show(result, tmp_path, Console(file=text, width=80))
+    assert "96170.0 MB" in text.getvalue()
+    assert "…" not in text.getvalue()
+
+
+def test_what_else_was_tested_is_in_the_summary_and_what_is_of_text_in_the_table(tmp_path: Path) -> None:
+    tested = {"test_acc": 0.5, "test_loss": 1.4, "test_bpc": 2.0, "test_perplexity": 4.0}
+    result = summary.summarize(made_up(gossip=False), strategy=DDPStrategy(), tested=tested)
+    assert tested.items() <= result.items()
+    text = io.StringIO()
+    summary.show(result, tmp_path, Console(file=text, width=80))
+    assert re.search(r"bits per character of the test text +2\.000 *\n", text.getvalue())
 
 
 @pytest.mark.parametrize("gossip", [True, False])
@@ -81,7 +101,7 @@ def test_a_record_survives_its_file_and_gives_two_pictures(gossip: bool, tmp_pat
     made_up(gossip=gossip).save(tmp_path)
     record = RunRecord.load(tmp_path)
     strategy = ADPSGDStrategy() if gossip else DDPStrategy()
-    files = plots.draw(record, summary.summarize(record, strategy=strategy, test_acc=0.9), tmp_path)
+    files = plots.draw(record, summary.summarize(record, strategy=strategy, tested={"test_acc": 0.9}), tmp_path)
     assert [path.read_bytes()[:4] for path in files] == [b"\x89PNG"] * 2
 
 

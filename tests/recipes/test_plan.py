@@ -161,6 +161,17 @@ def test_a_recipe_of_images_is_planned_with_nesterov_s_momentum() -> None:
         )
 
 
+def test_the_learning_rate_of_an_adaptive_optimizer_is_not_planned() -> None:
+    """Whose stable learning rates are not those of SGD: here far below the recipe's own."""
+    cfg = compose("planning", ["recipe=char_gpt", "curvature.largest=1e5", "samples=1000"])
+    planner = Planner(known.known_from(cfg, None, curvature.curvature_of(cfg, workers=4, run=None)), 0.01, 2.0)
+    best = planner.candidate(TWO["ddp"], 2)
+    assert best.best_lr < 3e-3
+    assert outputs.setting(best, planner.known)["recipe.model.lr"] == 3e-3
+    said = outputs.words(best, planner.candidate(TWO["adpsgd"], 4), planner.known)
+    assert "recipe.model.lr stays 0.003, and of what is predicted only samples/s is to be relied on." in said
+
+
 def test_time_to_a_share_of_the_loss_is_that_of_the_decay() -> None:
     dynamics = synchronous(Problem(eigenvalues=[0.5]), 20.0)
     rounds = math.log(0.01) / (2 * math.log(0.9))

@@ -38,12 +38,14 @@ def write_run(
     recipe: str = "digits",
     gossip: bool | None = None,
     metric: str = "val_acc",
+    bits: float | None = None,
 ) -> Path:
     """A finished run of two workers; of a strategy other than ddp also what it reports."""
     gossip = strategy != "ddp" if gossip is None else gossip
     write_hydra(folder, [f"strategy={strategy}", f"seed={seed}", *overrides], recipe)
     rows = [
         {"epoch": i, "time/wall_s": epoch_s * (i + 1), metric: accuracy, "train_loss": 1.0 / (i + 1)}
+        | ({} if bits is None else {"val_bpc": bits + 1.0 / (i + 1)})
         for i, accuracy in enumerate(accuracies)
     ]
     train_s = epoch_s * len(rows)
@@ -68,6 +70,7 @@ def write_run(
         "collectives_in_training": 0,
         "workers": [{"rank": rank, "steps": 10 * (rank + 1), "samples": 300, "busy_s": 1.0} | worker for rank in range(2)],
     }
+    summary |= {} if bits is None else {"test_bpc": bits}
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     return folder
 
@@ -201,6 +204,16 @@ def test_the_page_says_what_was_run_and_what_came_out(seen: Page) -> None:
 def test_what_workers_sent_and_waited_is_in_the_second_table(seen: Page) -> None:
     row = next(row for row in seen.rows if row[:2] == ["adpsgd", "3.0\u00a0MB"])
     assert [" ".join(cell.split()) for cell in row[2:]] == ["1.00 ×", "0.0400", "–", "0.500 p95 2, max 3", "25.0 %", "10–20"]
+
+
+def test_runs_of_text_have_bits_per_character_and_a_figure_of_them_and_others_have_none(seen: Page, tmp_path: Path) -> None:
+    for seed, bits in ((0, 2.0), (1, 2.5)):
+        write_run(tmp_path / str(seed), seed=seed, recipe="char_gpt", bits=bits)
+    page = page_of(tmp_path, out=tmp_path)
+    assert [row["bits per character"] for row in page.ranked()] == ["2.25 2.00–2.50"]
+    assert (tmp_path / "report_bits_time.png").is_file()
+    assert "bits per character" not in seen.ranked()[0]
+    assert not (seen.folder / "report_bits_time.png").exists()
 
 
 def test_the_page_needs_nothing_from_outside(seen: Page) -> None:

@@ -57,6 +57,7 @@ def test_every_recipe_has_an_epoch_and_a_model_size(recipe: str) -> None:
     scenario = scenario_of(composed(f"recipe={recipe}", "objective=none"))
     assert isinstance(scenario.work, Epochs)
     expected = {"imagenet_resnet50": (5005, 102_440_608), "cifar10_resnet20": (1407, None), "digits": (80, None)}
+    expected |= {"fashion_mnist": (1719, None), "char_gpt_gpt2": (None, 4 * 124_439_808)}
     batches, nbytes = expected.get(recipe, (None, None))
     assert batches in (None, scenario.work.batches)
     assert nbytes in (None, scenario.model_bytes)

@@ -227,6 +227,15 @@ def test_the_exchanges_keep_their_pace(topology: str, rate: float) -> None:
     assert result.exchanges_per_step == pytest.approx(rate, rel=0.1)
 
 
+def test_steps_that_are_not_pushed_are_counted_by_the_next_push() -> None:
+    often, rarely = (
+        simulate(ADPSGD(exchanges_per_step=0.25, push_every=steps), Cluster(4, Constant(1.0)), work=Steps(number=100))
+        for steps in (1, 4)
+    )
+    assert often.staleness.count == often.steps == rarely.staleness.count == rarely.steps
+    assert rarely.staleness.mean > 2.0 * often.staleness.mean
+
+
 def test_a_faster_network_than_the_pace_is_not_spun_on() -> None:
     result = simulate("adpsgd", Cluster(8, Constant(1.0)), work=Steps(number=100))
     assert result.exchanges_per_step == pytest.approx(1.0, abs=0.02)

@@ -370,16 +370,21 @@ def test_manual_optimization_with_two_optimizers_works() -> None:
     assert a[1] > 0.7
 
 
-def _compiled() -> Any:
+def _compiled(what: str) -> Any:
     model = Net()
-    model.network = torch.compile(model.network, backend="eager")
-    _t, model = fit(model, max_epochs=1)
-    return flat(model).tolist()
+    if what == "network":
+        model.network = torch.compile(model.network, backend="eager")
+    compiled = torch.compile(model, backend="eager") if what == "module" else model
+    t = trainer(max_epochs=2)
+    t.fit(compiled, loader(), loader(64, shuffle=False))
+    return flat(model).tolist(), t.callback_metrics["val_acc"].item()
 
 
-def test_a_compiled_inner_network_works() -> None:
-    a, b = launch(_compiled)
+@pytest.mark.parametrize("what", ["network", pytest.param("module", marks=pytest.mark.slow)])
+def test_a_compiled_model_is_averaged_as_another(what: str) -> None:
+    a, b = launch(_compiled, what)
     assert a == b
+    assert a[1] > 0.7
 
 
 # -- decisions ---------------------------------------------------------------------------------------------------------

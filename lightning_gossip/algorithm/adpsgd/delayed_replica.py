@@ -32,7 +32,7 @@ of the left side changes by local updates only, whatever the order, and when not
 **Nothing is waited for.** At most ``ahead`` pushes are under way. A step that finds no spare buffer leaves its push to the next
 one, whose copy of x has its update too; a push that comes while a half-difference is being added takes over nothing, and the
 next push does. The lock is held to change names, never for a copy: a buffer that a gossip thread reads is not given away
-meanwhile.
+meanwhile. (A model that was given to take the place of this one may be in memory whose copy waits; that is once.)
 
 **Running statistics** fade by the forward passes since the push that b was when the first of the merges came: they were
 differences to that b. In the module named above it is the last push, and so the same.

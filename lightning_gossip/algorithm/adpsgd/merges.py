@@ -53,6 +53,16 @@ class Merges:
         for place in self._within(chunk):
             out[place.start - chunk.start : place.stop - chunk.start] += self.vector[place]
 
+    def dense(self) -> Tensor:
+        """m as a whole vector: where nothing has come, 0 is written first."""
+        at = 0
+        for place in [*self.places, slice(self.vector.numel(), 0)]:
+            if at < place.start:
+                self.vector[at : place.start].zero_()
+            at = place.stop
+        self.places = _united([slice(0, self.vector.numel())]) if self.places else []
+        return self.vector
+
     def clear(self) -> None:
         """m ← 0."""
         self.places = []

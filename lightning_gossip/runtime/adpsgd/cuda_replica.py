@@ -9,9 +9,11 @@ The training thread enqueues copies and returns. What is published when, and fro
 | training | x += staging ; staging ← x | that copy |
 | side | host ← staging | the training stream's copy |
 
-So a host that runs ahead of the device has both copies made while the device computes. Each arrow is one event. Parameters stay
-where they are, so a CUDA graph that was captured with them sees each change at its next replay; in the middle of a capture a
-step boundary is refused.
+So a host that runs ahead of the device has both copies made while the device computes. Each arrow is one event.
+
+Parameters stay where they are, so a CUDA graph that was captured with them sees each change at its next replay. In the middle
+of a capture a step boundary is refused; and since a gossip thread asks for an event meanwhile, a capture inside a fit needs
+the mode "thread_local".
 
 Not yet run on a GPU: the tests run it on ``benchmarks/emulated_device.py``, whose streams are threads.
 """

@@ -11,8 +11,8 @@ its generators, and what its effects are: messages and chunks over a transport.
 | ``gossip-initiator`` | ``initiate`` | its pace, an answer, a chunk: all with deadlines |
 
 Two locks. ``_lock`` holds while a generator runs from one effect to the next, a few instructions, and is free while an
-effect is under way. The replica's own is held for one copy: a chunk (gossip threads) or the model (training thread). Neither is
-held across the network.
+effect is under way. The replica's own is held for one copy, of a chunk (gossip threads) or of the model (training thread);
+where parameters are on a device, for no copy and no wait. Neither is held across the network.
 
 A failure on a gossip thread ends that thread, is kept, and is raised on the training thread at its next step.
 """

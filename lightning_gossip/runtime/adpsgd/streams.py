@@ -7,6 +7,7 @@ import mmap
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -77,7 +78,7 @@ class CudaStreams(Streams):
 
     @override
     def pinned(self, count: int, numel: int, dtype: torch.dtype) -> list[Tensor]:
-        return vectors_of_one_arena(count, numel, dtype, pin=_pin, unpin=_unpin)
+        return vectors_of_one_arena(count, numel, dtype, pin=_pin, unpin=partial(_unpin, self._device))
 
 
 def vectors_of_one_arena(
@@ -115,5 +116,6 @@ def _pin(address: int, nbytes: int) -> None:
     torch.cuda.check_error(cudart.cudaHostRegister(address, nbytes, _PORTABLE))
 
 
-def _unpin(address: int) -> None:
+def _unpin(device: torch.device, address: int) -> None:
+    torch.cuda.synchronize(device)  # the last copy may be under way
     torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]

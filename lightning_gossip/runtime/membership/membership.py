@@ -22,6 +22,7 @@ from lightning_gossip.algorithm.membership.store import Steps
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import ConfigurationError, GossipError, another_aborted, reason_of
 from lightning_gossip.runtime.clock import now_s
+from lightning_gossip.runtime.group_abort import GroupGuard
 from lightning_gossip.runtime.membership import uses
 from lightning_gossip.runtime.membership.collective_errors import may_pass
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
@@ -82,13 +83,15 @@ class Membership(Workers):
         self._hurries = False  # whether collectives are made whose workers have all met
         self._attempting = False
         self._failures: dict[type, Exception] = {}  # of the last attempt, by its effect
+        self._guard = GroupGuard()
+        monitor.looked = self._guard.look
         # the default group that was made last; held, its connections would stay when it is destroyed
         self._group: Callable[[], dist.ProcessGroup | None] = lambda: None
         self._operations = StoreOperations(
             store,
             {
                 protocol.MakeGroup: self._do_make_group,
-                protocol.DropGroup: lambda _: _drop_group(),
+                protocol.DropGroup: lambda _: self._drop_group(),
                 protocol.AdoptUse: lambda effect: uses.adopt(effect.use),
                 protocol.TellChange: lambda _: self._tell_change(),
                 protocol.DeleteBelow: lambda effect: delete_below(store, effect.prefix),
@@ -204,6 +207,7 @@ class Membership(Workers):
             try:
                 with self._hurrying():
                     result = collective()
+                    self._guard.check()
             except GossipError:
                 raise
             except Exception as error:  # noqa: BLE001 - raised in the end, or made good
@@ -254,14 +258,15 @@ class Membership(Workers):
         aborted = aborted or self.monitor.has_aborted
         self.monitor.begin_use(use)
         self.monitor.start()
-        intact = not aborted and dist.is_initialized() and (not self._protocol.met or self._group() is dist.group.WORLD)
+        kept = dist.is_initialized() and (not self._protocol.met or self._group() is dist.group.WORLD)
+        intact = kept and not aborted and not self._guard.is_aborted
 
         def check(said: Mapping[WorkerId, Endpoint | ConfigurationError | None]) -> None:
             _check_endpoints(said, endpoint)
 
         self._perform(self._protocol.hello(use, intact=intact, about=endpoint, check=check))
-        if dist.is_initialized():
-            self._group = weakref.ref(dist.group.WORLD)
+        if dist.is_initialized() and self._group() is not dist.group.WORLD:
+            self._note_group()
 
     def rest(self) -> None:
         """Stop heartbeats between two uses of a Trainer.
@@ -376,14 +381,26 @@ class Membership(Workers):
 
     def _do_make_group(self, effect: protocol.MakeGroup) -> protocol.Outcome:
         try:
-            _drop_group()
+            self._drop_group()
             self._make_group(PrefixStore(effect.keys, self.store), effect.rank, effect.size)
         except Exception as error:  # noqa: BLE001 - raised in the end, or made good
             return self._note_failure(protocol.MakeGroup, error)
         if dist.is_initialized():
-            self._group = weakref.ref(dist.group.WORLD)
+            self._note_group()
         log.debug("%s: a process group of %d workers", self.me.spoken, effect.size)
         return protocol.Outcome(None)
+
+    def _note_group(self) -> None:
+        """The default group is that of the present members, and ends when one of them fails, or all end."""
+        group, members = dist.group.WORLD, frozenset(self.members)
+        assert group is not None
+        self._group = weakref.ref(group)
+        self._guard.guard(group, lambda: self.monitor.has_aborted or not members.isdisjoint(self.monitor.failed()))
+
+    def _drop_group(self) -> None:
+        self._guard.release()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
     def _note_failure(self, effect: type, error: Exception) -> protocol.Outcome:
         self._failures[effect] = error
@@ -407,11 +424,6 @@ def _check_endpoints(
     endpoints = {worker.initial_rank: theirs for worker, theirs in said.items() if isinstance(theirs, Endpoint)}
     if wrong := unreachable(endpoints):
         raise ConfigurationError(wrong)
-
-
-def _drop_group() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def _let_go(error: BaseException | None) -> None:

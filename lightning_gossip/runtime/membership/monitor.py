@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -47,6 +47,7 @@ class HeartbeatMonitor:
     Attributes:
         protocol: what is driven; used under ``lock``.
         lock: guards the protocol, and wakes the thread.
+        looked: called by the thread, without the lock, after each look at the others and after the last; returns soon.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class HeartbeatMonitor:
     ) -> None:
         self.protocol = Monitor(prefix, me, identity(), now_s, fail_after_s=fail_after_s, heartbeat_s=heartbeat_s)
         self.lock = threading.Condition()
+        self.looked: Callable[[], None] = lambda: None
         self._store = store
         self._do = StoreOperations(store)
         self._connected_s = -math.inf  # when the connection was made anew
@@ -176,13 +178,16 @@ class HeartbeatMonitor:
             lost.__cause__ = error
             with self.lock:
                 self.protocol.broken = lost
+            self.looked()
         except Exception as error:  # noqa: BLE001 - kept, and raised on the training thread
             self._abort_on(error)
+            self.looked()
 
     def _tick_while_connected(self) -> None:
         try:
             while not self._stopped:
                 self._drive(self.protocol.tick())
+                self.looked()
                 with self.lock:
                     if not self._stopped:
                         self.lock.wait(self._heartbeat_s)

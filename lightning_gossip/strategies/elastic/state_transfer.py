@@ -10,6 +10,7 @@ import torch.distributed as dist
 from lightning.pytorch.trainer import call
 from torch import Tensor
 
+from lightning_gossip.runtime.process_groups import where_collectives_run
 from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.lightning.loop_progress import epochs_processed, set_global_step
@@ -101,9 +102,10 @@ def copy_optimizers(trainer: pl.Trainer, workers: Workers, *, receives: bool) ->
         tensors = [states.tensors([slot])[0] if slot in have else _scratch(slot) for slot in slots]
 
     def copy() -> None:
+        device = where_collectives_run(trainer.strategy.root_device)
         with torch.no_grad():
             for tensor in tensors:
-                sent = tensor.to(trainer.strategy.root_device).contiguous()
+                sent = tensor.to(device).contiguous()
                 sent = sent if receives or sent is not tensor else sent.clone()  # only joiners' are changed
                 dist.broadcast(sent, src=0)
                 if receives:

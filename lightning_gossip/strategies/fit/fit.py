@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline, now_s
+from lightning_gossip.runtime.process_groups import where_collectives_run
 from lightning_gossip.runtime.sync_point import (
     Agreement,
     Arrival,
@@ -95,7 +96,7 @@ class Fit:
         self._options = options
         self._restored = restored
         self._restored_from = restored_from
-        self._sync_point = SyncPoint(strategy.root_device, workers)
+        self._sync_point = SyncPoint(where_collectives_run(strategy.root_device), workers)
         self._accounts: list[tuple[int, dict[str, Any]]] = []  # of all workers, at the last synchronisation point
         self._optimizer_stepped = False
         self._lr = 0.0

@@ -29,10 +29,11 @@ from lightning_gossip import version
 from lightning_gossip.algorithm.checks import check_choice
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime import causes, open_files
+from lightning_gossip.runtime.group_abort import prepare_nccl
 from lightning_gossip.runtime.membership import uses
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.process_end import end_groups_at_exit
-from lightning_gossip.runtime.process_groups import default_store, make_default_group, renew
+from lightning_gossip.runtime.process_groups import default_store, make_default_group, renew, with_host_backend
 from lightning_gossip.runtime.store_client import check_answers, check_port_is_free, connect, uses_agent_store
 from lightning_gossip.runtime.workers import FixedWorkers, Workers
 from lightning_gossip.strategies.lightning import fault_tolerance
@@ -58,8 +59,9 @@ class WorkerProcesses(DDPStrategy):
 
     Args:
         start_method: how Lightning starts the workers: ``"popen"``, ``"spawn"``, ``"fork"`` or ``"forkserver"``.
-        process_group_backend, timeout: of the default process group, as for DDP. ``timeout``, in seconds or as a timedelta,
-            bounds the wait at a synchronisation point.
+        process_group_backend, timeout: of the default process group, as for DDP. Beside a backend that works on devices only
+            there is Gloo for host memory, which makes the average (docs/gpu.md). ``timeout``, in seconds or as a
+            timedelta, bounds the wait at a synchronisation point.
         interface: network interface, as ``"eth0"``, on which this job's sockets listen, and no other; None leaves that to torch
             (docs/security.md).
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as for every Lightning strategy.
@@ -287,10 +289,15 @@ class WorkerProcesses(DDPStrategy):
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
         return connect(None, rank=0, timeout_s=self.timeout_s, interface=self.interface)  # torchrun's agent has its own
 
+    @override
+    def _get_process_group_backend(self) -> str:
+        return with_host_backend(super()._get_process_group_backend(), self.root_device)
+
     @property
     def _make_group(self) -> Callable[[Store, int, int], None]:
         assert self._process_group_backend is not None
-        device = None if self.root_device.type == "cpu" else self.root_device
+        # with a device torch connects NCCL at once: where failures are survived, in each group that is made after one
+        device = None if self.root_device.type == "cpu" or self.survival is not None else self.root_device
         return make_default_group(self._process_group_backend, self.timeout_s, device=device)
 
     def _connect_members(self, survival: Survival, use: int, aborted: bool) -> None:
@@ -301,6 +308,7 @@ class WorkerProcesses(DDPStrategy):
         os.environ["MASTER_ADDR"] = self.cluster_environment.main_address
         os.environ["MASTER_PORT"] = str(self.cluster_environment.main_port)
         self._process_group_backend = self._get_process_group_backend()
+        self._environment = {**prepare_nccl(self._process_group_backend), **self._environment}
         self._members = members = fault_tolerance.begin(
             survival if survival.survives else replace(survival, min_workers=self.workers),
             keys=self.keys,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from lightning_gossip.algorithm.adpsgd.delayed_replica import Arrival, Copies, DelayedReplica
 from lightning_gossip.algorithm.adpsgd.merges import Merges
@@ -96,15 +97,21 @@ class InterruptedLock:
 
     def __init__(self, released: Callable[[], None]) -> None:
         self._released = released
-        self._held = False
+        self._watch = NothingIsCopied()
 
     def __enter__(self) -> None:
-        assert not self._held
-        self._held = True
+        self._watch.__enter__()
 
-    def __exit__(self, *error: object) -> None:
-        self._held = False
+    def __exit__(self, *error: Any) -> None:
+        self._watch.__exit__(*error)
         self._released()
+
+
+class NothingIsCopied(TorchFunctionMode):
+    """Where no tensor may be touched: under a lock, which is held to change names only."""
+
+    def __torch_function__(self, func: Any, *args: Any) -> Any:
+        raise AssertionError(f"{func} under the lock")
 
 
 class World:
@@ -439,10 +446,6 @@ class GivesAwayWhatIsRead(DelayedReplica):
 class TakesWhatIsAdded(DelayedReplica):
     """Lets the device read half a merge."""
 
-    def _take_merges(self, push: Any) -> None:
-        if self._merges:
-            super()._take_merges(push)
-
     @property
     def _merging(self) -> bool:
         return False
@@ -460,7 +463,15 @@ class ForgetsMerges(DelayedReplica):
         self._merges.clear()
 
 
-FAULTS = [DoesNotAsk, ForgetsWhatIsUnderWay, GivesAwayWhatIsRead, TakesWhatIsAdded, ForgetsMerges]
+class CopiesUnderTheLock(DelayedReplica):
+    """Makes the training thread wait for a copy of the host."""
+
+    def merge(self, chunk: slice, half_difference: Tensor) -> None:
+        with self._lock:
+            self._merges.add(chunk, half_difference)
+
+
+FAULTS = [CopiesUnderTheLock, DoesNotAsk, ForgetsWhatIsUnderWay, GivesAwayWhatIsRead, TakesWhatIsAdded, ForgetsMerges]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)

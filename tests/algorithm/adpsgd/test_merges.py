@@ -26,5 +26,8 @@ def test_the_first_that_comes_is_copied_and_others_are_added(chunks: list[slice]
     merges.add_to(read, out)
     assert torch.equal(out, dense[read])
     assert bool(merges) == bool(dense.any())
+    whole = Merges(merges.vector.clone())
+    whole.places = list(merges.places)
+    assert not merges or torch.equal(whole.dense(), dense)
     ends = [end for place in merges.places for end in (place.start, place.stop)]
     assert ends == sorted(set(ends))

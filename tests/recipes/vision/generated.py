@@ -1,7 +1,8 @@
-"""Tiny data sets of random images in the real formats: ImageNet's folders, CIFAR-10's batch files, MNIST's IDX files."""
+"""Tiny data sets of random images in the real formats: ImageNet's folders, CIFAR-10's batch files, IDX files of both MNISTs."""
 
 from __future__ import annotations
 
+import gzip
 import pickle
 from pathlib import Path
 
@@ -58,4 +59,15 @@ def mnist(root: Path, *, train: int = 48, test: int = 16) -> Path:
         (folder / f"{part}-labels-idx1-ubyte").write_bytes(
             (0x801).to_bytes(4, "big") + count.to_bytes(4, "big") + labels.tobytes()
         )
+    return root
+
+
+def fashion_mnist(root: Path) -> Path:
+    """The same images in the files of Debian's package: compressed, in the folder itself."""
+    files = list((mnist(root / "unpacked") / "MNIST" / "raw").iterdir())
+    for file in files:
+        (root / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+        file.unlink()
+    for folder in ("unpacked/MNIST/raw", "unpacked/MNIST", "unpacked"):
+        (root / folder).rmdir()
     return root

@@ -18,12 +18,15 @@ SMALL = {
     "cifar10_vgg16": "cifar10",
     "cifar10_googlenet": "cifar10",
     "mnist_mlp": "mnist",
+    "fashion_mnist": "fashion_mnist",
+    "fashion_mnist_groupnorm": "fashion_mnist",
 }
 STRATEGIES = ("ddp", "adpsgd", "adaptive_averaging")
 _OPTIONS = {
     "imagenet": ("recipe.model.classes=3", "recipe.data.image_size=64", "recipe.data.batch_size=6"),
     "cifar10": ("recipe.data.validation_images=8", "recipe.data.batch_size=8"),
     "mnist": ("recipe.data.validation_images=8", "recipe.data.batch_size=8"),
+    "fashion_mnist": ("recipe.data.validation_images=8", "recipe.data.batch_size=8"),
 }
 
 

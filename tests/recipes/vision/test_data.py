@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from lightning_gossip import ConfigurationError
-from recipes.vision.data import CifarData, ImageNetData, MnistData
-from recipes.vision.formats import CIFAR, IMAGENET, MNIST
+from recipes.vision.data import CifarData, FashionMnistData, ImageNetData, MnistData
+from recipes.vision.formats import CIFAR, FASHION_MNIST, IMAGENET, MNIST
 from tests.recipes.vision import generated
 
 
@@ -83,6 +83,43 @@ def test_mnists_files_give_the_pixels_that_were_written(tmp_path: Path) -> None:
         assert torch.equal(images.sum((1, 3)).argmax(1), 2 * labels + 4)
 
 
+def test_fashion_mnists_compressed_files_give_the_pixels_that_were_written(tmp_path: Path) -> None:
+    data = fashion(generated.fashion_mnist(tmp_path))
+    assert (len(data.train), len(data.validation), len(data.test)) == (40, 8, 16)
+    assert data.training_samples == 40
+    for part in (data.val_dataloader(), data.test_dataloader()):
+        images, labels = next(iter(part))
+        assert (images.shape, images.dtype) == ((8, 1, 28, 28), torch.uint8)
+        assert torch.equal(images.sum((1, 3)).argmax(1), 2 * labels + 4)
+    assert next(iter(data.train_dataloader()))[0].shape == (8, 1, 28, 28)
+    assert sorted(data.parts[0] + data.parts[1]) == list(range(48))
+
+
+def test_fashion_mnist_is_found_where_torchvision_puts_it_unpacked_too(tmp_path: Path) -> None:
+    generated.mnist(tmp_path / "other")
+    shutil.move(tmp_path / "other" / "MNIST", tmp_path / "FashionMNIST")
+    packed, unpacked = fashion(generated.fashion_mnist(tmp_path / "packed")), fashion(tmp_path)
+    assert all(a.equal(b) and i == j for (a, i), (b, j) in zip(packed.test, unpacked.test, strict=True))
+
+
+def fashion(root: Path) -> FashionMnistData:
+    data = FashionMnistData(root=root, validation_images=8, batch_size=8)
+    data.setup("fit")
+    return data
+
+
+PACKAGE = Path("/usr/share/datasets/fashion-mnist")
+
+
+@pytest.mark.skipif(not PACKAGE.is_dir(), reason="Debian's package dataset-fashion-mnist is not installed")
+def test_debians_package_has_sixty_thousand_images_to_train_on_and_ten_thousand_to_test_on() -> None:
+    data = FashionMnistData(root=PACKAGE)
+    data.setup("fit")
+    assert (len(data.train), len(data.validation), len(data.test)) == (55_000, 5_000, 10_000)
+    counts = torch.tensor([label for _, label in data.test]).bincount()
+    assert counts.tolist() == [1_000] * 10
+
+
 def test_that_cifars_files_are_not_the_published_ones_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     CifarData(root=generated.cifar10(tmp_path), validation_images=8)
     assert "Not the published CIFAR-10, but of its format" in caplog.text
@@ -92,11 +129,12 @@ def test_that_cifars_files_are_not_the_published_ones_is_said(tmp_path: Path, ca
 
 
 def make(kind: str, root: Path) -> Any:
-    small = {"imagenet": {"classes": 3}, "cifar10": {"validation_images": 8}, "mnist": {"validation_images": 8}}
-    return {"imagenet": ImageNetData, "cifar10": CifarData, "mnist": MnistData}[kind](root=root, **small[kind])  # type: ignore[operator]
+    if kind == "imagenet":
+        return ImageNetData(root=root, classes=3)
+    return {"cifar10": CifarData, "mnist": MnistData, "fashion_mnist": FashionMnistData}[kind](root=root, validation_images=8)
 
 
-LAYOUTS = {"imagenet": IMAGENET, "cifar10": CIFAR, "mnist": MNIST}
+LAYOUTS = {"imagenet": IMAGENET, "cifar10": CIFAR, "mnist": MNIST, "fashion_mnist": FASHION_MNIST}
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)
@@ -173,6 +211,12 @@ _IMAGES = np.zeros((2, 3072), np.uint8)
             _written(f"{_MNIST}/t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0\0\x01\x05"),
             "one label of 0 … 9 for each of 16",
         ),
+        ("fashion_mnist", lambda root: (root / "train-labels-idx1-ubyte.gz").unlink(), "there is no file .*train-labels"),
+        ("fashion_mnist", _cut("t10k-images-idx3-ubyte.gz"), "t10k-images.* cannot be decompressed"),
+        ("fashion_mnist", _written("train-images-idx3-ubyte.gz", b"not compressed"), "train-images.* cannot be decompressed"),
+        ("fashion_mnist", _written("train-images-idx3-ubyte", b"another file"), "train-images.* is not an IDX file"),
+        ("fashion_mnist", _written("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0\0\x01"), "8 bytes instead of 9"),
+        ("fashion_mnist", _written("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0\0\x01\x05"), "for each of 16 images"),
     ],
 )
 def test_a_folder_in_another_layout_gets_one_sentence(

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.optim.lr_scheduler import LambdaLR
 
-from recipes.vision.schedules import PerStep
+from recipes.schedules import PerStep
 from tests.strategies.launch import launch
 from tests.strategies.models import Net, loader, trainer
 

@@ -12,8 +12,8 @@ from hydra.utils import instantiate
 from lightning.pytorch import Callback, seed_everything
 
 from lightning_gossip import ConfigurationError
+from recipes.schedules import cosine, multistep, warmup
 from recipes.vision.classifier import Classifier
-from recipes.vision.schedules import cosine, multistep, warmup
 from tests.recipes.test_config import composed
 from tests.recipes.vision import generated
 from tests.recipes.vision.recipes import small

@@ -9,6 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from lightning.pytorch import Trainer
+
+from lightning_gossip import ConfigurationError
+
 Factor = Callable[[float, float], float]  # of the epochs done, with their fraction, and of where the warm-up begins
 
 
@@ -38,6 +42,21 @@ def cosine(epoch: float, *, warmup_epochs: float, start: float, epochs: float) -
         return warmup(epoch, epochs=warmup_epochs, start=start)
     share = min(1.0, (epoch - warmup_epochs) / max(epochs - warmup_epochs, 1e-9))
     return 0.5 * (1.0 + math.cos(math.pi * share))
+
+
+def steps_and_epochs(trainer: Trainer) -> tuple[float, int]:
+    """How many steps each worker makes if all are equally fast, and in how many epochs.
+
+    Raises:
+        ConfigurationError: for a run whose length is not given in epochs.
+    """
+    steps, epochs = trainer.estimated_stepping_batches, trainer.max_epochs
+    if trainer.max_steps >= 0 or epochs is None or epochs < 1 or math.isinf(steps):
+        raise ConfigurationError(
+            f"the schedule counts epochs: it needs max_epochs of at least 1 (given: {epochs}) and no max_steps"
+            f" (given: {trainer.max_steps})."
+        )
+    return steps, epochs
 
 
 class PerStep:
