@@ -91,7 +91,7 @@ ELSEWHERE = (  # the rows of the other settings, and their learning rates
     "dense start .05, gossip .06, int8",
     "noloco: dense start .05, outer (1, .5 n), local, k = 3, int8",
 )
-LRS_ELSEWHERE = (0.03, 0.05, 0.1)
+LRS_ELSEWHERE = (0.03, 0.05, 0.1, 0.2)
 
 
 def learn(
