@@ -59,7 +59,7 @@ RAISING = {
 }
 
 
-QUICK = {"adpsgd", "adpsgd, outer", "adpsgd at the rendezvous", "apsgd, on the server"}
+QUICK = {"adpsgd", "adpsgd at the rendezvous", "apsgd, on the server"}
 
 
 def names(cases: dict[str, Any]) -> list[Any]:
