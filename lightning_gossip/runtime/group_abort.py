@@ -26,6 +26,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
+from lightning_gossip.transport.threads import new_thread
+
 log = logging.getLogger(__name__)
 
 _TAG = 1 << 20  # of a message that nobody sends
@@ -109,7 +111,7 @@ class GroupGuard:
             return
         with self._lock:
             if self._group is group and self._thread is None:
-                self._thread = threading.Thread(target=_abort, args=(group,), name="gossip-abort", daemon=True)
+                self._thread = new_thread("gossip-abort", _abort, group)
                 self._thread.start()
 
     @property

@@ -102,8 +102,7 @@ def strategy_of(cfg: DictConfig) -> Strategy:
     """The simulator's description of the strategy that a training run with this configuration has."""
     real = instantiate(cfg.strategy)
     options: dict[str, Any] = OmegaConf.to_container(cfg.strategy, resolve=True)  # type: ignore[assignment]
-    if "period" in options:
-        options["period"] = real.period
+    options.update({name: getattr(real, name) for name in ("period", "outer") if name in options})
     return make_strategy(name_of(real), **options)
 
 

@@ -23,7 +23,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import simpy
@@ -32,6 +32,7 @@ from simpy.events import Event
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_gossip.algorithm.adpsgd.local_steps import LocalSteps
 from lightning_gossip.algorithm.adpsgd.options import GossipOptions
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker, Roles
 from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
@@ -50,11 +51,12 @@ from lightning_gossip.algorithm.adpsgd.protocol import (
     Wait,
 )
 from lightning_gossip.algorithm.adpsgd.replica import Replica
-from lightning_gossip.algorithm.compression.pairwise import exchange_bytes, make_codec
+from lightning_gossip.algorithm.compression.pairwise import Wire, exchange_bytes, make_codec
 from lightning_gossip.algorithm.effects import perform, perform_in_time
 from lightning_gossip.algorithm.failure_detector import FailureDetector
 from lightning_gossip.algorithm.failure_detector import Verdict as Health
 from lightning_gossip.algorithm.options import EpochOptions
+from lightning_gossip.algorithm.outer import Outer
 from lightning_gossip.algorithm.step_timer import StepTimer
 from lightning_gossip.algorithm.topology.generators import make_topology
 from lightning_gossip.algorithm.topology.topology import Topology
@@ -85,6 +87,17 @@ class ADPSGD(GossipOptions, EpochOptions, Strategy):
         Gossip(self, run).start()
 
 
+@dataclass(frozen=True, kw_only=True)
+class NoLoCo(ADPSGD):
+    """Few exchanges, and an outer step of each worker's own after every 50 steps."""
+
+    name = "noloco"
+
+    wire: Wire = "int8"
+    local_steps: int | None = 50
+    outer: Outer | None = field(default_factory=Outer)
+
+
 class Gossip:
     """All workers of a run of AD-PSGD."""
 
@@ -109,7 +122,7 @@ class Gossip:
             for rank in range(n)
         ]
         peers = [PatientPeers(run, self.monitor, members, self._topology, strategy.roles, picker) for picker in pickers]
-        self.workers = [Worker(self, rank, peers[rank], strategy.exchanges_per_step) for rank in range(n)]
+        self.workers = [Worker(self, rank, peers[rank], strategy) for rank in range(n)]
         run.current = lambda: self.published
         self.sync_point = SyncPoint(
             run, settle=self._drain, average=self._average, open_session=self._open, cost_s=self._average_s
@@ -137,9 +150,7 @@ class Gossip:
         for drain in drains:
             yield from drain
         for rank in self.run.living:
-            worker = self.workers[rank]
-            worker.replica.push_pull([self.run.models.rows[rank]], forward_passes=0)
-            worker.record_staleness()
+            self.workers[rank].take_over_last_merges()
 
     def _average_s(self) -> float:
         run = self.run
@@ -151,8 +162,7 @@ class Gossip:
         if self.adopts and models.numel:
             mean = self.published[living].sum(0).div_(len(living))
             for rank in living:
-                self.workers[rank].replica.settle().copy_(mean)
-                self.workers[rank].replica.copy_out([models.rows[rank]])
+                self.workers[rank].adopt(mean)
         return distance
 
 
@@ -259,14 +269,16 @@ class Swap:
 class Worker:
     """One worker: its replica, its side of the protocol, its three processes."""
 
-    def __init__(self, gossip: Gossip, rank: int, peers: PatientPeers, exchanges_per_step: float) -> None:
+    def __init__(self, gossip: Gossip, rank: int, peers: PatientPeers, strategy: ADPSGD) -> None:
         self.rank = rank
         self.failed = False
         self._gossip = gossip
         self._run = gossip.run
         self._environment = gossip.run.environment
         self._peers = peers
-        self._starts = exchanges_per_step > 0.0
+        self._exchanges_per_step = strategy.exchanges_per_step
+        self._local_steps = LocalSteps(strategy)
+        self._starts = self._exchanges_per_step > 0.0
         self._protocol = GossipProtocol(
             rank,
             gossip.run.workers,
@@ -274,7 +286,7 @@ class Worker:
             gossip.run.record.accounts[rank],
             now_s=lambda: self._environment.now,
             generator=random.Random(f"{gossip.run.seed}/{rank}"),
-            exchanges_per_step=exchanges_per_step,
+            exchanges_per_step=self._local_steps.rate(self._exchanges_per_step),
         )
         self._times = StepTimer()
         self._waiting: list[tuple[Wait, Event]] = []
@@ -303,6 +315,7 @@ class Worker:
 
     def open(self, session: int) -> None:
         """A session begins: publish, and exchanges may be due."""
+        self._local_steps.open(["x"], self._x)
         self.replica.push_pull([self._run.models.rows[self.rank]])
         self._protocol.open(session, layout=0)
         self._changed()
@@ -320,6 +333,22 @@ class Worker:
             self._changed()
 
         return ends(effect)
+
+    @property
+    def _x(self) -> list[Tensor]:
+        return [self._run.models.rows[self.rank]]
+
+    def take_over_last_merges(self) -> None:
+        """x takes over what the exchanges since its last step have changed."""
+        with self._local_steps.merging(self._x):
+            self.replica.push_pull(self._x, forward_passes=0)
+        self.record_staleness()
+
+    def adopt(self, mean: Tensor) -> None:
+        """All have met: y and x become the mean, shape (d,)."""
+        self.replica.settle().copy_(mean)
+        with self._local_steps.merging(self._x):
+            self.replica.copy_out(self._x)
 
     def record_staleness(self) -> None:
         """Of the steps that have been pushed."""
@@ -358,8 +387,14 @@ class Worker:
                 models.begin(rank, task.batch)
                 yield environment.timeout(compute_times.next_s())
                 models.step(rank, run.lr)
-                self.replica.step(x)
+                self._local_steps.step(
+                    x,
+                    progress=run.progress,
+                    push_pull=lambda: self.replica.step(x),
+                    publish=lambda: self.replica.publish(x),
+                )
                 self.record_staleness()
+                self._protocol.exchanges_per_step = self._local_steps.rate(self._exchanges_per_step)
                 run.record.compute(rank, began_s, environment.now)
                 run.record.event(environment.now, "step", rank)
                 session.stepped(rank)
