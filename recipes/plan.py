@@ -16,10 +16,11 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from lightning_gossip.simulation import Strategy
+from recipes import overrides
 from recipes.commands import one_sentence
 from recipes.job import be_quiet, plain_errors
 from recipes.planning import curvature, curves, known, outputs
-from recipes.planning.choice import Candidate, Planner, refined, soonest
+from recipes.planning.choice import Candidate, Planner, as_it_trained, refined, soonest
 from recipes.planning.choices import Choices, choices_of, choices_of_run
 from recipes.planning.choices import save as save_choices
 from recipes.planning.events import trigger
@@ -54,6 +55,8 @@ def run(cfg: DictConfig, strategies: dict[str, Strategy], present: Choices, cons
         start = known.known_from(cfg, measured, spectrum)
         planner = Planner(start, cfg.target, cfg.margin)
         now = planner.candidate(start.strategy, start.workers, on_progress=step("the present setting"))
+        planner, now = as_it_trained(planner, now)
+        start = planner.known
         candidates = planner.all(strategies, cfg.workers, step)
         most = start.workers if cfg.most_workers is None else cfg.most_workers
         best = refined(planner, soonest([one for one in candidates if one.workers <= most], now), step)
@@ -63,6 +66,7 @@ def run(cfg: DictConfig, strategies: dict[str, Strategy], present: Choices, cons
     left = Path(cfg.run_dir)
     left.mkdir(parents=True, exist_ok=True)
     text = outputs.words(best, now, start) + outputs.more_workers(candidates, best) + ("" if event is None else event.words)
+    text = f"{text} {outputs.IDEALISED}"
     outputs.save(outputs.as_json(candidates, best, now, start, along), left)
     curves.draw(along, best, now, left / curves.FIGURE)
     save_choices(outputs.choices_for(best, start, present), left, CONF, f"Written by recipes.plan. {text}")
@@ -73,26 +77,25 @@ def run(cfg: DictConfig, strategies: dict[str, Strategy], present: Choices, cons
     return best
 
 
-def as_measured(cfg: DictConfig, overrides: list[str]) -> tuple[DictConfig, list[str]]:
+def as_measured(cfg: DictConfig, given: list[str]) -> tuple[DictConfig, list[str]]:
     """The configuration, with what the measured run chose where the call does not say otherwise.
 
     Args:
         cfg: the call's own.
-        overrides: that the call was made with.
+        given: overrides that the call was made with.
 
     Returns:
         The configuration, and all overrides that it is made with.
     """
     if cfg.measured is None:
-        return cfg, overrides
+        return cfg, given
     measured = known.measured_run(Path(cfg.measured))
     saved = choices_of_run(measured.folder)
     if saved is None:
         chosen = Choices({}, {"trainer.devices": measured.cluster.workers})
     else:  # a simulated run may have another strategy than its configuration's
         chosen = saved.of_strategy(measured.summary["strategy"])
-    before = chosen.without(overrides).overrides
-    together = [*before, *overrides]
+    together = [*chosen.without(given).overrides, *given]
     return compose(CONFIG, [*together, f"run_dir={cfg.run_dir}"]), together
 
 
@@ -102,10 +105,11 @@ def main(cfg: DictConfig) -> None:
     be_quiet()
     call = HydraConfig.get()
     with one_sentence(), plain_errors():
+        overrides.check(cfg, list(call.overrides.task), CONF / f"{CONFIG}.yaml")
         known.check(cfg)
-        cfg, overrides = as_measured(cfg, list(call.overrides.task))
-        strategies = compose_strategies(cfg, cfg.strategies, overrides, config=CONFIG)
-        groups = {**call.runtime.choices, **dict(override.split("=", 1) for override in overrides if "." not in override)}
+        cfg, together = as_measured(cfg, list(call.overrides.task))
+        strategies = compose_strategies(cfg, cfg.strategies, together, config=CONFIG)
+        groups = {**call.runtime.choices, **dict(override.split("=", 1) for override in together if "." not in override)}
         run(cfg, strategies, choices_of(cfg, groups, config=CONFIG))
 
 

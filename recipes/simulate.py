@@ -24,6 +24,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from lightning_gossip import ConfigurationError
 from lightning_gossip.simulation import Recording, Result, Strategy, simulate
 from lightning_gossip.strategies import STRATEGIES
+from recipes import overrides
 from recipes.commands import one_sentence
 from recipes.job import plain_errors
 from recipes.simulated import figures, outputs
@@ -171,8 +172,10 @@ def main(cfg: DictConfig) -> float | None:
 
 
 def _last_time_s(cfg: DictConfig) -> float:
+    given = list(HydraConfig.get().overrides.task)
     with plain_errors():
-        strategies = compose_strategies(cfg, cfg.strategies or (), list(HydraConfig.get().overrides.task))
+        overrides.check(cfg, given, CONF / "simulate.yaml")
+        strategies = compose_strategies(cfg, cfg.strategies or (), given)
     return list(run(cfg, strategies).values())[-1].time_s
 
 

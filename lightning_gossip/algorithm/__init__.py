@@ -3,6 +3,7 @@
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker, ResolvedRoles, Roles, resolve_roles
 from lightning_gossip.algorithm.apsgd import EventTrigger, ParameterServer, ServerOptions
 from lightning_gossip.algorithm.compression.qsgd import Quantizer
+from lightning_gossip.algorithm.outer import Outer
 from lightning_gossip.algorithm.periodic_averaging.adaptive_period import AdaptivePeriod
 from lightning_gossip.algorithm.periodic_averaging.period import ConstantPeriod, PeriodController, PostLocal
 from lightning_gossip.algorithm.staleness import StalenessHistogram, VersionCounter
@@ -38,6 +39,7 @@ __all__ = [
     "EventTrigger",
     "ExchangeLaw",
     "MixingWeights",
+    "Outer",
     "ParameterServer",
     "PartnerPicker",
     "PeriodController",

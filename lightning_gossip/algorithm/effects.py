@@ -8,19 +8,28 @@ waits: the runtime with collectives and sockets, the simulator under virtual tim
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 Effect = TypeVar("Effect")
 Result = TypeVar("Result")
 Event = TypeVar("Event")
 
+_NO_LOCK = nullcontext()
 
-def perform(effects: Generator[Effect, Any, Result], do: Callable[[Effect], Any]) -> Result:
-    """Drive a protocol by a function that does each effect at once.
+
+def perform(
+    effects: Generator[Effect, Any, Result],
+    do: Callable[[Effect], Any],
+    *,
+    lock: AbstractContextManager[Any] = _NO_LOCK,
+) -> Result:
+    """Drive a protocol by a function that does each effect.
 
     Args:
         effects: of the protocol, not begun yet.
-        do: does an effect and returns what came of it. What it raises ends the drive; the protocol is not told.
+        do: does an effect and returns what came of it. What it raises ends the drive, and closes the protocol.
+        lock: guards what this protocol shares with others; held while it runs, never during an effect.
 
     Returns:
         What the protocol returns.
@@ -31,13 +40,18 @@ def perform(effects: Generator[Effect, Any, Result], do: Callable[[Effect], Any]
     12
     """
     outcome = None
-    while True:
-        try:
-            effect = effects.send(outcome)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
-        outcome = do(effect)
+    try:
+        while True:
+            with lock:
+                try:
+                    effect = effects.send(outcome)
+                except StopIteration as end:
+                    result: Result = end.value
+                    return result
+            outcome = do(effect)
+    finally:
+        with lock:
+            effects.close()
 
 
 def perform_in_time(

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_choice, check_integer, check_positive
+from lightning_gossip.analysis.curvature.gradient_noise import GradientNoise, gradient_noise
 from lightning_gossip.analysis.curvature.hessian import NotFiniteError, differentiable
 from lightning_gossip.analysis.curvature.spectrum import Curvature, curvature
 from lightning_gossip.analysis.curvature.unchanged import seed_everything, unchanged_random_state
@@ -204,6 +205,29 @@ def measure_curvature(
             module=module,
             seed=seed,
         )
+
+
+def measure_gradient_noise(
+    module: pl.LightningModule, data: Any, *, batches: int = 16, products: int = 4, mode: Mode = "train", seed: int = 0
+) -> GradientNoise:
+    """How noisy the gradients of a LightningModule's batches are, outside of a fit.
+
+    Args:
+        module, data, mode, seed: as for :func:`measure_curvature`; the batches are of the size that one worker trains on.
+        batches: how many gradients are compared; all if there are fewer.
+        products: see :func:`~lightning_gossip.analysis.curvature.gradient_noise.gradient_noise`.
+
+    Raises:
+        ConfigurationError: as for :func:`measure_curvature`, and for a single batch.
+    """
+    check_integer("batches", batches, at_least=2, example=16)
+    check_choice("mode", mode, get_args(Mode))
+    check_step(module)
+    devices = [] if module.device.type == "cpu" else [module.device]
+    with unchanged_random_state(devices), _in_mode(module, mode):
+        seed_everything(seed, devices)
+        steps = _first_steps(module, data, batches)
+        return gradient_noise(loss_of(module), module.parameters(), steps, products=products, module=module, seed=seed)
 
 
 def _kept(batch: Any, number: int) -> Step:

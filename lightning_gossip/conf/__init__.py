@@ -1,1 +1,1 @@
-"""Hydra configuration groups: strategy, topology, cluster. In your own app: ``hydra.searchpath: [pkg://lightning_gossip.conf]``."""
+"""Hydra groups strategy, topology, schedule, outer, cluster. In your own app: ``hydra.searchpath: [pkg://lightning_gossip.conf]``."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -25,6 +26,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
+
+from lightning_gossip.transport.threads import new_thread
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +89,8 @@ class GroupGuard:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._group: dist.ProcessGroup | None = None
+        # held, the group's connections and threads would outlive its destruction
+        self._group: Callable[[], dist.ProcessGroup | None] = lambda: None
         self._has_failed: Callable[[], bool] = lambda: False
         self._thread: threading.Thread | None = None
 
@@ -99,24 +103,25 @@ class GroupGuard:
         """
         self.release()
         with self._lock:
-            self._group, self._has_failed = group, has_failed
+            self._group, self._has_failed = weakref.ref(group), has_failed
 
     def look(self) -> None:
         """Abort the group if one of its workers has failed. Called by the failure detector's thread; returns at once."""
         with self._lock:
-            group, has_failed = self._group, self._has_failed
+            group, has_failed = self._group(), self._has_failed
         if group is None or not has_failed():
             return
         with self._lock:
-            if self._group is group and self._thread is None:
-                self._thread = threading.Thread(target=_abort, args=(group,), name="gossip-abort", daemon=True)
+            if self._group() is group and self._thread is None:
+                self._thread = new_thread("gossip-abort", _abort, group)
                 self._thread.start()
 
     @property
     def is_aborted(self) -> bool:
         """Whether the group has been aborted, or is being; by this guard, or by its backend after an error."""
         with self._lock:
-            return self._thread is not None or (self._group is not None and _has_error(self._group))
+            group = self._group()
+            return self._thread is not None or (group is not None and _has_error(group))
 
     def check(self) -> None:
         """Make sure that the collectives of this thread have not merely returned because the group was aborted.
@@ -133,8 +138,14 @@ class GroupGuard:
 
     def release(self) -> None:
         """Let go of the group, which is about to be destroyed: after an abort that is under way, 10 s at most."""
+        self.join()
         with self._lock:
-            self._group, thread, self._thread = None, self._thread, None
+            self._group, self._thread = lambda: None, None
+
+    def join(self) -> None:
+        """Wait for an abort that is under way, 10 s at most."""
+        with self._lock:
+            thread = self._thread
         if thread is not None:
             thread.join(_RELEASE_S)
             if thread.is_alive():

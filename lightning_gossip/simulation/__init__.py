@@ -35,10 +35,10 @@ from lightning_gossip.simulation.record import EpochRecord, Point, Recording, Sp
 from lightning_gossip.simulation.result import Result
 from lightning_gossip.simulation.run import Strategy
 from lightning_gossip.simulation.simulate import simulate
-from lightning_gossip.simulation.strategies.adpsgd import ADPSGD
+from lightning_gossip.simulation.strategies.adpsgd import ADPSGD, NoLoCo
 from lightning_gossip.simulation.strategies.apsgd import APSGD
 from lightning_gossip.simulation.strategies.dpsgd import DPSGD
-from lightning_gossip.simulation.strategies.periodic_averaging import AdaptiveAveraging, PeriodicAveraging
+from lightning_gossip.simulation.strategies.periodic_averaging import AdaptiveAveraging, DiLoCo, PeriodicAveraging
 from lightning_gossip.simulation.strategies.registry import STRATEGIES, make_strategy
 from lightning_gossip.simulation.strategies.synchronous import QSGD, AllReduce
 
@@ -56,6 +56,7 @@ __all__ = [
     "Classifier",
     "Cluster",
     "Constant",
+    "DiLoCo",
     "EpochRecord",
     "Epochs",
     "Erlang",
@@ -63,6 +64,7 @@ __all__ = [
     "Law",
     "Links",
     "LogNormal",
+    "NoLoCo",
     "Objective",
     "PeriodicAveraging",
     "Point",

@@ -199,7 +199,7 @@ class Run:
         self.record.event(now_s, "meet", -1)
 
     def fail(self, rank: int, session: Session) -> None:
-        """A worker has stopped for good; what it holds of the session is lost."""
+        """A worker has stopped for good."""
         self.record.accounts[rank].failed_s = self.environment.now
         self.record.event(self.environment.now, "fail", rank)
         self.living.remove(rank)

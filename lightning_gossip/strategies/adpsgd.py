@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+import lightning.pytorch as pl
+from torch import Tensor, nn
 from typing_extensions import override
 
+from lightning_gossip.algorithm.adpsgd.local_steps import LocalSteps
 from lightning_gossip.algorithm.adpsgd.options import GossipOptions
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerChoice, PartnerPicker, Roles
 from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
@@ -19,6 +21,7 @@ from lightning_gossip.algorithm.adpsgd.replica import PublishedModel
 from lightning_gossip.algorithm.checks import check_not_negative
 from lightning_gossip.algorithm.compression.pairwise import Wire
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
+from lightning_gossip.algorithm.outer import Outer, warnings_of
 from lightning_gossip.algorithm.tensors.finite import all_finite
 from lightning_gossip.algorithm.topology.edge_order import edge_order
 from lightning_gossip.algorithm.topology.options import TopologySpec
@@ -37,6 +40,12 @@ from lightning_gossip.strategies.options import check_nonfinite, seconds_of
 from lightning_gossip.strategies.report import WorkerReport
 from lightning_gossip.strategies.state.nonfinite import error_of, mean_of_healthy
 from lightning_gossip.strategies.state.optimizer_state import OptimizerStates
+from lightning_gossip.strategies.state.outer_warnings import (
+    say_once,
+    warn_of_few_rounds,
+    warn_of_slow_exchanges,
+    warn_of_statistics,
+)
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 from lightning_gossip.transport.pairwise_groups import CONNECT_S, REPLY_S, EdgeTransport
@@ -54,7 +63,12 @@ class ADPSGDStrategy(DecentralizedStrategy):
         roles: ``"bipartite"`` as in the paper (one side initiates, the other responds), ``"symmetric"`` (everybody does both; a
             busy worker refuses), or ``"auto"``: bipartite where the graph allows it.
         exchanges_per_step: averagings that a worker takes part in per step of its neighbourhood (on a regular
-            graph); 0 for none.
+            graph); 0 for none. Default: 1, and 3/``local_steps`` where these are given.
+        local_steps: own steps of a round: between two outer steps, and what few exchanges are counted by. Default: 50 with
+            ``outer``.
+        outer: an :class:`~lightning_gossip.Outer` step at the end of each round of own steps (docs/outer.md); None for none.
+        dense_share: share of the run at whose beginning there is an exchange in every step and no outer step. Default: 0.05
+            where ``local_steps`` are given, else 0.
         push_every: steps between two pushes of this worker's model. Between them a step costs nothing, neighbours see the model
             without its last updates, and theirs come later. For links on which exchanges are rarer than steps.
         exchange_timeout_s: deadline, in seconds, of an answer and of each chunk of a model.
@@ -84,6 +98,7 @@ class ADPSGDStrategy(DecentralizedStrategy):
         import lightning_gossip
         trainer = Trainer(strategy="adpsgd", devices=4)                                # a ring
         trainer = Trainer(strategy=ADPSGDStrategy(topology="exponential"), devices=8)
+        trainer = Trainer(strategy=ADPSGDStrategy(local_steps=50, outer=Outer(), wire="int8"), devices=8)    # = "noloco"
     """
 
     name = "adpsgd"
@@ -93,7 +108,10 @@ class ADPSGDStrategy(DecentralizedStrategy):
         *,
         topology: TopologySpec = "ring",
         roles: Roles = "auto",
-        exchanges_per_step: float = 1.0,
+        exchanges_per_step: float | None = None,
+        local_steps: int | None = None,
+        outer: Outer | None = None,
+        dense_share: float | None = None,
         push_every: int = 1,
         exchange_timeout_s: float = 120.0,
         seed: int = 0,
@@ -114,15 +132,20 @@ class ADPSGDStrategy(DecentralizedStrategy):
         self.gossip_options = GossipOptions(
             topology=topology,
             roles=roles,
-            exchanges_per_step=exchanges_per_step,
+            exchanges_per_step=exchanges_per_step,  # type: ignore[arg-type]
             push_every=push_every,
             wire=wire,
             partner_choice=partner_choice,
+            local_steps=local_steps,
+            outer=outer,
+            dense_share=dense_share,  # type: ignore[arg-type]
         )
         check_not_negative("seed", seed)
         self.refuse_nonfinite, self.on_nonfinite = check_nonfinite(refuse_nonfinite, on_nonfinite)
         self.topology = self.gossip_options.topology
-        self.exchanges_per_step = exchanges_per_step
+        self.exchanges_per_step = self.gossip_options.exchanges_per_step
+        self.outer = self.gossip_options.outer
+        self.name = "adpsgd" if self.outer is None else "noloco"
         self._exchange_timeout_s = seconds_of("exchange_timeout_s", exchange_timeout_s)
         self._seed = seed
 
@@ -136,6 +159,19 @@ class ADPSGDStrategy(DecentralizedStrategy):
         self.gossip_options.check(workers)
         if self.survival.least > workers:
             raise ConfigurationError(f"min_workers={self.survival.min_workers} is more than the {workers} workers of the job.")
+
+    @override
+    def preflight(self, trainer: pl.Trainer, model: pl.LightningModule) -> None:
+        super().preflight(trainer, model)
+        if self.gossip_options.dense_share and trainer.max_epochs == -1 and trainer.max_steps == -1:
+            raise ConfigurationError(
+                f"dense_share={self.gossip_options.dense_share!r} is a share of the run, and max_epochs=-1 gives it no end."
+                " Write dense_share=0.0, or give an end."
+            )
+        if self.outer is not None and self.workers > 1:
+            for warning in warnings_of(self.outer):
+                say_once("momentum of all", warning)
+            warn_of_statistics(model)
 
     @override
     def algorithm(self, timeline: Timeline) -> Algorithm:
@@ -173,11 +209,15 @@ class GossipAlgorithm(Algorithm):
         self._counters = GossipCounters()
         self._failed = 0
         self._replica: PublishedModel | None = None
+        self._replacements = 0  # of x by a model that the replica was given
         self._model = SharedModel(nn.Module())
         self._layout = 0  # of the replica
         self._session = 0
         self._restored_picker: dict[str, Any] | None = None
         self._has_averaged = False  # since this worker has settled
+        self._local_steps = LocalSteps(strategy.gossip_options)
+        self._is_given = False  # the mean of a synchronisation point is one of other workers' models
+        self._steps, self._steps_s = 0, 0.0  # of which the time is known
 
     @override
     def start(self) -> None:
@@ -243,39 +283,74 @@ class GossipAlgorithm(Algorithm):
     def open(self, model: SharedModel) -> None:
         before, self._layout = self._layout, model.layout
         self._model = model
+        self._local_steps.open(model.names[: model.parameters], self._parameters)
         if self._replica is None or self._layout != before:
             push_every = self._strategy.gossip_options.push_every
             self._replica = replica_of(list(self._model.tensors), retention=self._model.retention, push_every=push_every)
+            self._replacements = 0
         else:
             self._replica.push_pull(self._model.tensors)
         self._session += 1
-        self._running.exchanges_per_step = self._strategy.exchanges_per_step
+        self._set_rate()
         layout = _with_wire(self._layout, self._strategy.gossip_options.wire)
         self._running.open(self._replica, session=self._session, layout=layout)
 
     @override
     def step(self, step: Step) -> None:
+        self._count(step)
+        replica, was_dense = self._replica, self._local_steps.is_dense
+        assert replica is not None
         with self._watching_health():
-            self._running.step(self._model.tensors, step_s=step.seconds, forward_passes=step.forward_passes)
+            self._local_steps.step(
+                self._parameters,
+                progress=step.progress,
+                push_pull=lambda: self._push_pull(step),
+                publish=lambda: replica.publish(self._model.tensors),
+            )
+        if was_dense and not self._local_steps.is_dense:
+            self._set_rate()
+
+    def _push_pull(self, step: Step) -> None:
+        self._running.step(self._model.tensors, step_s=step.seconds, forward_passes=step.forward_passes)
+        self._note_replacement()  # before an outer step
+
+    def _note_replacement(self) -> None:
+        """After another model has been taken over, momentum is of no use any more."""
+        assert self._replica is not None
+        if self._replica.replacements != self._replacements:
+            self._replacements = self._replica.replacements
+            OptimizerStates(self._strategy.optimizers).reset()
+            self._local_steps.begin_anew()
+
+    def _count(self, step: Step) -> None:
+        if step.seconds is not None:
+            self._steps, self._steps_s = self._steps + 1, self._steps_s + step.seconds
+        options = self._strategy.gossip_options
+        if options.outer is not None and options.local_steps is not None and step.progress:
+            warn_of_few_rounds(step.number / step.progress * (1.0 - options.dense_share), options.local_steps)
+
+    def _set_rate(self) -> None:
+        self._running.exchanges_per_step = self._local_steps.rate(self._strategy.exchanges_per_step)
+
+    @property
+    def _parameters(self) -> list[Tensor]:
+        """Of the session, as they are now."""
+        return list(self._model.tensors[: self._model.parameters])
 
     @override
     def settle(self) -> None:
         self._has_averaged = False
-        with self._watching_health():
+        with self._watching_health(), self._local_steps.merging(self._parameters):
             self._running.drain(self._model.tensors)
 
     @contextmanager
     def _watching_health(self) -> Iterator[None]:
-        """Say which tensor is not finite; and after another model has been taken over, momentum is of no use any more."""
-        replica = self._replica
-        assert replica is not None
-        before = replica.replacements
+        """Say which tensor is not finite, or that another model has been taken over."""
         try:
             yield
         except NonFiniteError as error:
             raise error_of(self._strategy.global_rank, self._model.names, self._model.tensors) from error
-        if replica.replacements != before:
-            OptimizerStates(self._strategy.optimizers).reset()
+        self._note_replacement()
 
     @override
     def average(self, sync_point: SyncPoint) -> float:
@@ -292,12 +367,24 @@ class GossipAlgorithm(Algorithm):
             if not was_finite:
                 self._counters.adopted += 1
                 OptimizerStates(self._strategy.optimizers).reset()
+                self._is_given = True
         return distance
 
     @override
     def adopt(self) -> None:
         assert self._replica is not None
-        self._replica.copy_out(self._model.tensors)
+        if self._adopts:
+            with self._local_steps.merging(self._parameters):
+                self._replica.copy_out(self._model.tensors)
+        else:  # to be looked at
+            self._replica.copy_out(self._model.tensors)
+        if self._is_given:
+            self._local_steps.begin_anew()
+        self._is_given = False
+
+    @property
+    def _adopts(self) -> bool:
+        return self._strategy.fit_options.at_rendezvous == "adopt"
 
     @override
     def close(self, *, together: bool) -> None:
@@ -327,16 +414,59 @@ class GossipAlgorithm(Algorithm):
         report.bytes_sent = counters.bytes_sent
         report.failed = self._failed + (self._peers.failed_exchanges if self._peers is not None else 0)
         report.describe_staleness(counters.staleness)
+        options = self._strategy.gossip_options
+        if options.outer is not None and options.local_steps is not None and counters.exchanges and self._steps:
+            exchange_s, step_s = counters.exchange_s / counters.exchanges, self._steps_s / self._steps
+            warn_of_slow_exchanges(exchange_s, step_s, options.local_steps)
 
     @override
     def state_dict(self) -> dict[str, Any]:
         assert self._peers is not None
-        return {"picker": self._peers.picker.state_dict(), "staleness": self._counters.staleness.state_dict()}
+        return {
+            "picker": self._peers.picker.state_dict(),
+            "staleness": self._counters.staleness.state_dict(),
+            "local_steps": self._local_steps.state_dict(),
+        }
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._restored_picker = state["picker"]
         self._counters.staleness.load_state_dict(state["staleness"])
+        if "local_steps" in state:  # an earlier version has written none
+            self._local_steps.load_state_dict(state["local_steps"])
+
+    @override
+    def common_tensors(self, sync_point: SyncPoint, *, adopts: bool) -> dict[str, Tensor]:
+        state = self._local_steps.state
+        sizes = sync_point.workers.gather(None if state is None else state.slow.numel(), kind="the outer state")
+        if state is None or set(sizes) != {state.slow.numel()}:
+            return {}  # no outer steps, or a worker has just come and has none yet
+        before = state.slow.clone(), state.velocity.clone()
+        for vector in (state.slow, state.velocity):
+
+            def mean(vector: Tensor = vector) -> Tensor:
+                host = vector.clone()
+                sync_point.average(host)
+                return host
+
+            vector.copy_(sync_point.workers.attempt(mean))
+        tensors = state.state_dict()
+        if not adopts:
+            state.slow.copy_(before[0])
+            state.velocity.copy_(before[1])
+        return tensors
+
+    @override
+    def own_tensors(self) -> dict[str, Tensor]:
+        return {} if self._local_steps.state is None else self._local_steps.state.state_dict()
+
+    @override
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        self._local_steps.load_tensors(tensors)
+
+    @override
+    def begin_anew(self) -> None:
+        self._local_steps.begin_anew()
 
     @property
     def _members(self) -> Membership:

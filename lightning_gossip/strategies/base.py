@@ -215,8 +215,7 @@ class DecentralizedStrategy(WorkerProcesses):
             uses.abort()
             self.tell_once(exception)  # before the others hear of it, and fail by it
         if self.members is not None and not isinstance(exception, SIGTERMException):
-            self.members.monitor.abort(reason_of(exception))
-            self.members.monitor.rest()  # it has said so when this returns
+            self.members.abort(reason_of(exception))
         if self._fit is not None and not isinstance(exception, SIGTERMException):
             self._fit.abort()
 

@@ -1,4 +1,4 @@
-"""Local SGD with an exact average now and then: CPSGD, ADPSGD (arXiv 2007.06134), post-local SGD."""
+"""Local SGD with an exact average now and then: CPSGD, ADPSGD (arXiv 2007.06134), post-local SGD, DiLoCo, SlowMo."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing_extensions import override
 
 from lightning_gossip.algorithm.compression.error_feedback_mean import MeanWire
 from lightning_gossip.algorithm.effects import perform
+from lightning_gossip.algorithm.outer import Outer, OuterState, outer_state
 from lightning_gossip.algorithm.periodic_averaging import protocol
 from lightning_gossip.algorithm.periodic_averaging.adaptive_period import AdaptivePeriod
-from lightning_gossip.algorithm.periodic_averaging.period import PeriodController
+from lightning_gossip.algorithm.periodic_averaging.period import ConstantPeriod, PeriodController
 from lightning_gossip.algorithm.periodic_averaging.protocol import (
     Averaged,
     AveragingOptions,
@@ -29,6 +30,7 @@ from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.report import WorkerReport
 from lightning_gossip.strategies.state.optimizer_state import OptimizerStates, Slot
+from lightning_gossip.strategies.state.outer_warnings import warn_of_few_rounds, warn_of_statistics
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.strategies.synchronous import SynchronousAlgorithm
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
@@ -49,12 +51,17 @@ class PeriodicAveragingStrategy(DecentralizedStrategy):
         wire: how models are sent: ``"float32"`` as they are; ``"bfloat16"`` or ``"int8"``: as rounded differences to the last
             mean, in half or a quarter of the bytes. What rounding keeps back is added to the next difference; the mean at a
             synchronisation point is exact.
+        outer: an :class:`~lightning_gossip.Outer` step after each averaging: DiLoCo with Nesterov's form, SlowMo with the heavy
+            ball; None for none. A mean at a synchronisation point is a merge and not the end of a round.
+        fragments: in how many parts the model is averaged, one after the other, each once in ``period`` steps, so that at no
+            time more than such a part is sent (Streaming DiLoCo, with an ``overlap`` and an ``outer`` step).
         options: see :class:`~lightning_gossip.strategies.DecentralizedStrategy`.
 
     Example::
 
         Trainer(strategy="periodic_averaging", devices=4)                                  # every 8 steps
         Trainer(strategy=PeriodicAveragingStrategy(period=AdaptivePeriod()), devices=4)    # = "adaptive_averaging"
+        Trainer(strategy=PeriodicAveragingStrategy(period=50, outer=Outer()), devices=4)
     """
 
     shares_work: ClassVar[bool] = False
@@ -66,12 +73,25 @@ class PeriodicAveragingStrategy(DecentralizedStrategy):
         optimizer_state: OptimizerStateRule = "keep",
         overlap: bool | int = False,
         wire: MeanWire = "float32",
+        outer: Outer | None = None,
+        fragments: int = 1,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.averaging = AveragingOptions(period=period, optimizer_state=optimizer_state, overlap=overlap, wire=wire)
-        self.period = self.averaging.controller
-        self.name = "adaptive_averaging" if isinstance(self.period, AdaptivePeriod) else "periodic_averaging"
+        self.averaging = AveragingOptions(
+            period=period,
+            optimizer_state=optimizer_state,
+            overlap=overlap,
+            wire=wire,
+            outer=outer,
+            fragments=fragments,
+        )
+        assert isinstance(self.averaging.period, PeriodController)
+        self.period = self.averaging.period
+        self.outer = self.averaging.outer
+        self.name = "periodic_averaging" if self.outer is None else "diloco"
+        if isinstance(self.period, AdaptivePeriod):
+            self.name = "adaptive_averaging"
 
     @override
     def preflight(self, trainer: pl.Trainer, model: pl.LightningModule) -> None:
@@ -81,6 +101,8 @@ class PeriodicAveragingStrategy(DecentralizedStrategy):
                 f"{self.period} counts in shares of the run, and max_epochs=-1 gives it no end. Give a number of averagings"
                 " (sample=20, say), or an end."
             )
+        if self.outer is not None and self.workers > 1:
+            warn_of_statistics(model)
 
     @override
     def algorithm(self, timeline: Timeline) -> Algorithm:
@@ -104,15 +126,23 @@ class PeriodicAveraging(SynchronousAlgorithm):
         self.protocol = AveragingProtocol(options, adopts=strategy.fit_options.at_rendezvous == "adopt")
         self._averages_state = options.optimizer_state == "average"
         self._wire = options.wire
+        self._fragments = options.fragments
         self._optimizers = optimizers
         self._averager: Averager | None = None
         self._state_has_grown = False
         self._slots: set[Slot] = set()  # of the optimizers' state that is averaged
         self._distance = 0.0  # ‖w_i − w̄‖² of the averaging completed last
+        self._period = options.period
+        self._outer = options.outer
+        self._outer_state: OuterState | None = None  # of the session's parameters, the same on all workers
+        self._restored: dict[str, Tensor] = {}
 
     @override
     def open(self, model: SharedModel) -> None:
         super().open(model)
+        if self._outer is not None:
+            names, parameters = model.names[: model.parameters], model.tensors[: model.parameters]
+            self._outer_state = outer_state(names, parameters, before=self._outer_state, restored=self._restored)
         self._averager, self._state_has_grown = None, False
         self.protocol.follow(self.collectives.gather(self.protocol.state_dict()))
         if self._wire != "float32" and not self._averages_state:
@@ -120,6 +150,8 @@ class PeriodicAveraging(SynchronousAlgorithm):
 
     @override
     def step(self, step: Step) -> None:
+        if self._outer is not None and isinstance(self._period, ConstantPeriod) and step.progress:
+            warn_of_few_rounds(step.number / step.progress, self._period.period)
         effects = self.protocol.step(
             step.number, epoch=step.epoch, progress=step.progress, lr=step.lr, forward_passes=step.forward_passes
         )
@@ -151,6 +183,14 @@ class PeriodicAveraging(SynchronousAlgorithm):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.protocol.load_state_dict(state)
 
+    @override
+    def common_tensors(self, sync_point: SyncPoint, *, adopts: bool) -> dict[str, Tensor]:
+        return self._restored if self._outer_state is None else self._outer_state.state_dict()
+
+    @override
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        self._restored = tensors if self._outer is not None else {}
+
     # -- details -----------------------------------------------------------------------------------------------------
 
     def _do(self, effect: protocol.Effect) -> Averaged | None:
@@ -159,11 +199,15 @@ class PeriodicAveraging(SynchronousAlgorithm):
             self._averager, self._state_has_grown = None, False  # on some worker an optimizer has stepped for the first time
         averager = self._averager_of_session()
         match effect:
-            case protocol.Begin():
-                averager.begin()
+            case protocol.Begin(fragment):
+                averager.begin(fragment)
             case protocol.Complete():
                 self._distance = averager.complete()
                 return self._sum_over_workers(effect)
+            case protocol.OuterStep():
+                assert self._outer is not None
+                assert self._outer_state is not None
+                averager.outer_step(self._outer, self._outer_state)
             case protocol.Replace():
                 averager.replace()
             case protocol.Correct(forward_passes):
@@ -200,6 +244,7 @@ class PeriodicAveraging(SynchronousAlgorithm):
                 model=len(self._model.tensors),
                 counted=self._model.parameters,
                 retention=self._model.retention,
+                fragments=self._fragments,
                 wire=self._wire,
             )
         return self._averager

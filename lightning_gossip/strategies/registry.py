@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from lightning.fabric.strategies import STRATEGY_REGISTRY as FABRIC_REGISTRY
 from lightning.pytorch.strategies import StrategyRegistry
 
+from lightning_gossip.algorithm.outer import DILOCO, Outer
 from lightning_gossip.algorithm.periodic_averaging.adaptive_period import AdaptivePeriod
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.strategies.adpsgd import ADPSGDStrategy
@@ -35,6 +36,16 @@ STRATEGIES = {
         PeriodicAveragingStrategy,
         "local SGD with an average whose period adapts (ADPSGD, arXiv 2007.06134)",
         {"period": AdaptivePeriod()},
+    ),
+    "diloco": Registered(
+        PeriodicAveragingStrategy,
+        "local SGD with an average and an outer step every 50 steps (DiLoCo, arXiv 2311.08105)",
+        {"period": 50, "outer": DILOCO},
+    ),
+    "noloco": Registered(
+        ADPSGDStrategy,
+        "asynchronous gossip with few exchanges and outer steps (in the manner of NoLoCo)",
+        {"local_steps": 50, "outer": Outer(), "wire": "int8"},
     ),
     "qsgd": Registered(QSGDStrategy, "all-reduce SGD with quantized gradients (QSGD, arXiv 1610.02132)"),
 }

@@ -156,3 +156,24 @@ class Algorithm(ABC):
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from the state of the same rank. Comes before ``start``."""
+
+    def common_tensors(self, sync_point: SyncPoint, *, adopts: bool) -> dict[str, Tensor]:
+        """What of the algorithm's state is as large as the model, one for all workers: once in a checkpoint. Collective.
+
+        Args:
+            sync_point: the collectives.
+            adopts: whether this worker goes on from what is returned, as all will that resume from it.
+        """
+        return {}
+
+    def own_tensors(self) -> dict[str, Tensor]:
+        """The same of this worker alone, for a checkpoint of its own state."""
+        return {}
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from what one of these two has returned. Comes before ``start``; what is not there begins anew."""
+        return
+
+    def begin_anew(self) -> None:
+        """This worker's model has been given to it by others, and nothing that goes with the one before is of any use."""
+        return

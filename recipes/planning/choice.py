@@ -10,14 +10,35 @@ from functools import cached_property
 import numpy as np
 
 from lightning_gossip import ConfigurationError
+from lightning_gossip.algorithm.laws import FloatArray
+from lightning_gossip.algorithm.periodic_averaging.period import ConstantPeriod
 from lightning_gossip.algorithm.topology.generators import TOPOLOGIES, make_topology
 from lightning_gossip.algorithm.topology.mixing import expected_pair_matrix, mixing_matrix, spectral_gap
-from lightning_gossip.analysis.planning.dynamics import WORTH, Dynamics, gossip, server, synchronous
-from lightning_gossip.simulation import ADPSGD, APSGD, DPSGD, Strategy
+from lightning_gossip.analysis.delays.combined import Repeated, Sum
+from lightning_gossip.analysis.delays.delays import constant
+from lightning_gossip.analysis.mean.stability import of_staleness, stability_limit
+from lightning_gossip.analysis.planning.dynamics import WORTH, Dynamics, few, gossip, server, synchronous
+from lightning_gossip.analysis.second_moments.gradient_noise import (
+    Spread,
+    gossip_spread,
+    neighbours_spread,
+    periodic_spread,
+    server_spread,
+    synchronous_spread,
+)
+from lightning_gossip.simulation import ADPSGD, APSGD, DPSGD, PeriodicAveraging, Strategy
 from recipes.planning.known import Known
-from recipes.planning.times import Machines, Times, timed
+from recipes.planning.times import ENDLESS, Machines, Times, timed
 
 _ALIKE = 16  # workers: AD-PSGD's decay per step is that of any more to 3 % (measured up to 64), and takes minutes for 64
+
+_STABLE = 0.1  # a margin of 1 is neither stable nor unstable
+_HALVINGS = 40  # of the noise, at most
+_FOLLOWED = 32  # workers: the same of their distance under noise
+
+MOST_APART = 0.6
+"""Of a worker's own loss, the share that may come from its distance to the mean model: its loss is then 2.5 times the mean's.
+Models further apart train apart."""
 
 News = Callable[[float], None]
 
@@ -66,7 +87,8 @@ class Candidate:
 
         Noise grows with the learning rate, and the quadratic has none: a higher one would always look faster.
         """
-        return self.dynamics.fastest_lr(self.target, highest=min(self.bound, self.lr), near=self.lr)
+        highest = min(self.bound, self.lr)
+        return self.dynamics.fastest_lr(self.target, highest=highest, near=self.lr, most_apart=MOST_APART)
 
     @property
     def bound(self) -> float:
@@ -75,8 +97,30 @@ class Candidate:
 
     @cached_property
     def best_time_s(self) -> float:
-        """Until the target, with the best learning rate."""
+        """Until the target, with the best learning rate; infinite if the models train apart even so."""
+        if self.share_apart > MOST_APART:
+            return math.inf
         return self.dynamics.time_s(self.best_lr, self.target)
+
+    @cached_property
+    def share_apart(self) -> float:
+        """Of a worker's own loss, with the best learning rate at the target: what comes from its distance to the mean model."""
+        return self.dynamics.share_apart(self.best_lr, self.target)
+
+    @cached_property
+    def consensus_distance(self) -> float | None:
+        """(1/n) Σ_i ‖x_i − x̄‖² then and there."""
+        return self.dynamics.consensus_distance(self.best_lr, self.target)
+
+    @cached_property
+    def floor(self) -> float:
+        """Share of the loss at the beginning that noise leaves for ever, with the best learning rate."""
+        return self.dynamics.floor(self.best_lr)
+
+    @property
+    def trains_apart(self) -> bool:
+        """Whether the models would be too far from their mean with the present learning rate."""
+        return self.dynamics.share_apart(self.lr, self.target) > MOST_APART
 
 
 @dataclass(frozen=True)
@@ -111,6 +155,55 @@ class Planner:
 
     def dynamics(self, strategy: Strategy, times: Times) -> Dynamics:
         """How a strategy's loss falls; see lightning_gossip.analysis.planning.dynamics."""
+        return self._quiet(strategy, times).with_noise(self.known.noise, self._spread(strategy, times))
+
+    def _spread(self, strategy: Strategy, times: Times) -> Callable[[FloatArray], Spread]:
+        """What noise keeps up; see lightning_gossip.analysis.second_moments.gradient_noise."""
+        known, n = self.known, times.workers
+        momentum, nesterov = known.momentum, known.nesterov
+        adopts = getattr(strategy, "at_rendezvous", "adopt") == "adopt"
+        epoch_steps = known.machines.epoch_steps(n) if adopts else ENDLESS
+        if n == 1:
+            return lambda g: synchronous_spread(g, 1, momentum=momentum, nesterov=nesterov)
+        if isinstance(strategy, APSGD):
+            scale = 1.0 / n if strategy.scale is None else strategy.scale
+            staleness = few(times.law)
+            delay = of_staleness(staleness)
+            if momentum:
+                delay = Sum(delay, Repeated(Sum(constant(1.0), staleness), momentum, nesterov))
+            limit = stability_limit(delay)
+            return lambda g: server_spread(g, delay, limit=limit, scale=scale, momentum=momentum)
+        if isinstance(strategy, ADPSGD):
+            followed = make_topology(strategy.topology, min(n, _FOLLOWED) if isinstance(strategy.topology, str) else n)
+            return lambda g: gossip_spread(
+                g,
+                followed,
+                exchanges_per_step=times.exchanges_per_step,
+                epoch_steps=epoch_steps,
+                momentum=momentum,
+                nesterov=nesterov,
+            )
+        if isinstance(strategy, DPSGD):
+            graph, weights = make_topology(strategy.topology, n), strategy.weights
+            return lambda g: neighbours_spread(g, graph, weights=weights, momentum=momentum, nesterov=nesterov)
+        if isinstance(strategy, PeriodicAveraging):
+            controller = strategy.controller
+            period = controller.period if isinstance(controller, ConstantPeriod) else max(1, round(times.period or 1))
+            late = min(strategy.overlap_steps, period)  # an averaging mends what was there so many steps before
+            keeps = strategy.optimizer_state == "keep"
+            return lambda g: periodic_spread(
+                g,
+                n,
+                period=period + int(late),
+                epoch_steps=epoch_steps,
+                momentum=momentum,
+                nesterov=nesterov,
+                keeps_momentum=keeps,
+            )
+        return lambda g: synchronous_spread(g, n, momentum=momentum, nesterov=nesterov)
+
+    def _quiet(self, strategy: Strategy, times: Times) -> Dynamics:
+        """The same without noise."""
         problem, n = self.known.problem, times.workers
         momentum, nesterov = self.known.momentum, self.known.nesterov
         if isinstance(strategy, APSGD) and n > 1:
@@ -157,6 +250,10 @@ class Planner:
             for name, strategy in strategies.items():
                 if n == 1 and name != next(iter(strategies)):
                     continue  # all the same
+                batches = self.known.machines.epoch_batches
+                if batches is not None and batches < n:
+                    reasons.append(f"an epoch has {batches} batches, and {n} workers need as many.")
+                    continue
                 try:
                     strategy.check(n)
                 except ConfigurationError as error:
@@ -168,6 +265,33 @@ class Planner:
         return found
 
 
+def as_it_trained(planner: Planner, now: Candidate) -> tuple[Planner, Candidate]:
+    """Where the measured run has trained: with no more curvature and noise than that run can have had.
+
+    Networks move to where their learning rate is stable and their noise bearable, so what was measured at another point says
+    less than a loss that has fallen.
+
+    Args:
+        planner: predicts.
+        now: the run's own setting.
+    """
+    run = planner.known.run
+    if run is None or not run.trained:
+        return planner, now
+    known = planner.known
+    if now.margin <= 1.0:
+        factor = now.margin * (1.0 - _STABLE)
+        known = replace(known, curvature=known.curvature.lowered(factor, "lowered to what the measured run trained with"))
+        planner = replace(planner, known=known)
+        now = replace(now, dynamics=planner.dynamics(now.strategy, now.times))
+    for halvings in range(_HALVINGS):
+        calm = 0.5**halvings
+        calmer = replace(now, dynamics=now.dynamics.varied(noise=calm))
+        if not calmer.trains_apart and math.isfinite(calmer.time_s):
+            break
+    return replace(planner, known=replace(known, calm=calm)), calmer
+
+
 def soonest(candidates: Sequence[Candidate], now: Candidate) -> Candidate:
     """The one that reaches the target first with its best learning rate; of those that are about as fast the most like now.
 
@@ -177,7 +301,8 @@ def soonest(candidates: Sequence[Candidate], now: Candidate) -> Candidate:
     best = min((now, *candidates), key=lambda candidate: candidate.best_time_s)
     if math.isinf(best.best_time_s):
         raise ConfigurationError(
-            "no strategy reaches the target with any learning rate that was tried: lower the recipe's learning rate or margin."
+            "no strategy reaches the target with any learning rate that was tried: lower the recipe's learning rate or margin,"
+            " or take larger batches, if it is the gradients' noise."
         )
     good = [one for one in (now, *candidates) if one.best_time_s <= WORTH * best.best_time_s]
     return min(good, key=lambda one: (one.name != now.name, one.workers != now.workers, one.workers, one.best_time_s))

@@ -1,13 +1,20 @@
-"""The spectrum of the loss that a plan is made for: given, logged by the measured run, or measured now."""
+"""The loss that a plan is made for, its spectrum and its gradients' noise: given, logged by the measured run, or measured now.
+
+Where it is measured matters: a learning rate is too high, or is not, where it is at its highest. A schedule that warms up
+begins with rates of a hundredth of that, and networks with BatchNorm with curvatures of ten times what they have later, so the
+recipe is trained until its learning rate rises no more.
+"""
 
 from __future__ import annotations
 
+import copy
 import csv
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
@@ -20,12 +27,14 @@ from typing_extensions import override
 
 from lightning_gossip import ConfigurationError
 from lightning_gossip.algorithm.checks import check_choice, check_integer, check_positive, is_finite
+from lightning_gossip.analysis.curvature.gradient_noise import GradientNoise
 from lightning_gossip.analysis.mean.stability import spectrum
-from lightning_gossip.callbacks.curvature import measure_curvature
+from lightning_gossip.callbacks.curvature import measure_curvature, measure_gradient_noise
 from recipes.record import METRICS
 from recipes.tracking import environment_kept
 
 _LOGGED = "analysis/curvature_max"
+_LEAST_STEPS = 20  # before a loss is measured: with the batches of all workers together an epoch may have three
 _FILLED = 3  # eigenvalues below those that are known: directions that a leading eigenvalue does not tell of
 
 
@@ -36,15 +45,22 @@ class Curvature:
     Args:
         eigenvalues: descending, all above 0.
         source: in words.
+        noise: of one worker's gradients at the same point; None where that was not measured.
     """
 
     eigenvalues: Sequence[float]
     source: str
+    noise: GradientNoise | None = None
 
     @property
     def largest(self) -> float:
         """h_max."""
         return self.eigenvalues[0]
+
+    def lowered(self, factor: float, why: str) -> Curvature:
+        """All eigenvalues times a factor below 1, and the reason."""
+        noise = None if self.noise is None else replace(self.noise, curvature=factor * self.noise.curvature)
+        return Curvature([factor * h for h in self.eigenvalues], f"{self.source}; {why}", noise)
 
 
 def check(cfg: DictConfig) -> None:
@@ -56,7 +72,10 @@ def check(cfg: DictConfig) -> None:
     check_choice("curvature.source", cfg.source, ("auto", "measured"))
     if not is_finite(cfg.condition) or cfg.condition < 1.0:
         raise ConfigurationError(f"curvature.condition={cfg.condition!r} is not a number of at least 1. Write for example 100.")
-    check_integer("curvature.epochs", cfg.epochs, at_least=0, example=1)
+    if cfg.epochs is not None:
+        check_integer(
+            "curvature.epochs", cfg.epochs, at_least=0, example=1, otherwise=", or null: until the learning rate is highest"
+        )
     check_integer("curvature.batches", cfg.batches, example=8)
     check_integer("curvature.leading", cfg.leading, example=4)
     if cfg.ckpt_path is not None and not Path(cfg.ckpt_path).is_file():
@@ -98,10 +117,9 @@ def curvature_of(
         check_positive(f"{_LOGGED} of {run}", logged)
         return Curvature(_filled([logged], options.condition), f"logged by {run}: the largest")
     on_progress("curvature")
-    leading = _measured(cfg, workers)
+    leading, noise, at = _measured(cfg, workers)
     spectrum([leading[0]])
-    at = f"in {options.ckpt_path}" if options.ckpt_path is not None else f"after {options.epochs} epoch(s)"
-    return Curvature(_filled([h for h in leading if h > 0.0], options.condition), f"measured {at}")
+    return Curvature(_filled([h for h in leading if h > 0.0], options.condition), f"measured {at}", noise)
 
 
 def _filled(leading: Sequence[float], condition: float) -> list[float]:
@@ -124,11 +142,13 @@ def _logged(run: Path) -> float | None:
 
 
 @environment_kept()
-def _measured(cfg: DictConfig, workers: int) -> Sequence[float]:
+def _measured(cfg: DictConfig, workers: int) -> tuple[Sequence[float], GradientNoise | None, str]:
+    """The leading eigenvalues, the noise of one worker's batches unless there is only one, and where that was."""
     options = cfg.curvature
     seed_everything(cfg.seed, workers=True, verbose=False)
     model: LightningModule = instantiate(cfg.recipe.model)
     data: LightningDataModule = instantiate(cfg.recipe.data, batch_size=cfg.recipe.data.batch_size * workers)
+    at = f"in {options.ckpt_path}"
     if options.ckpt_path is not None:
         try:
             model.load_state_dict(torch.load(options.ckpt_path, map_location="cpu", weights_only=True)["state_dict"])
@@ -136,31 +156,66 @@ def _measured(cfg: DictConfig, workers: int) -> Sequence[float]:
             raise ConfigurationError(
                 f"curvature.ckpt_path={options.ckpt_path} is no checkpoint of this recipe's model: {str(error).splitlines()[0]}"
             ) from error
-    elif options.epochs:
-        _train(model, data, cfg.recipe.epochs, options.epochs)
+    else:
+        epochs = _train(model, data, cfg.recipe.epochs, options.epochs)
+        at = f"after {epochs} epoch(s)"
+        if options.epochs is None and epochs > 1:
+            at += ", when the learning rate is highest"
     found = measure_curvature(model, data, batches=options.batches, leading=options.leading, tolerance=1e-2)
-    return found.eigenvalues
+    own: LightningDataModule = instantiate(cfg.recipe.data)
+    return found.eigenvalues, measure_gradient_noise(model, own, batches=cfg.noise.batches), at
 
 
 class _StopAfter(Callback):
-    """Ends a fit before the end that its learning rate schedule is made for."""
+    """Ends a fit before the end that its learning rate schedule is made for.
 
-    def __init__(self, epochs: int) -> None:
+    Args:
+        epochs: after so many; None: after the first in which the learning rate does not rise, and some steps.
+    """
+
+    def __init__(self, epochs: int | None) -> None:
         self._epochs = epochs
+        self._first = 0.0  # of an epoch's learning rates
+
+    @override
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: object, batch_idx: int) -> None:
+        if batch_idx == 0:
+            self._first = _learning_rate(trainer.optimizers)
 
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        trainer.should_stop = trainer.current_epoch + 1 >= self._epochs
+        if self._epochs is None:
+            trainer.should_stop = _next_learning_rate(trainer) <= self._first and trainer.global_step >= _LEAST_STEPS
+        else:
+            trainer.should_stop = trainer.current_epoch + 1 >= self._epochs
 
 
-def _train(model: LightningModule, data: LightningDataModule, epochs: int, stop_after: int) -> None:
+def _learning_rate(optimizers: Sequence[torch.optim.Optimizer]) -> float:
+    return max(float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups)
+
+
+def _next_learning_rate(trainer: pl.Trainer) -> float:
+    """That the next epoch begins with: schedules of epochs go on when the callbacks have been called."""
+    rates = [_learning_rate(trainer.optimizers)]
+    for config in trainer.lr_scheduler_configs:
+        if config.interval == "epoch" and not config.reduce_on_plateau and (trainer.current_epoch + 1) % config.frequency == 0:
+            ahead: Any = copy.deepcopy(config.scheduler)
+            ahead.step()
+            rates.append(_learning_rate([ahead.optimizer]))
+    return max(rates)
+
+
+def _train(model: LightningModule, data: LightningDataModule, epochs: int, stop_after: int | None) -> int:
+    """Train in one process; returns for how many epochs."""
+    if stop_after == 0:
+        return 0
     log = logging.getLogger("lightning.pytorch")
     level = log.level
     log.setLevel(logging.WARNING)
     trainer = Trainer(
         accelerator="auto",
         devices=1,
-        max_epochs=max(epochs, stop_after),
+        max_epochs=max(epochs, stop_after or 1),
         callbacks=[_StopAfter(stop_after)],
         limit_val_batches=0,
         logger=False,
@@ -174,3 +229,4 @@ def _train(model: LightningModule, data: LightningDataModule, epochs: int, stop_
         log.setLevel(level)
     if not all(math.isfinite(float(parameter.detach().sum())) for parameter in model.parameters()):
         raise ConfigurationError("the recipe diverges while it trains for the curvature: lower its learning rate.")
+    return trainer.current_epoch

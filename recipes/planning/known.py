@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import statistics
@@ -15,18 +16,23 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from lightning_gossip import ConfigurationError
-from lightning_gossip.algorithm.checks import check_integer, check_positive, is_finite, is_integer
+from lightning_gossip.algorithm.checks import check_integer, check_not_negative, check_positive, is_finite, is_integer
 from lightning_gossip.analysis import Problem, delay_of
 from lightning_gossip.analysis.mean.discrete import check_momentum
-from lightning_gossip.simulation import Cluster, Links, Samples, Strategy
+from lightning_gossip.analysis.planning.noisy_loss import Noise, shares_of
+from lightning_gossip.simulation import Cluster, Epochs, Links, Samples, Strategy
 from lightning_gossip.strategies import STRATEGIES
 from recipes.planning import curvature
 from recipes.planning.times import Machines
-from recipes.record import RECORD
+from recipes.record import METRICS, RECORD
 from recipes.simulated.scenario import scenario_of, strategy_of
 from recipes.summary import SUMMARY
 
 _MOST = 256  # workers: a minute of simulation, and AD-PSGD's second moments in memory
+_SEEN = 0.4  # of the largest eigenvalue: the curvature along the noise, as measured on digits (0.4 to 0.55)
+_BEARABLE = 0.75  # of the loss: what noise may keep up in a synchronous run of now
+_ASSUMED = 0.25  # of the loss: what it is taken to keep up there, if it is not known
+_LEAST = 1e-12  # of a loss: one that is 0 has no noise in proportion to it
 _ATOMS = 400  # step times of a worker that are kept: its law to a fraction of a percent
 
 
@@ -76,6 +82,16 @@ class Run:
         steps = sum(worker["steps"] for worker in workers)
         return float(sum(worker["staleness_mean"] * worker["steps"] for worker in workers) / steps)
 
+    @property
+    def trained(self) -> bool:
+        """Whether its training loss has fallen, from epoch to epoch: then its setting was stable."""
+        path = self.folder / METRICS
+        if not path.is_file():
+            return False
+        with path.open(encoding="utf-8") as file:
+            losses = [float(row["train_loss"]) for row in csv.DictReader(file) if row.get("train_loss")]
+        return len(losses) > 1 and losses[-1] < losses[0]
+
 
 @dataclass(frozen=True)
 class Known:
@@ -88,8 +104,10 @@ class Known:
         lr: the recipe's.
         momentum, nesterov: the recipe's.
         curvature: of the loss.
+        noise_options: what the configuration says of the gradients' noise.
         run: the measured one; None if it is a configuration.
         adaptive: whether the recipe's optimizer divides by the size of past gradients, as AdamW: no rule has its learning rate.
+        calm: factor of the noise, from what the measured run bore.
     """
 
     machines: Machines
@@ -99,8 +117,54 @@ class Known:
     momentum: float
     nesterov: bool
     curvature: curvature.Curvature
+    noise_options: DictConfig
     run: Run | None = None
     adaptive: bool = False
+    calm: float = 1.0
+
+    @property
+    def noise(self) -> Noise:
+        """Of one worker's gradients.
+
+        What was measured counts up to what a synchronous run of the present workers can bear, of which a third is assumed where
+        nothing was: a network goes where its gradients' noise lets it settle, and a present setting is one that trains.
+        """
+        given, measured, h = self.noise_options, self.curvature.noise, self.curvature.eigenvalues
+        seen = _SEEN * self.curvature.largest if given.curvature is None else given.curvature
+        if given.variance is not None:
+            return Noise(self.calm * given.variance, given.loss, shares_of(h, seen), given.with_loss)
+        if measured is not None and given.curvature is None:
+            seen = measured.curvature
+        shares, loss = shares_of(h, seen), 1.0 if measured is None else max(measured.loss, _LEAST)
+        variance = _ASSUMED * self._kept if measured is None else min(measured.variance, loss * _BEARABLE * self._kept)
+        return Noise(self.calm * variance, loss, shares, given.with_loss)
+
+    @property
+    def _kept(self) -> float:
+        """Variance over loss with which noise keeps up all of a synchronous run's loss, 4 n (1 − β)/γ for small γh.
+
+        With the part p of it a run takes 1/(1 − p) times as long.
+        """
+        return 4.0 * self.workers * (1.0 - self.momentum) / self.lr.of(self.workers)
+
+    @property
+    def noise_source(self) -> str:
+        """Where the noise is from, in words."""
+        given, measured = self.noise_options, self.curvature.noise
+        if given.variance is not None:
+            source = "given"
+        elif measured is None:
+            source = "assumed: a third of what the present learning rate bears"
+        elif measured.variance > (1.0 + 1e-9) * self.noise.variance / self.calm:
+            source = f"measured at a loss of {measured.loss:.2g}, lowered to what the present learning rate bears"
+        else:
+            source = f"measured at a loss of {measured.loss:.2g}"
+        return source if self.calm == 1.0 else f"{source}, lowered to what the measured run bore"
+
+    @property
+    def loss_is_known(self) -> bool:
+        """Whether distances of models can be given in the unit of their parameters."""
+        return self.noise_options.variance is not None or self.curvature.noise is not None
 
     @property
     def problem(self) -> Problem:
@@ -148,12 +212,29 @@ def check(cfg: DictConfig) -> None:
     check_momentum(cfg.recipe.model.get("momentum", 0.0), "recipe.model.momentum")
     check_integer("trainer.devices", cfg.trainer.devices, example=4)
     curvature.check(cfg.curvature)
+    _check_noise(cfg.noise)
     if cfg.measured is None and cfg.curvature.eigenvalues is None and cfg.curvature.largest is None:
         for key in sorted(OmegaConf.missing_keys(cfg.recipe)):
             raise ConfigurationError(
                 f"{key} is not given, and without data there is no curvature. Write {key}=..., or"
                 " curvature.largest=20 if it is known."
             )
+
+
+def _check_noise(cfg: DictConfig) -> None:
+    if (cfg.variance is None) != (cfg.loss is None):
+        raise ConfigurationError(
+            "noise.variance and noise.loss go together: a variance is much or little beside the loss where it was measured."
+            " Write for example noise.variance=3.0 noise.loss=1.0."
+        )
+    if cfg.variance is not None:
+        check_not_negative("noise.variance", cfg.variance)
+        check_positive("noise.loss", cfg.loss)
+    if cfg.curvature is not None:
+        check_positive("noise.curvature", cfg.curvature)
+    if not is_finite(cfg.with_loss) or not 0.0 <= cfg.with_loss <= 1.0:
+        raise ConfigurationError(f"noise.with_loss={cfg.with_loss!r} is not a share between 0 and 1. Write for example 1.")
+    check_integer("noise.batches", cfg.batches, at_least=2, example=16)
 
 
 _EXAMPLES = {"strategies": "ddp,adpsgd,apsgd", "workers": "4,8,16"}
@@ -187,13 +268,16 @@ def known_from(cfg: DictConfig, run: Run | None, spectrum: curvature.Curvature) 
         cluster = run.cluster
         if links == Links() and run.link_s is not None:
             links = Links(latency_s=run.link_s)
-    machines = Machines(cluster, links, scenario.model_bytes, cfg.recipe.data.batch_size, cfg.seed)
+    batches = scenario.work.batches if isinstance(scenario.work, Epochs) else None
+    machines = Machines(cluster, links, scenario.model_bytes, cfg.recipe.data.batch_size, cfg.seed, batches)
     strategy = strategy_of(cfg)
     strategy.check(cluster.workers)
     momentum = float(cfg.recipe.model.get("momentum", 0.0))
     recipe = get_class(cfg.recipe.model._target_)
     nesterov, adaptive = (bool(getattr(recipe, name, False)) for name in ("NESTEROV", "ADAPTIVE"))
-    return Known(machines, strategy, cluster.workers, learning_rate(cfg), momentum, nesterov, spectrum, run, adaptive)
+    return Known(
+        machines, strategy, cluster.workers, learning_rate(cfg), momentum, nesterov, spectrum, cfg.noise, run, adaptive
+    )
 
 
 def measured_run(folder: Path, *, padded: bool = False) -> Run:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +16,24 @@ from rich.table import Table
 
 from lightning_gossip.analysis.planning.dynamics import WORTH
 from lightning_gossip.simulation import ADPSGD, APSGD, Strategy
-from recipes.planning.choice import Candidate, gap
+from recipes.planning.choice import MOST_APART, Candidate, gap
 from recipes.planning.choices import Choices
 from recipes.planning.known import Known
 
 _WIDTH = 110  # of the table in any case: a narrow terminal breaks its lines, but no number loses its digits
-_HEADINGS = ("n", "/s", "wait", "exch", "stale", "margin", "decay", "time", "lr ≤", "best", "time")
+_HEADINGS = ("n", "/s", "wait", "exch", "stale", "margin", "time", "lr ≤", "best", "apart", "time")
+_SURE_H, _SURE_S = 1.5, 2.0  # factors by which curvature and noise may be others than measured
+_FEW = 0.5  # exchanges a step: with fewer a sentence says so
+
+IDEALISED = (
+    "What this idealises: a quadratic loss with the curvature and the noise of one point of training, a constant learning rate,"
+    " the same data on all workers, SGD, no error of quantization, no validation. Ratios are what it is for, not seconds."
+)
 
 
 def table(candidates: Sequence[Candidate], known: Known, now: Candidate) -> Table:
     """Every candidate a row."""
-    title = f"Predicted; h_max = {known.curvature.largest:.3g}, {known.curvature.source}"
+    title = f"Predicted; h_max = {known.curvature.largest:.3g}, {known.curvature.source}; noise {known.noise_source}"
     made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     made.add_column("strategy", no_wrap=True)
     for heading in _HEADINGS:
@@ -37,13 +46,13 @@ def table(candidates: Sequence[Candidate], known: Known, now: Candidate) -> Tabl
             str(one.workers),
             f"{one.times.samples_per_s:.0f}",
             f"{one.times.waiting:.0%}",
-            f"{one.times.exchanges_per_step:.1f}" if one.times.exchanges_per_step else "–",
+            _two(one.times.exchanges_per_step) if one.times.exchanges_per_step else "–",
             stale,
             _two(one.margin),
-            _two(one.dynamics.decay(one.lr)),
             _seconds(one.time_s),
             _two(one.bound),
             _two(one.best_lr),
+            f"{one.share_apart:.0%}",
             _seconds(one.best_time_s),
             style="bold" if (one.name, one.workers) == (now.name, now.workers) else None,
         )
@@ -53,11 +62,12 @@ def table(candidates: Sequence[Candidate], known: Known, now: Candidate) -> Tabl
 def note(now: Candidate) -> str:
     """What the table's columns are."""
     return (
-        "/s: samples a second; exch: exchanges of a worker per step; stale: mean staleness, 95 %\n"
+        "/s: samples a second; exch: exchanges of a worker per step that there is time for; stale: mean staleness, 95 %\n"
         f"with the present lr ({now.lr:.3g} of {now.workers} workers, in proportion for others):\n"
-        "  margin: largest stable lr over it; decay: of the slowest direction, 1/s;\n"
+        "  margin: largest stable lr over it;\n"
         f"  time: seconds until the excess of the loss has fallen to {now.target:g} of itself\n"
-        f"lr ≤: for a margin of {now.least_margin:g}; best: the soonest of these, not above the present one\n"
+        f"lr ≤: for a margin of {now.least_margin:g}; best: the soonest of these, not above the present one; with that\n"
+        f"  apart: share of a worker's loss due to its distance to the mean model (at most {MOST_APART:.0%}), and time\n"
         "bold: the present setting\n"
     )
 
@@ -99,7 +109,8 @@ def words(best: Candidate, now: Candidate, known: Known) -> str:
     if isinstance(strategy, ADPSGD) and best.workers > 1:
         edges = gap(strategy, best.workers)
         graph = f"{strategy.topology_name} (spectral gap {edges:.3g})"
-        parts.append(f" on the graph {graph}, {strategy.exchanges_per_step:g} exchange(s) a step")
+        reached = _two(best.times.exchanges_per_step)
+        parts.append(f" on the graph {graph}, {reached} exchange(s) a step of {strategy.exchanges_per_step:g} asked for")
     value = known.lr.value_for(best.best_lr, best.workers)
     bound_value = known.lr.value_for(best.bound, best.workers)
     if known.adaptive:
@@ -112,15 +123,61 @@ def words(best: Candidate, now: Candidate, known: Known) -> str:
     same = setting(best, known) == setting_now(now, known) and best.strategy == now.strategy
     if same:
         parts.append("That is the present setting: nothing that was tried is predicted to be faster by more than 5 %.")
+    elif now.lr >= now.dynamics.limit:
+        parts.append(f"The present setting is predicted to diverge: its margin is {_two(now.margin)}.")
+    elif now.trains_apart:
+        parts.append("The present setting is predicted to train its workers' models apart: they are averaged too seldom.")
     elif math.isinf(now.time_s):
-        parts.append(f"The present setting is predicted to diverge: its margin is {now.margin:.2f}.")
+        parts.append("The present setting is predicted never to reach the target: the gradients' noise keeps it above.")
     else:
         parts.append(
             f"Predicted: {_seconds(best.best_time_s)} s to the target in place of {_seconds(now.time_s)} s,"
-            f" {now.time_s / best.best_time_s:.2f} times as fast; margin {best.dynamics.margin(best.best_lr):.2f} in place of"
-            f" {now.margin:.2f}; {best.times.samples_per_s:.0f} samples/s in place of {now.times.samples_per_s:.0f}."
+            f" {_gain(best, now)}; margin {_two(best.dynamics.margin(best.best_lr))} in place of"
+            f" {_two(now.margin)}; {best.times.samples_per_s:.0f} samples/s in place of {now.times.samples_per_s:.0f}."
         )
+    parts.append(_apart(best, known))
     return "".join(parts)
+
+
+def _apart(best: Candidate, known: Known) -> str:
+    """How far the recommended setting's models are from each other, where there is something to say."""
+    if best.share_apart < 0.01 or known.adaptive:
+        return ""
+    distance = best.consensus_distance
+    in_numbers = "" if distance is None or not known.loss_is_known else f" (a consensus distance of {distance:.2g})"
+    said = (
+        f" At the target {best.share_apart:.0%} of a worker's own loss comes from its distance to the mean model{in_numbers}."
+    )
+    adopts = getattr(best.strategy, "at_rendezvous", "adopt") == "adopt"
+    if isinstance(best.strategy, ADPSGD) and best.times.exchanges_per_step < _FEW and adopts:
+        steps = known.machines.epoch_steps(best.workers)
+        said += f" With so few exchanges the average at each epoch's end, every {steps} steps, is what keeps models together."
+    return said
+
+
+def _gain(best: Candidate, now: Candidate) -> str:
+    """How many times as fast, and between what and what if curvature and noise are others than those that were measured."""
+    factors = itertools.product((1 / _SURE_H, 1.0, _SURE_H), (1 / _SURE_S, 1.0, _SURE_S))
+    known = [gain for curvature, noise in factors if (gain := _ratio(best, now, curvature, noise)) is not None]
+    low, high = min(known), max(known)
+    whole = f"{_two(now.time_s / best.best_time_s)} times as fast"
+    if _two(low) == _two(high):
+        return whole
+    bounds = f"at least {_two(low)}" if math.isinf(high) else f"{_two(low)} to {_two(high)}"
+    if low == 0.0:
+        bounds = f"at most {_two(high)}, or never at the target" if math.isfinite(high) else "anything"
+    return f"{whole} ({bounds}, if the curvature is up to {_SURE_H:g} and the noise up to {_SURE_S:g} times higher or lower)"
+
+
+def _ratio(best: Candidate, now: Candidate, curvature: float, noise: float) -> float | None:
+    """The present setting's time over the recommended one's, with another loss; None if neither gets there."""
+    before, after = (
+        one.dynamics.varied(curvature=curvature, noise=noise).time_s(lr, one.target)
+        for one, lr in ((now, now.lr), (best, best.best_lr))
+    )
+    if math.isinf(after):
+        return None if math.isinf(before) else 0.0
+    return before / after
 
 
 def more_workers(candidates: Sequence[Candidate], best: Candidate) -> str:
@@ -157,6 +214,7 @@ def as_json(candidates: Sequence[Candidate], best: Candidate, now: Candidate, kn
         "target": now.target,
         "margin": now.least_margin,
         "curvature": {"eigenvalues": list(known.curvature.eigenvalues), "source": known.curvature.source},
+        "noise": {**asdict(known.noise), "source": known.noise_source},
         "measured": None if known.run is None else {"folder": str(known.run.folder), "staleness_mean": known.run.staleness},
         "momentum": known.momentum,
         "nesterov": known.nesterov,
@@ -164,6 +222,7 @@ def as_json(candidates: Sequence[Candidate], best: Candidate, now: Candidate, kn
         "now": _row(now),
         "recommended": {**_row(best), "setting": setting(best, known)},
         "recommendation": words(best, now, known),
+        "idealised": IDEALISED,
         "candidates": [_row(one) for one in candidates],
         "curves": curves,
     }
@@ -203,6 +262,9 @@ def _row(one: Candidate) -> dict[str, Any]:
         "lr_bound": one.bound,
         "best_lr": one.best_lr,
         "best_time_s": _finite(one.best_time_s),
+        "share_apart": one.share_apart,
+        "consensus_distance": None if one.consensus_distance is None else _finite(one.consensus_distance),
+        "floor": _finite(one.floor),
     }
 
 

@@ -12,6 +12,9 @@ from lightning_gossip.simulation import Cluster, Epochs, Links, Strategy, simula
 
 _STEPS = 64  # of a worker; of few asynchronous workers more, for the law of their staleness
 _UPDATES = 600
+ENDLESS = 1_000_000_000
+"""Steps of an epoch that never ends."""
+_LONGEST = 256  # steps of an epoch: what happens at its end is less than a step's worth of that, but on the slowest links
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Machines:
         model_bytes: of a model on its way.
         batch_size: samples of a worker's step.
         seed: of random times.
+        epoch_batches: of all workers together in an epoch; None for an epoch without end.
     """
 
     cluster: Cluster
@@ -31,6 +35,7 @@ class Machines:
     model_bytes: int
     batch_size: int
     seed: int = 0
+    epoch_batches: int | None = None
 
     @property
     def laws(self) -> Sequence[Law]:
@@ -43,6 +48,10 @@ class Machines:
         laws = [self.laws[rank % len(self.laws)] for rank in range(n)]
         slowdown = {rank: factor for rank, factor in self.cluster.slowdown.items() if rank < n}
         return Cluster(n, laws, slowdown=slowdown, backward_share=self.cluster.backward_share)
+
+    def epoch_steps(self, n: int) -> int:
+        """Of each of n workers between two exact averages of all at an epoch's end, in the mean."""
+        return ENDLESS if self.epoch_batches is None else max(1, round(self.epoch_batches / n))
 
     def links_of(self, n: int) -> Links:
         """Without those to workers that are not there."""
@@ -72,7 +81,8 @@ class Times:
         samples_per_s: of all workers.
         staleness: of its steps; empty where the algorithm has no such thing.
         dropped: share of the steps whose update was thrown away.
-        exchanges_per_step: averagings, or pushes, of a worker per step of its own.
+        exchanges_per_step: averagings, or pushes, of a worker per step of its own, as many as there are time for.
+        period: steps between two exact averages of all models, in the mean; None where they are not counted.
         waiting: share of the workers' time in which they wait.
     """
 
@@ -82,6 +92,7 @@ class Times:
     staleness: StalenessHistogram
     dropped: float
     exchanges_per_step: float
+    period: float | None
     waiting: float
 
     @property
@@ -98,17 +109,19 @@ class Times:
 def timed(
     strategy: Strategy, machines: Machines, n: int, *, on_progress: Callable[[float], None] | None = None, steps: int = _STEPS
 ) -> Times:
-    """One simulated epoch of some steps of every worker.
+    """Some simulated epochs, of as many steps as the recipe's have.
 
     Args:
         strategy: the simulator's description.
         machines: that it runs on.
         n: how many workers.
         on_progress: told which share is done.
-        steps: of a worker in the mean.
+        steps: of a worker in the mean, at least.
     """
     steps = max(steps, _UPDATES // n) if strategy.shares_work else steps
-    work = Epochs(number=1, batches=steps * n, batch_size=machines.batch_size)
+    own, longest = machines.epoch_batches, max(steps, _LONGEST) * n
+    batches = steps * n if own is None else min(own, longest)
+    work = Epochs(number=math.ceil(steps * n / batches), batches=batches, batch_size=machines.batch_size)
     result = simulate(
         strategy,
         machines.workers(n),
@@ -128,5 +141,6 @@ def timed(
         staleness=result.staleness,
         dropped=sum(worker.dropped for worker in result.workers) / pushes if pushes else 0.0,
         exchanges_per_step=result.exchanges_per_step or 0.0,
+        period=result.steps / n / result.averagings if result.averagings else None,
         waiting=max(0.0, 1.0 - busy_s / total_s),
     )

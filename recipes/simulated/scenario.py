@@ -95,15 +95,14 @@ def scenario_of(cfg: DictConfig) -> Scenario:
     if cfg.trainer.accumulate_grad_batches != 1:
         raise ConfigurationError("trainer.accumulate_grad_batches is not simulated: leave it 1 and write a larger batch_size.")
     problem: Problem = instantiate(cfg.objective) or Problem()
-    return Scenario(_cluster(cfg, workers), instantiate(cfg.links), _work(cfg, problem), problem, _model_bytes(cfg, problem))
+    return Scenario(_cluster(cfg, workers), _links(cfg.links), _work(cfg, problem), problem, _model_bytes(cfg, problem))
 
 
 def strategy_of(cfg: DictConfig) -> Strategy:
     """The simulator's description of the strategy that a training run with this configuration has."""
     real = instantiate(cfg.strategy)
     options: dict[str, Any] = OmegaConf.to_container(cfg.strategy, resolve=True)  # type: ignore[assignment]
-    if "period" in options:
-        options["period"] = real.period
+    options.update({name: getattr(real, name) for name in ("period", "outer") if name in options})
     return make_strategy(name_of(real), **options)
 
 
@@ -165,6 +164,8 @@ def _cluster(cfg: DictConfig, workers: int) -> Cluster:
     if emulator is not None:
         emulator.check(workers)
     common: dict[str, Any] = {"slowdown": slowdown, "failures": dict(cfg.failures or {})}
+    if cfg.compute.backward_share is not None:
+        common["backward_share"] = cfg.compute.backward_share
     if cfg.compute.record is not None:
         cluster = Cluster.measured(_record(Path(cfg.compute.record)), **common)
         if cluster.workers != workers:
@@ -192,4 +193,33 @@ def _law(cfg: DictConfig, emulator: ClusterEmulator | None) -> Law:
         mean_s = mean_s if emulator.period_s is None else emulator.period_s
         if emulator.jitter is not None:
             name, options = emulator.jitter, {"spread": emulator.spread}
+    if name == "samples":
+        if "times_s" not in options:
+            raise ConfigurationError(
+                "compute.law=samples needs the times: write compute.options={times_s: [0.1, 0.12]}, or compute.record=FOLDER of"
+                " a training run for each worker's own."
+            )
+        return make_law(name, **{**options, "times_s": list(options["times_s"])})
     return make_law(name, mean_s=mean_s, **options)
+
+
+def _links(cfg: DictConfig) -> Links:
+    """As configured; a slow link between ranks 0 and 3 is written "0-3", since a mapping's key cannot be a pair there."""
+    options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    slow = options.pop("slow", None) or {}
+    if not isinstance(slow, dict):
+        raise ConfigurationError(f"links.slow={slow!r} is not a mapping. Write for example links.slow={{0-3: 10}}.")
+    made: Links = instantiate(options)
+    return replace(made, slow={**made.slow, **{_ends_of(key): factor for key, factor in slow.items()}})
+
+
+def _ends_of(key: object) -> int | tuple[int, int]:
+    try:
+        ends = [int(end) for end in str(key).split("-")]
+    except ValueError:
+        ends = []
+    if len(ends) not in (1, 2):
+        raise ConfigurationError(
+            f"links.slow names {key!r}, which is neither a rank nor a pair of ranks. Write for example links.slow={{0-3: 10}}."
+        )
+    return ends[0] if len(ends) == 1 else (ends[0], ends[1])

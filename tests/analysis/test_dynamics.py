@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from lightning_gossip.algorithm.laws import Erlang, Exponential, Law
+from lightning_gossip.algorithm.laws import Erlang, Exponential, Law, LogNormal
 from lightning_gossip.analysis import Atoms, Problem, constant_staleness_limit, free_arrivals, mean_square_limit
 from lightning_gossip.analysis.planning.dynamics import server, synchronous
 from lightning_gossip.simulation import APSGD
@@ -43,3 +43,25 @@ def test_nesterov_s_momentum_has_a_lower_limit(weight: float) -> None:
     dynamics = synchronous(ONE, 1.0, momentum=0.9, nesterov=True, smallest_weight=weight)
     assert dynamics.limit == pytest.approx((1 + weight) * 1.9 / 2.8)
     assert dynamics.decay(0.99 * dynamics.limit) > 0.0 > dynamics.decay(1.01 * dynamics.limit)
+
+
+def limit_of_server(law: Law, variation: float) -> float:
+    seen = free_arrivals(8, law)
+    return server(ONE, 1.0, seen.law, workers=8, scale=1 / 8, momentum=0.9, variation=variation).limit
+
+
+@pytest.mark.parametrize(("sigma", "grows_from", "at_least"), [(0.6, 0.37, 0.25), (0.75, 0.58, 0.4)])
+def test_the_limit_with_momentum_is_on_the_safe_side_of_where_log_normal_times_grow(
+    sigma: float, grows_from: float, at_least: float
+) -> None:
+    """Where they grow was found by products of random matrices, almost surely; in the mean square it is sooner."""
+    limit = limit_of_server(LogNormal(1.0, sigma), math.sqrt(math.expm1(sigma**2)))
+    assert at_least < limit < grows_from
+
+
+def test_the_limit_has_no_jump_between_narrow_and_memoryless_step_times() -> None:
+    law = LogNormal(1.0, 0.7)
+    limits = [limit_of_server(law, variation) for variation in (0.0, 0.3, 0.6, 0.79, 0.81, 0.9, 1.0, 1.5)]
+    assert limits == sorted(limits)
+    assert limits[4] < 1.1 * limits[3]
+    assert limits[-1] == limits[-2]

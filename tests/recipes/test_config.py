@@ -16,7 +16,15 @@ from lightning.pytorch.strategies import DDPStrategy
 from omegaconf import DictConfig, OmegaConf
 
 import lightning_gossip.conf
-from lightning_gossip import AdaptivePeriod, ConfigurationError, ConstantPeriod, EventTrigger, PostLocal
+from lightning_gossip import (
+    AdaptivePeriod,
+    ADPSGDStrategy,
+    ConfigurationError,
+    ConstantPeriod,
+    EventTrigger,
+    Outer,
+    PostLocal,
+)
 from lightning_gossip.algorithm.topology.generators import TOPOLOGIES
 from lightning_gossip.callbacks import ClusterEmulator
 from lightning_gossip.strategies import STRATEGIES
@@ -28,7 +36,7 @@ from recipes.tracking import environment_kept
 from recipes.train import CONF
 
 LIBRARY = Path(lightning_gossip.conf.__file__).parent
-FOLDERS = {LIBRARY: ("strategy", "topology", "schedule", "cluster"), CONF: ("recipe", "trainer", "logger")}
+FOLDERS = {LIBRARY: ("strategy", "topology", "schedule", "outer", "cluster"), CONF: ("recipe", "trainer", "logger")}
 
 
 def options(group: Path) -> list[str]:
@@ -82,8 +90,9 @@ def test_a_configuration_has_every_option_of_its_strategy_with_the_same_default(
     """Processes and checkpoints apart, which Lightning fills in."""
     cfg = composed(f"strategy={name}").strategy
     for parameter in inspect.signature(STRATEGIES[name].cls).parameters.values():
-        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in ("topology", "period"):
-            assert cfg[parameter.name] == parameter.default, parameter.name
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in ("topology", "period", "outer"):
+            default = STRATEGIES[name].options.get(parameter.name, parameter.default)
+            assert cfg[parameter.name] == default, parameter.name
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
@@ -104,6 +113,24 @@ def test_the_schedule_reaches_the_strategy_and_names_it() -> None:
         made = instantiate(composed(f"strategy={strategy}", *overrides).strategy)
         assert made.period == period
         assert made.name == ("adaptive_averaging" if isinstance(period, AdaptivePeriod) else "periodic_averaging")
+
+
+def test_the_outer_step_reaches_the_strategy_and_names_it() -> None:
+    steps: dict[tuple[str, ...], Outer | None] = {
+        ("periodic_averaging",): None,
+        ("diloco",): Outer(0.7, 0.9),
+        ("diloco", "outer=nesterov", "outer.momentum=0.6"): Outer(1.0, 0.6),
+        ("periodic_averaging", "outer=heavy_ball"): Outer(0.7, 0.5, nesterov=False),
+        ("adpsgd",): None,
+        ("adpsgd", "outer=heavy_ball", "outer.momentum_of=all"): Outer(0.7, 0.5, False, "all"),
+        ("noloco",): Outer(),
+    }
+    for (strategy, *overrides), outer in steps.items():
+        made = instantiate(composed(f"strategy={strategy}", *overrides).strategy)
+        assert made.outer == outer
+        kind = "adpsgd" if isinstance(made, ADPSGDStrategy) else "periodic_averaging"
+        assert made.name == (kind if outer is None else {"adpsgd": "noloco"}.get(kind, "diloco"))
+    assert instantiate(composed("strategy=diloco").strategy).period == ConstantPeriod(50)
 
 
 def test_there_is_a_configuration_for_every_schedule() -> None:

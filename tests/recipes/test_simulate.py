@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from lightning_gossip import AdaptivePeriod, ConfigurationError, ConstantPeriod
-from lightning_gossip.simulation import ADPSGD, Constant, Epochs, Exponential, Result, Steps
+from lightning_gossip.simulation import ADPSGD, Constant, Epochs, Exponential, Result, Samples, Steps
 from lightning_gossip.strategies import STRATEGIES
 from recipes.digits import DigitsMLP
 from recipes.job import plain_errors
@@ -160,6 +160,13 @@ def test_a_worker_that_stops_is_survived_by_gossip_and_stalls_an_all_reduce(tmp_
         (["topology=hypercube", "trainer.devices=6"], "hypercube.*6"),
         (["slowdowns=[1,2]", "slow_rank=4"], "slow_rank=4"),
         (["steps=0"], "number"),
+        (["compute.law=samples"], "compute.law=samples needs the times"),
+        (["compute.law=samples", "compute.options={times_s:[0.1,-1]}"], "times_s holds -1"),
+        (["compute.backward_share=2"], "backward_share=2"),
+        (["links=uniform", "links.slow={a:10}"], "links.slow names 'a'"),
+        (["links=uniform", "links.slow={0-1-2:10}"], "links.slow names '0-1-2'"),
+        (["links=uniform", "links.slow=3"], "links.slow=3 is not a mapping"),
+        (["links=uniform", "links.slow={0-9:10}"], r"\(0, 9\)"),
         (["samples=0", "objective=none"], "samples"),
         (["model_bytes=-1"], "model_bytes"),
         (["timeline=perhaps"], "timeline"),
@@ -171,6 +178,29 @@ def test_wrong_values_are_refused_by_name_before_anything_is_simulated(
     with pytest.raises(ConfigurationError, match=named):
         simulated(tmp_path, *overrides)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_times_slow_pairs_and_the_backward_share_are_written_on_the_command_line() -> None:
+    scenario = scenario_of(
+        composed(
+            "compute.law=samples",
+            "compute.options={times_s:[0.1,0.2]}",
+            "compute.backward_share=0.5",
+            "links=uniform",
+            "links.slow={0-2:10,3:4}",
+        )
+    )
+    assert scenario.cluster.compute == (Samples([0.1, 0.2]),) * 4
+    assert scenario.cluster.backward_share == 0.5
+    assert scenario.links.slow == {(0, 2): 10.0, 3: 4.0}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("module", ["recipes.simulate", "recipes.plan"])
+def test_a_key_that_nothing_reads_is_refused(module: str, tmp_path: Path) -> None:
+    done = run_script("-m", module, "+backward_share=.5", f"hydra.run.dir={tmp_path}")
+    assert done.returncode == 2
+    assert "nothing reads 'backward_share'" in done.stderr
 
 
 def test_a_record_of_another_number_of_workers_and_one_that_is_none_are_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
@@ -39,6 +40,7 @@ from lightning_gossip.algorithm.adpsgd.protocol import (
 )
 from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.compression.pairwise import half_difference
+from lightning_gossip.algorithm.failure_detector import FailureDetector
 from lightning_gossip.algorithm.failure_detector import Verdict as Health
 from lightning_gossip.algorithm.topology.generators import complete, exponential, ring, star
 from lightning_gossip.algorithm.topology.topology import Topology
@@ -47,6 +49,7 @@ from tests.schedules.choices import Choices
 from tests.schedules.network import LATE_S, PROMPT_S, SLOW_S, Network
 from tests.schedules.violation import Violation, judge
 
+HEARTBEAT_S = 0.5
 SUSPECTED_S, DEAD_S = 2.0, 30.0  # of silence
 CHUNKS, DEPTH = 3, 2  # of a model; in flight
 CEILING_S = 3.0  # the longest deadline; a worker of a slow star is queued for longer
@@ -116,11 +119,16 @@ class Worker:
 
 
 class Monitor:
-    """What heartbeats and closed connections tell; the same at all workers."""
+    """What the failure detector makes of heartbeats and closed connections; the same at all workers.
+
+    A worker that runs sends its heartbeats; those that a silent one does not send are listened for when somebody asks.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._closed: set[int] = set()
+        self._detector = FailureDetector[int](suspect_after_s=SUSPECTED_S, fail_after_s=DEAD_S)
+        self._counts: Counter[int] = Counter()  # of heartbeats that tell one silence from another
+        self._silences: dict[int, tuple[float, float]] = {}  # when it began, and when it was listened to last
         self.dead: set[int] = set()
 
     @property
@@ -134,22 +142,35 @@ class Monitor:
                 self.verdict(Member(worker.rank))
 
     def verdict(self, member: Member) -> Health:
-        worker = self._world.workers[member.initial_rank]
-        if member.initial_rank in self.dead:
+        rank, worker = member.initial_rank, self._world.workers[member.initial_rank]
+        if rank in self.dead:
             return Health.FAILED
         if worker.silent_since_s is None:
-            self._closed.discard(member.initial_rank)
             return Health.ALIVE
-        silence_s = self._world.now_s - worker.silent_since_s
-        if silence_s >= (SUSPECTED_S if member.initial_rank in self._closed else DEAD_S):
-            self.dead.add(member.initial_rank)
+        self._listen(rank, worker.silent_since_s)
+        found = self._detector.verdict(rank)
+        if found is Health.FAILED:
+            self.dead.add(rank)
             self._world.kill(worker)  # a worker that finds itself excluded ends
-            return Health.FAILED
-        return Health.SUSPECTED if silence_s >= SUSPECTED_S else Health.ALIVE
+        return found
+
+    def _listen(self, rank: int, since_s: float) -> None:
+        began_s, at_s = self._silences.get(rank, (math.nan, since_s))
+        if began_s != since_s:  # its heartbeats have come before
+            at_s = since_s
+            for _ in range(2):  # the first may be from before a connection closed
+                self._counts[rank] += 1
+                self._detector.heard(rank, count=self._counts[rank], at_s=at_s)
+        while at_s < self._world.now_s:
+            at_s = min(at_s + HEARTBEAT_S, self._world.now_s)
+            self._detector.heard(rank, count=self._counts[rank], at_s=at_s)
+        self._silences[rank] = since_s, at_s
 
     def connection_lost(self, member: Member) -> None:
-        if self._world.workers[member.initial_rank].silent_since_s is not None:
-            self._closed.add(member.initial_rank)
+        worker = self._world.workers[member.initial_rank]
+        if worker.silent_since_s is not None:
+            self._listen(worker.rank, worker.silent_since_s)
+            self._detector.connection_lost(worker.rank)
 
 
 class World:

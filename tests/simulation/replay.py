@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_gossip.algorithm.adpsgd.local_steps import LocalSteps
+from lightning_gossip.algorithm.adpsgd.options import GossipOptions
 from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
 from lightning_gossip.algorithm.adpsgd.protocol import Answer, Averaged, GossipProtocol, Phase, Steps, Verdict
 from lightning_gossip.algorithm.compression.pairwise import Wire
@@ -152,6 +154,7 @@ def replay(
     lr: float,
     seed: int,
     wire: Wire = "float32",
+    options: GossipOptions | None = None,
 ) -> Tensor:
     """Play a trace of one session with the runtime's gossip.
 
@@ -163,6 +166,7 @@ def replay(
         lr: learning rate.
         seed: of the partner choice.
         wire: see Gossip.
+        options: of local steps and outer steps.
 
     Returns:
         The models at the end, shape (n, d).
@@ -177,15 +181,26 @@ def replay(
         gossip._protocol.director = director  # type: ignore[attr-defined]
     x = [start.clone() for _ in range(n)]
     drains: list[threading.Thread] = []
+    local_steps = [LocalSteps(GossipOptions() if options is None else options) for _ in range(n)]
+    steps, all_steps = 0, sum(event.kind == "step" for event in trace)
 
     def act(turn: Turn) -> None:
         kind, rank, _ = turn
         if kind == "step":
+            nonlocal steps
             x[rank].add_(update(rank, x[rank]), alpha=-lr)
-            gossips[rank].step([x[rank]], step_s=AT_ONCE_S)
+            gossip, tensors = gossips[rank], [x[rank]]
+            local_steps[rank].step(
+                tensors,
+                progress=steps / all_steps,
+                push_pull=lambda: gossip.step(tensors, step_s=AT_ONCE_S),
+                publish=lambda: gossip._open_replica().publish(tensors),
+            )
+            steps += 1
             return
         if kind == "begin":
             for rank, gossip in enumerate(gossips):
+                local_steps[rank].open(["x"], [x[rank]])
                 gossip.open(replica_of([x[rank]]), session=1, layout=1)
             return
         for rank, gossip in enumerate(gossips):

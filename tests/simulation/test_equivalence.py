@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import get_args
 
 import pytest
 import torch
 
 from lightning_gossip.algorithm.compression.pairwise import Wire
+from lightning_gossip.algorithm.outer import Outer
 from lightning_gossip.algorithm.topology.generators import complete, exponential, ring, star
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.simulation import (
@@ -84,6 +86,57 @@ def test_one_order_of_events_gives_the_runtime_s_gossip_and_the_simulated_one_th
     assert exchanges >= 2 * topology.n
     assert result.staleness.max >= 1  # merges came between a pull and its push
     assert torch.equal(real, result.models)
+
+
+OUTER = [
+    pytest.param(Outer(0.8, 0.6), 0.0, id="Nesterov, local"),
+    pytest.param(Outer(0.8, 0.6, momentum_of="all"), 0.0, id="Nesterov, all"),
+    pytest.param(Outer(0.7, 0.5, nesterov=False), 0.3, id="heavy ball, dense start"),
+]
+
+
+@pytest.mark.parametrize("wire", ["float32", "int8"])
+@pytest.mark.parametrize(("outer", "dense_share"), OUTER)
+def test_outer_steps_give_the_same_models_too(outer: Outer, dense_share: float, wire: Wire) -> None:
+    topology = exponential(6)
+    strategy = ADPSGD(
+        topology=topology,
+        at_rendezvous="evaluate",
+        work_sharing=False,
+        wire=wire,
+        local_steps=4,
+        outer=outer,
+        dense_share=dense_share,
+    )
+    result = run(strategy, topology.n, latency_s=0.3, seed=7, steps=24)
+    plain = run(replace(strategy, outer=None), topology.n, latency_s=0.3, seed=7, steps=24)
+    assert not torch.equal(result.models, plain.models)
+    real = replay(
+        result.trace,
+        topology,
+        start=torch.ones(len(SPECTRUM), dtype=torch.float64),
+        update=lambda rank, x: gradient(rank, x, topology.n),
+        lr=LR,
+        seed=7,
+        wire=wire,
+        options=strategy,
+    )
+    assert sum(worker.exchanges for worker in result.workers) >= 2 * topology.n
+    assert torch.equal(real, result.models)
+
+
+def test_a_step_of_1_without_momentum_gives_the_models_of_none() -> None:
+    topology = exponential(6)
+    plain, with_it = (
+        run(
+            ADPSGD(topology=topology, work_sharing=False, local_steps=4, outer=outer, at_rendezvous="evaluate"),
+            topology.n,
+            latency_s=0.3,
+            seed=7,
+        )
+        for outer in (None, Outer(1.0, 0.0))
+    )
+    assert torch.equal(plain.models, with_it.models)
 
 
 def test_refusals_are_part_of_the_order() -> None:

@@ -124,7 +124,7 @@ def test_who_has_failed_is_counted_on_by_nobody() -> None:
 
 def test_equal_shares_begin_again_where_they_do_not_come_out_even() -> None:
     tasks = [Task([k], 1) for k in range(5)]
-    shares, taken = EqualShares(tasks, workers=2), []
+    shares, taken = EqualShares(tasks, members=[0, 1]), []
     for rank in (0, 1):
         while (task := shares.next(rank, None)) is not None:
             taken.append((rank, tasks.index(task)))

@@ -9,6 +9,7 @@ import torch
 
 from lightning_gossip.algorithm import AdaptivePeriod, ConstantPeriod, PostLocal, Quantizer
 from lightning_gossip.algorithm.compression.error_feedback_mean import MeanWire
+from lightning_gossip.algorithm.outer import Outer, OuterState
 from lightning_gossip.algorithm.periodic_averaging.period import Observation
 from lightning_gossip.algorithm.topology.generators import ring, star
 from lightning_gossip.algorithm.topology.mixing import mixing_matrix
@@ -107,6 +108,111 @@ def test_an_overlapped_averaging_comes_as_a_difference_later(overlap: bool | int
         x = x + pending[1]
     result = learn(PeriodicAveraging(period=4, overlap=overlap, at_rendezvous="evaluate"))
     assert torch.allclose(result.models, x, rtol=1e-12)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+@pytest.mark.parametrize("outer", [Outer(0.7, 0.9), Outer(0.8, 0.6, nesterov=False)], ids=["Nesterov", "heavy ball"])
+def test_an_outer_step_follows_each_average(outer: Outer, overlap: int) -> None:
+    x = torch.ones(4, 3, dtype=torch.float64)
+    slow = torch.nn.Parameter(x[0].clone())
+    outside = torch.optim.SGD([slow], lr=outer.lr, momentum=outer.momentum, nesterov=outer.nesterov)
+    begun = x
+    for step in range(1, 21):
+        x = x - LR * gradients(x)
+        if step % 5 == 0:
+            begun = x
+        if step > overlap and (step - overlap) % 5 == 0:
+            slow.grad = slow.detach() - begun.mean(0)
+            outside.step()
+            x = x + (slow.detach() - begun)
+    result = learn(PeriodicAveraging(period=5, outer=outer, overlap=overlap, at_rendezvous="evaluate"))
+    expected = x if not overlap else x + (_last_outer(outside, slow, begun) - begun)
+    assert torch.allclose(result.models, expected, rtol=1e-13)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wire", ["float32", "int8"])
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_fragments_are_averaged_one_after_the_other(overlap: int, wire: MeanWire) -> None:
+    outer, places = Outer(0.7, 0.9), [slice(0, 1), slice(1, 3)]  # of three elements
+    x = torch.ones(4, 3, dtype=torch.float64)
+    slow = [torch.nn.Parameter(x[0, place].clone()) for place in places]
+    outside = [torch.optim.SGD([part], lr=outer.lr, momentum=outer.momentum, nesterov=True) for part in slow]
+    begun: dict[int, tuple[int, torch.Tensor]] = {}
+    for step in range(1, 21):
+        x = x - LR * gradients(x)
+        if step % 6 in (3, 0):
+            number = int(step % 6 == 0)
+            begun[step] = number, x[:, places[number]].clone()
+        if step - overlap in begun:
+            number, snapshot = begun.pop(step - overlap)
+            slow[number].grad = slow[number].detach() - snapshot.mean(0)
+            outside[number].step()
+            x[:, places[number]] += slow[number].detach() - snapshot
+    strategy = PeriodicAveraging(period=6, outer=outer, overlap=overlap, fragments=2, at_rendezvous="evaluate", wire=wire)
+    result = learn(strategy)
+    assert torch.allclose(result.models, x, rtol=1e-13 if wire == "float32" else 0.05)  # type: ignore[arg-type]
+
+
+def test_the_bytes_of_one_averaging_fall_by_the_number_of_fragments() -> None:
+    sent = {}
+    for fragments in (1, 4):
+        strategy = PeriodicAveraging(period=8, fragments=fragments, at_rendezvous="evaluate")
+        links = Links(bandwidth=100.0)
+        result = simulate(strategy, Cluster(4, Constant(1.0)), work=Steps(number=8), links=links, model_bytes=800)
+        sent[fragments] = result.workers[0].bytes_sent, max(worker.wait_s for worker in result.workers)
+        assert result.averagings == fragments
+    assert sent[4][0] > sent[1][0]  # the fragment whose turn it is when all have arrived comes on top
+    assert sent[1][0] == 2 * 1200
+    assert sent[4][0] == 2 * 1200 + 300
+
+
+def _last_outer(outside: torch.optim.SGD, slow: torch.nn.Parameter, begun: torch.Tensor) -> torch.Tensor:
+    """The averaging under way at the end of the run is applied there."""
+    slow.grad = slow.detach() - begun.mean(0)
+    outside.step()
+    return slow.detach()
+
+
+def test_an_outer_step_of_1_without_momentum_changes_not_a_bit() -> None:
+    plain, with_it = (learn(PeriodicAveraging(period=4, outer=outer)) for outer in (None, Outer(1.0, 0.0)))
+    assert torch.equal(plain.models, with_it.models)  # type: ignore[arg-type]
+
+
+def test_a_mean_where_all_meet_is_no_end_of_a_round() -> None:
+    """Two epochs of 6 steps each with a round of 4: three outer steps, at the steps 4, 8 and 12."""
+    x = torch.ones(4, 3, dtype=torch.float64)
+    state = OuterState(["x"], [x[0]])
+    for step in range(1, 13):
+        x = x - LR * gradients(x)
+        if step % 4 == 0:
+            mean = x.mean(0)
+            Outer().step([mean], state.slow_views, state.velocity_views)
+            x = mean.repeat(4, 1)
+        if step % 6 == 0:
+            x = x.mean(0).repeat(4, 1)
+    result = simulate(
+        PeriodicAveraging(period=4, outer=Outer()),
+        Cluster(4, Constant(1.0)),
+        work=Epochs(number=2, batches=24),
+        objective=problem(4),
+        optimizer=SGD(lr=LR),
+    )
+    assert torch.allclose(result.models, x, rtol=1e-13)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "int8"])
+def test_differences_refer_to_what_an_outer_step_has_made_of_the_mean(wire: MeanWire) -> None:
+    """Without noise or spread all workers are equal, so nothing but rounding is between the two runs."""
+
+    def run(wire: MeanWire) -> Result:
+        objective = Quadratic([0.3, 1.0, 2.0])
+        strategy = PeriodicAveraging(period=5, outer=Outer(), wire=wire)
+        return simulate(strategy, Cluster(4, Constant(1.0)), work=Steps(number=40), objective=objective, optimizer=SGD(lr=LR))
+
+    exact, rounded = run("float32").mean, run(wire).mean
+    assert exact is not None
+    assert rounded is not None
+    assert 0.0 < (exact - rounded).abs().max() < 0.02 * exact.abs().max()
 
 
 def test_quantized_gradients_are_the_quantizer_s() -> None:

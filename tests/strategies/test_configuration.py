@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -20,6 +21,7 @@ from lightning_gossip import (
     APSGDStrategy,
     ConfigurationError,
     DPSGDStrategy,
+    Outer,
     PeriodicAveragingStrategy,
     PostLocal,
     ProtocolError,
@@ -28,6 +30,7 @@ from lightning_gossip import (
 from lightning_gossip.algorithm import ring
 from lightning_gossip.strategies.data.dataloader import plan_of
 from lightning_gossip.strategies.lightning.patches import Patches
+from lightning_gossip.strategies.state import outer_warnings
 from tests.strategies.models import Net, loader, samples
 
 
@@ -97,6 +100,22 @@ REFUSED: list[tuple[str, Callable[[], Any], str]] = [
     ("negative overlap", lambda: PeriodicAveragingStrategy(overlap=-1), "overlap=-1"),
     ("optimizer state", lambda: PeriodicAveragingStrategy(optimizer_state="mean"), "optimizer_state='mean' .*'keep'"),
     ("overlapped reset", lambda: PeriodicAveragingStrategy(overlap=True, optimizer_state="reset"), "reset"),
+    ("an outer momentum of 1", lambda: PeriodicAveragingStrategy(outer=Outer(momentum=1.0)), "outer.momentum=1.0 is not in"),
+    ("no outer step", lambda: PeriodicAveragingStrategy(outer=0.7), "outer=0.7 is neither an Outer nor None"),
+    ("own momenta of one mean", lambda: PeriodicAveragingStrategy(outer=Outer(momentum_of="local")), "with an exact mean"),
+    ("a mean that grows", lambda: PeriodicAveragingStrategy(outer=Outer(1.4, 0.9)), "the mean itself grows from lr=1.36 on"),
+    ("an outer step above 1", lambda: fit(strategy=ADPSGDStrategy(outer=Outer(1.2))), "outer.lr=1.2; under gossip"),
+    (
+        "models that would drift apart",
+        lambda: fit(
+            devices=8,
+            strategy=ADPSGDStrategy(local_steps=50, exchanges_per_step=0.02, outer=Outer(0.7, 0.9, False, "all")),
+        ),
+        r"8 workers and 1 exchanges.*factor of 1.11.*Write momentum=0.79 or less, or momentum_of='local'",
+    ),
+    ("no local step", lambda: ADPSGDStrategy(local_steps=0), "local_steps=0; it must be an integer >= 1"),
+    ("all of the run dense", lambda: ADPSGDStrategy(local_steps=5, dense_share=1.0), "dense_share=1.0 is not a share"),
+    ("a dense share without end", lambda: fit(strategy="noloco", max_epochs=-1), "dense_share=0.05 is a share of the run"),
     ("thresholds that cross", lambda: AdaptivePeriod(low=1.3, high=0.7), "low=1.3 and high=0.7"),
     ("a share of more than all", lambda: AdaptivePeriod(sample=1.5), "sample=1.5"),
     ("two ends of the first phase", lambda: PostLocal(after_epochs=1, after_steps=2), "exactly one"),
@@ -127,6 +146,45 @@ REFUSED: list[tuple[str, Callable[[], Any], str]] = [
 def test_what_cannot_work_is_refused_before_any_process_is_started(action: Callable[[], Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         action()
+
+
+def preflight(strategy: Any) -> None:
+    trainer = Trainer(accelerator="cpu", devices=3, strategy=strategy, logger=False, max_epochs=1)
+    trainer.strategy.preflight(trainer, Net())  # type: ignore[attr-defined]
+
+
+def test_what_is_to_be_known_of_outer_steps_is_said_once_and_before_any_process_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outer_warnings, "_said", set())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for strategy in ("periodic_averaging", "adpsgd"):
+            preflight(strategy)
+        assert not [str(warning.message) for warning in caught if str(warning.message).startswith("outer:")]
+        for _ in range(2):
+            preflight(ADPSGDStrategy(outer=Outer(1.0, 0.6, momentum_of="all")))
+        preflight("diloco")
+    said = [str(warning.message) for warning in caught if str(warning.message).startswith("outer:")]
+    assert len(said) == 2
+    assert "may let the models drift apart. Write momentum_of='local', or momentum=0.49." in said[0]
+    assert "the running statistics of the layer 'network.1'" in said[1]
+
+
+def test_few_rounds_and_slow_exchanges_are_said_once_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outer_warnings, "_said", set())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        outer_warnings.warn_of_few_rounds(1000.0, 50)
+        outer_warnings.warn_of_slow_exchanges(exchange_s=1.0, step_s=0.1, round_steps=50)
+        assert not caught
+        for steps in (999.0, 400.0):
+            outer_warnings.warn_of_few_rounds(steps, 50)
+        for exchange_s in (1.5, 2.0):
+            outer_warnings.warn_of_slow_exchanges(exchange_s=exchange_s, step_s=0.1, round_steps=50)
+    first, second = (str(warning.message) for warning in caught)
+    assert "the run has 19 outer steps, each after 50 local ones; fewer than 20" in first
+    assert "an exchange lasts as long as 15 steps of this worker, of 50 between" in second
 
 
 @pytest.mark.parametrize("kind", [ADPSGDStrategy, APSGDStrategy, DPSGDStrategy, PeriodicAveragingStrategy, QSGDStrategy])

@@ -28,6 +28,7 @@ from lightning_gossip import (
     APSGDStrategy,
     ConfigurationError,
     DPSGDStrategy,
+    Outer,
     PeriodicAveragingStrategy,
     QSGDStrategy,
 )
@@ -42,6 +43,8 @@ pytestmark = pytest.mark.processes
 CASES: list[tuple[str, Callable[[], DecentralizedStrategy | str]]] = [
     ("adpsgd", lambda: "adpsgd"),
     ("adpsgd int8", lambda: ADPSGDStrategy(wire="int8", partner_choice="fast_links")),
+    ("noloco", lambda: "noloco"),
+    ("outer steps", lambda: ADPSGDStrategy(local_steps=4, outer=Outer(0.7, 0.3, momentum_of="all"), exchanges_per_step=1.0)),
     ("dpsgd", lambda: "dpsgd"),
     ("dpsgd not overlapped", lambda: DPSGDStrategy(overlap=False)),
     ("apsgd", lambda: "apsgd"),
@@ -50,11 +53,27 @@ CASES: list[tuple[str, Callable[[], DecentralizedStrategy | str]]] = [
     ("periodic overlapped", lambda: PeriodicAveragingStrategy(period=4, overlap=True, optimizer_state="average")),
     ("periodic int8", lambda: PeriodicAveragingStrategy(period=4, wire="int8")),
     ("adaptive_averaging", lambda: "adaptive_averaging"),
+    ("diloco", lambda: "diloco"),
+    (
+        "outer, overlapped, int8",
+        lambda: PeriodicAveragingStrategy(period=3, outer=Outer(0.7, 0.3), overlap=1, wire="int8", optimizer_state="average"),
+    ),
     ("qsgd", lambda: QSGDStrategy(bits=8)),
     ("qsgd 4 bits", lambda: QSGDStrategy(bits=4)),
 ]
 # other options of a strategy that is there already: make test-slow
-SLOW = {"adpsgd int8", "apsgd bounded", "periodic int8", "dpsgd not overlapped", "periodic overlapped", "qsgd 4 bits"}
+SLOW = {
+    "adpsgd int8",
+    "apsgd bounded",
+    "periodic int8",
+    "noloco",
+    "outer steps",
+    "diloco",
+    "outer, overlapped, int8",
+    "dpsgd not overlapped",
+    "periodic overlapped",
+    "qsgd 4 bits",
+}
 
 
 def parameters(slow: set[str]) -> list[Any]:

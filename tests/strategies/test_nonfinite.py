@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_gossip import ADPSGDStrategy, APSGDStrategy, ConfigurationError, DPSGDStrategy, NonFiniteError, PeerError
+from lightning_gossip import ADPSGDStrategy, APSGDStrategy, ConfigurationError, DPSGDStrategy, NonFiniteError, Outer, PeerError
 from lightning_gossip.callbacks.monitor import metrics
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from tests.strategies.launch import launch
@@ -82,6 +82,15 @@ ADOPTING = {
     "adpsgd": (ADPSGDStrategy, {"topology": "complete", "on_nonfinite": "adopt"}),
     "adpsgd at the rendezvous": (ADPSGDStrategy, dict(on_nonfinite="adopt", **NONE_INSIDE)),
     "adpsgd, evaluating": (ADPSGDStrategy, dict(on_nonfinite="adopt", at_rendezvous="evaluate", **NONE_INSIDE)),
+    # the step that goes wrong, rank 1's fourth, ends a round
+    "adpsgd, outer": (
+        ADPSGDStrategy,
+        {"topology": "complete", "on_nonfinite": "adopt", "local_steps": 2, "outer": Outer(), "exchanges_per_step": 1.0},
+    ),
+    "adpsgd, outer, at the rendezvous": (
+        ADPSGDStrategy,
+        dict(on_nonfinite="adopt", outer=Outer(), local_steps=2, **NONE_INSIDE),
+    ),
     "apsgd": (APSGDStrategy, {"on_nonfinite": "adopt"}),
     "apsgd, on the server": (APSGDStrategy, {"server_rank": 1, "on_nonfinite": "adopt"}),
 }

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
-from lightning_gossip import AdaptivePeriod, ConstantPeriod, DPSGDStrategy, PeriodicAveragingStrategy, QSGDStrategy
+from lightning_gossip import AdaptivePeriod, ConstantPeriod, DPSGDStrategy, Outer, PeriodicAveragingStrategy, QSGDStrategy
 from tests.strategies.launch import launch
 from tests.strategies.models import Net, flat, samples, trainer
 
@@ -122,18 +122,20 @@ def _uneven(strategy: Any) -> Any:
 SYNCHRONOUS = [
     ("period 3", lambda: PeriodicAveragingStrategy(period=3)),
     ("period 3, overlapped", lambda: PeriodicAveragingStrategy(period=3, overlap=True, optimizer_state="average")),
+    ("three fragments, overlapped", lambda: PeriodicAveragingStrategy(period=4, fragments=3, overlap=1, outer=Outer(0.7, 0.3))),
+    ("two fragments, int8", lambda: PeriodicAveragingStrategy(period=3, fragments=2, wire="int8")),
     ("D-PSGD", lambda: DPSGDStrategy()),
     ("D-PSGD, not overlapped", lambda: DPSGDStrategy(overlap=False)),
     ("QSGD", lambda: QSGDStrategy()),
 ]
 
 
+SLOW = ("D-PSGD, not overlapped", "two fragments, int8")
+
+
 @pytest.mark.parametrize(
     "make",
-    [
-        pytest.param(make, id=name, marks=[pytest.mark.slow] if name == "D-PSGD, not overlapped" else [])
-        for name, make in SYNCHRONOUS
-    ],
+    [pytest.param(make, id=name, marks=[pytest.mark.slow] if name in SLOW else []) for name, make in SYNCHRONOUS],
 )
 def test_uneven_streams_end_and_agree(make: Any) -> None:
     results = launch(_uneven, make(), workers=3)

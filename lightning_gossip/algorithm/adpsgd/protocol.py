@@ -279,6 +279,7 @@ class GossipProtocol:
         if self.phase is not Phase.CLOSED:
             raise ProtocolError(f"A session cannot open while the gossip is {self.phase.value}.")
         self.session, self.layout, self.phase = session, layout, Phase.OPEN
+        self.adopts = False  # what is published now may be a mean that was given to this worker
         self._sync_requests = {asked for asked in self._sync_requests if asked >= session}
         self._pace.begin_session()
 

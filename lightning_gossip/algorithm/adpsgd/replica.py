@@ -86,6 +86,14 @@ class PublishedModel(ABC):
         if self._steps >= self._push_every:
             self._push_step(tensors)
 
+    def publish(self, tensors: Sequence[Tensor]) -> None:
+        """Push and pull where x was changed by no step; where that would wait, a later step does it.
+
+        Args:
+            tensors: as for :meth:`step`.
+        """
+        self._push_step(tensors)
+
     def _push_step(self, tensors: Sequence[Tensor]) -> None:
         self.push_pull(tensors, forward_passes=0)
 

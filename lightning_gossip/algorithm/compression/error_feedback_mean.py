@@ -109,6 +109,14 @@ class CompressedMean:
             shard.add_(self._decode(payload))
         return self._reference[: self._numel]
 
+    def moved(self, change: Tensor) -> None:
+        """All workers have moved the last mean alike, and go on from there: so do the next differences, r ← r + change.
+
+        Args:
+            change: of its first elements, shape (≤ d,), the same bits on all workers.
+        """
+        self._reference[: change.numel()] += change
+
     def settle(self, vector: Tensor) -> None:
         """Add to a vector, which is averaged exactly, what rounding has kept back; here nothing is left of it.
 

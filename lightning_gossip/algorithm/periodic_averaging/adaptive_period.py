@@ -110,6 +110,11 @@ class AdaptivePeriod(PeriodController):
         """Whether K_s is a share of the run."""
         return isinstance(self.sample, float)
 
+    @property
+    @override
+    def needs_deviation(self) -> bool:
+        return True
+
     @override
     def init(self) -> PeriodState:
         return PeriodState(1 if self.warmup_epochs else self.initial)

@@ -3,6 +3,7 @@
 n workers make local steps, then all of them take the mean of their models, w_i ← w̄. A controller says after which steps.
 
 - :class:`ConstantPeriod`: CPSGD, local SGD. Every p steps.
+- :class:`StaggeredPeriod`: the same of a model in fragments, one after the other.
 - :class:`PostLocal`: post-local SGD, Lin, Stich, Patel, Jaggi (2020, arXiv 1808.07217). p = 1 at first, then constant.
 - :class:`~lightning_gossip.algorithm.periodic_averaging.adaptive_period.AdaptivePeriod`: ADPSGD. p follows how far the models
   drift apart.
@@ -93,6 +94,11 @@ class PeriodController(ABC):
         """Whether the controller must know the share of the run that is done."""
         return False
 
+    @property
+    def needs_deviation(self) -> bool:
+        """Whether it looks at S_k, which is to be of a whole stretch."""
+        return False
+
     @abstractmethod
     def init(self) -> PeriodState:
         """The state before the first step."""
@@ -145,6 +151,48 @@ class ConstantPeriod(PeriodController):
     @override
     def update(self, state: PeriodState, observation: Observation) -> tuple[bool, PeriodState]:
         return count_step(state, self.period)
+
+
+@dataclass(frozen=True)
+class StaggeredPeriod(PeriodController):
+    """A model in fragments (Streaming DiLoCo, arXiv 2501.18512): one after the other, each once in ``period`` steps.
+
+    Averaging a is of fragment a mod F. The F averagings of ``period`` steps come as evenly as whole steps allow.
+
+    Args:
+        period: steps, at least 1.
+        fragments: F, in [1, period].
+
+    Raises:
+        ConfigurationError: if a number is out of its range.
+
+    >>> controller, averaged = StaggeredPeriod(10, 4), []
+    >>> state = controller.init()
+    >>> for step in range(1, 21):
+    ...     average_now, state = controller.update(state, Observation(step, epoch=0, progress=None))
+    ...     averaged += [step] if average_now else []
+    >>> averaged
+    [2, 5, 7, 10, 12, 15, 17, 20]
+    """
+
+    period: int
+    fragments: int
+
+    def __post_init__(self) -> None:
+        check_integer("period", self.period, example=50)
+        check_integer("fragments", self.fragments, at_most=self.period, example=min(4, self.period))
+
+    @override
+    def init(self) -> PeriodState:
+        return PeriodState(self._stretch(0))
+
+    @override
+    def update(self, state: PeriodState, observation: Observation) -> tuple[bool, PeriodState]:
+        return count_step(state, self._stretch(state.averagings % self.fragments))
+
+    def _stretch(self, fragment: int) -> int:
+        """Steps from the averaging before to this fragment's."""
+        return (fragment + 1) * self.period // self.fragments - fragment * self.period // self.fragments
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,12 @@ averaging of the models w_i of step t is applied at once, or τ local steps late
     x_i ← w̄                            τ = 0
     x_i ← x_i + (w̄ − w_i)              τ > 0,  w̄ = (1/n) Σ_j w_j
 
+With an outer step (:mod:`lightning_gossip.algorithm.outer`; every worker has the same φ, v and o) w̄ is first moved by it, and
+the workers go on from φ, with what each has gained meanwhile:
+
+    x_i ← w̄ + o                        τ = 0
+    x_i ← x_i + (w̄ + o − w_i)          τ > 0
+
 At its end all learn S_k = (1/n) Σ_i ‖w_i − w̄‖² and γ_k, which the controller sees with the next step.
 
 | state | event | effects | next state |
@@ -19,7 +25,12 @@ At its end all learn S_k = (1/n) Σ_i ‖w_i − w̄‖² and γ_k, which the co
 | local | arrive | Begin, Complete(arrived): some have not arrived: Replace, and once more; all have: Settle | met |
 | met | meet | Replace if the mean is adopted, else Show | local |
 
-With ``optimizer_state="reset"`` ResetOptimizer follows each Replace.
+With ``optimizer_state="reset"`` ResetOptimizer follows each Replace. With an outer step OuterStep goes before each Replace and
+Correct, but for that of *meet*: where all meet the mean is a merge and no end of a round, whose steps stay H (so the stretch
+under way is not cut, unless its S_k is asked for).
+
+A model in F > 1 fragments is averaged one fragment at a time, each once in a period. Then *arrive* averages the fragment whose
+turn it is as long as some have not arrived, and after that the whole: nobody knows before Complete which of the two it is.
 
 *arrive* is a worker's coming to the synchronisation point. One that has fewer batches than others comes early and takes part in
 their averagings, with as many Begin and Complete as they make, until a Complete says that all have arrived. It sees no decision
@@ -33,10 +44,17 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
-from lightning_gossip.algorithm.checks import check_choice
+from lightning_gossip.algorithm.checks import check_choice, check_integer
 from lightning_gossip.algorithm.compression.error_feedback_mean import MeanWire
 from lightning_gossip.algorithm.options import Options
-from lightning_gossip.algorithm.periodic_averaging.period import ConstantPeriod, Observation, PeriodController, PeriodState
+from lightning_gossip.algorithm.outer import Outer, check_exact, outer_of
+from lightning_gossip.algorithm.periodic_averaging.period import (
+    ConstantPeriod,
+    Observation,
+    PeriodController,
+    PeriodState,
+    StaggeredPeriod,
+)
 from lightning_gossip.errors import ConfigurationError
 
 OptimizerStateRule = Literal["keep", "average", "reset"]
@@ -52,15 +70,20 @@ class AveragingOptions(Options):
         overlap: τ, how many local steps an averaging may run behind: ``False`` for none, a number of at least 0, or ``True``
             for as many as there are until the next one.
         wire: how models are sent; see :mod:`lightning_gossip.algorithm.compression.error_feedback_mean`.
+        outer: what follows an averaging; see :mod:`lightning_gossip.algorithm.outer`.
+        fragments: F, in how many parts the model is averaged, one after the other, each once in ``period`` steps.
 
     Raises:
-        ConfigurationError: if a value is out of its range, or an overlap would reset momentum of steps that come later.
+        ConfigurationError: if a value is out of its range, an overlap would reset momentum of steps that come later, or there
+            are fragments of what is averaged as a whole.
     """
 
     period: int | PeriodController = 8
     optimizer_state: OptimizerStateRule = "keep"
     overlap: bool | int = False
     wire: MeanWire = "float32"
+    outer: Outer | None = None
+    fragments: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,6 +91,10 @@ class AveragingOptions(Options):
             object.__setattr__(self, "period", ConstantPeriod(self.period))
         check_choice("optimizer_state", self.optimizer_state, get_args(OptimizerStateRule))
         check_choice("wire", self.wire, get_args(MeanWire))
+        object.__setattr__(self, "outer", outer_of(self.outer))
+        if self.outer is not None:
+            check_exact(self.outer)
+        self._check_fragments()
         if not isinstance(self.overlap, int) or self.overlap < 0:
             raise ConfigurationError(
                 f"overlap={self.overlap!r} is neither True, False nor a whole number of steps of at least 0."
@@ -78,11 +105,29 @@ class AveragingOptions(Options):
                 " Use optimizer_state='keep' or 'average'."
             )
 
+    def _check_fragments(self) -> None:
+        check_integer("fragments", self.fragments, example=4)
+        if self.fragments == 1:
+            return
+        if not isinstance(self.period, ConstantPeriod):
+            raise ConfigurationError(
+                f"got fragments={self.fragments} with {self.period}; fragments take turns in a constant period. Write for"
+                " example period=50."
+            )
+        if self.optimizer_state != "keep":
+            raise ConfigurationError(
+                f"got fragments={self.fragments} with optimizer_state={self.optimizer_state!r}, of a whole model at once."
+                " Write optimizer_state='keep'."
+            )
+        StaggeredPeriod(self.period.period, self.fragments)  # refuses more of them than steps
+
     @property
     def controller(self) -> PeriodController:
-        """The controller of the averaging period."""
+        """The controller of the averagings."""
         assert isinstance(self.period, PeriodController)
-        return self.period
+        if self.fragments == 1 or not isinstance(self.period, ConstantPeriod):
+            return self.period
+        return StaggeredPeriod(self.period.period, self.fragments)
 
     @property
     def overlap_steps(self) -> float:
@@ -92,7 +137,13 @@ class AveragingOptions(Options):
 
 @dataclass(frozen=True)
 class Begin:
-    """Send w_i ← x_i on its way; x is free to change."""
+    """Send w_i ← x_i on its way; x is free to change.
+
+    Args:
+        fragment: of which, from 0; None for the whole of it.
+    """
+
+    fragment: int | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +172,11 @@ class Averaged:
     deviation: float
     lr: float
     all_arrived: bool = False
+
+
+@dataclass(frozen=True)
+class OuterStep:
+    """w̄ ← w̄ + o of the averaging just completed, the same bits on all workers."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +210,7 @@ class Show:
     """The model ← w̄, to be looked at; whatever is not the model, and the worker's own model elsewhere, stay."""
 
 
-Effect = Begin | Complete | Replace | Correct | ResetOptimizer | Settle | Show
+Effect = Begin | Complete | OuterStep | Replace | Correct | ResetOptimizer | Settle | Show
 Effects = Generator[Effect, Any, None]
 
 
@@ -177,6 +233,8 @@ class AveragingProtocol:
         self._overlap = options.overlap_steps
         self._resets = options.optimizer_state == "reset"
         self._adopts = adopts
+        self._has_outer = options.outer is not None
+        self._fragments = options.fragments
         self.steps = 0
         self.averagings = 0
         self.control: PeriodState = self._controller.init()
@@ -210,7 +268,7 @@ class AveragingProtocol:
             yield from self._finish()
             self.averagings += 1
             self._due = number + self._overlap
-            yield from self._begin()
+            yield from self._begin(self.control.averagings - 1)
             if self._overlap == 0:
                 yield from self._finish()
 
@@ -218,12 +276,16 @@ class AveragingProtocol:
         """This worker has come to a synchronisation point: take part until all have. At the end the exact w̄ is there."""
         yield from self._finish()
         while True:
-            yield from self._begin()
+            yield from self._begin(self.control.averagings)
             averaged = yield from self._complete(arrived=True)
             if averaged.all_arrived:
+                if self._fragments > 1:
+                    yield Begin()
+                    averaged = yield from self._complete(arrived=True)
                 self._met = averaged
                 yield Settle()
                 return
+            yield from self._outer_step()
             yield from self._replace()
             self.averagings += 1
             self.control = replace(self.control, since=0, averagings=self.control.averagings + 1)
@@ -234,7 +296,8 @@ class AveragingProtocol:
             yield Show()
             return
         self.averagings += 1
-        self.control = self._controller.restart(self.control, self._met.deviation, self._met.lr)
+        if not self._has_outer or self._controller.needs_deviation:
+            self.control = self._controller.restart(self.control, self._met.deviation, self._met.lr)
         yield from self._replace()
 
     def follow(self, everyones: Sequence[Mapping[str, Any]]) -> None:
@@ -265,10 +328,10 @@ class AveragingProtocol:
         self.control = PeriodState(**state["control"])
         self._unseen = None if state["deviation"] is None else Averaged(*state["deviation"])
 
-    def _begin(self) -> Effects:
+    def _begin(self, averaging: int) -> Effects:
         self._begun_lr = self._lr
         self._forward_passes = 0
-        yield Begin()
+        yield Begin(averaging % self._fragments if self._fragments > 1 else None)
 
     def _finish(self) -> Effects:
         """Apply the averaging under way, if there is one."""
@@ -276,6 +339,7 @@ class AveragingProtocol:
             return
         self._due = None
         yield from self._complete(arrived=False)
+        yield from self._outer_step()
         if self._overlap == 0:
             yield from self._replace()
         else:
@@ -286,6 +350,10 @@ class AveragingProtocol:
         if not averaged.all_arrived:
             self.last = self._unseen = averaged
         return averaged
+
+    def _outer_step(self) -> Effects:
+        if self._has_outer:
+            yield OuterStep()
 
     def _replace(self) -> Effects:
         yield Replace()

@@ -136,3 +136,13 @@ def views_like(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
 def chunk_slices(numel: int, chunk_numel: int) -> list[slice]:
     """Cut ``numel`` elements into consecutive slices of at most ``chunk_numel``."""
     return [slice(start, min(start + chunk_numel, numel)) for start in range(0, numel, chunk_numel)]
+
+
+def fragment_slices(numel: int, fragments: int) -> list[slice]:
+    """Cut ``numel`` elements into so many consecutive slices, as equal as may be.
+
+    >>> [(part.start, part.stop) for part in fragment_slices(10, 3)]
+    [(0, 3), (3, 6), (6, 10)]
+    """
+    ends = [number * numel // fragments for number in range(fragments + 1)]
+    return [slice(start, stop) for start, stop in itertools.pairwise(ends)]

@@ -129,6 +129,26 @@ class Hessian:
         product: Vector = total / self.batches
         return product
 
+    def gradient(self, index: int) -> tuple[float, Vector]:
+        """The loss and the gradient of one batch alone, in the circumstances of the products.
+
+        Args:
+            index: of the batch.
+
+        Returns:
+            The loss, and ∂ℓ/∂w, shape (d,), in float64.
+
+        Raises:
+            ConfigurationError: as for :meth:`product`.
+        """
+        with self._fixed(index):
+            loss = _checked(self._loss(self._batches[index]))
+            gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        gradient: Vector = self._flat(gradients).numpy()
+        if not np.isfinite(gradient).all():
+            raise NotFiniteError("The gradient of a batch is not finite: training has diverged. Measure at another point.")
+        return float(loss.detach()), gradient
+
     def _of_batch(self, batch: Any, directions: Sequence[Tensor]) -> Tensor:
         loss = _checked(self._loss(batch))
         thorough = self.products == 0
@@ -151,6 +171,10 @@ class Hessian:
             rows = torch.autograd.grad(
                 [gradient for gradient, _ in curved], self._parameters, [v for _, v in curved], allow_unused=True
             )
+        return self._flat(rows)
+
+    def _flat(self, rows: Sequence[Tensor | None]) -> Tensor:
+        """One vector in float64; zeros for parameters without one."""
         return torch.cat(
             [
                 torch.zeros(p.numel(), dtype=torch.float64, device="cpu")

@@ -13,13 +13,17 @@ F(x) = ½ Σ h x² with the spectrum h, learning rate γ of each worker, momentu
 There τ = staleness + ½, and with momentum as many own steps more as :class:`~lightning_gossip.analysis.Repeated` says.
 
 Synchronous strategies have no delay. Local steps between two averagings leave the mean's recursion as it is, since gradients of
-a quadratic are linear. Under ``apsgd`` with memoryless step times (coefficient of variation above 0.8) the root mean square
-decides, which decays more slowly than the mean (second_moments.memoryless). Under ``adpsgd`` narrower step times get the part
-1 − cv² of the rate of synchronous ones where that is lower: with momentum.
+a quadratic are linear. Under ``apsgd`` with memoryless step times the root mean square decides, which decays more slowly than
+the mean (second_moments.memoryless); of narrower ones with a coefficient of variation cv it is the part cv⁴, and the limit lies
+between the two by as much of its logarithm. Under ``adpsgd`` narrower step times get the part 1 − cv² of the rate of
+synchronous ones where that is lower: with momentum.
 
-Idealised: one quadratic and the same on all workers, no noise of gradients (so no floor of the loss), no error of quantization,
-workers of equal speed as far as dynamics go (their times are each worker's own), SGD with or without momentum, a constant
-learning rate.
+With the noise of gradients known (:class:`~lightning_gossip.analysis.planning.noisy_loss.Noise`) the mean model has a floor or
+falls more slowly, and models that are averaged seldom train apart: see
+:mod:`~lightning_gossip.analysis.planning.noisy_loss`.
+
+Idealised: one quadratic and the same on all workers, no error of quantization, workers of equal speed as far as dynamics go
+(their times are each worker's own), SGD with or without momentum, a constant learning rate.
 """
 
 from __future__ import annotations
@@ -27,11 +31,12 @@ from __future__ import annotations
 import cmath
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
+from lightning_gossip.algorithm.laws import FloatArray
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.analysis.delays.combined import Repeated, Sum
 from lightning_gossip.analysis.delays.delays import Atoms, constant
@@ -39,17 +44,23 @@ from lightning_gossip.analysis.mean.discrete import own_limit
 from lightning_gossip.analysis.mean.hitting import LossCurve
 from lightning_gossip.analysis.mean.modes import Mode, rightmost_modes
 from lightning_gossip.analysis.mean.stability import limit_of, of_staleness, stability_limit
+from lightning_gossip.analysis.planning.noisy_loss import Noise, NoisyLoss
 from lightning_gossip.analysis.problem import Problem
 from lightning_gossip.analysis.second_moments.adpsgd import gossip_rms_decay
+from lightning_gossip.analysis.second_moments.gradient_noise import Spread
 from lightning_gossip.analysis.second_moments.mean_square import random_staleness_limit
 from lightning_gossip.analysis.second_moments.memoryless import server_rms_decay
 
+_COARSE = 1.5  # the same for second moments under noise, which are smooth in their logarithm
 _GRID = 1.25  # ratio of the dampings at which a slow function is asked; between them its logarithm is interpolated
 WORTH = 1.05  # what is predicted to be faster by less is no reason to change anything
+_WORTH_NOISE = 1.15  # the same of a lower learning rate against noise; chosen on benchmarks.planning
 _SMALL = 0.02  # dampings times delay below it: the decay is the damping to some percent
 _ATOMS = 24  # of a law of staleness: enough for its transform where roots are
 _LARGEST = 3.0  # amplitude: two roots that are close have larger ones, which nearly cancel
-_MEMORYLESS = 0.8  # coefficient of variation of step times from which the laws of memoryless workers are taken
+# of the coefficient of variation of step times: how much they are like memoryless ones. Chosen by where simulated servers with
+# momentum begin to grow: between the two limits for log-normal times, as far as that
+_POWER = 4
 
 
 @dataclass(frozen=True)
@@ -74,12 +85,33 @@ class Dynamics:
         rate: units of time in a second: rounds, updates, or steps of every worker.
         limit: learning rates below it converge.
         falling: of a direction with g = γh, per unit of time.
+        noise: of one worker's gradients; None for none.
+        spread: second moments that noise keeps up, of directions with g = γh; None without noise.
     """
 
     problem: Problem
     rate: float
     limit: float
     falling: Callable[[float], Falling]
+    noise: Noise | None = None
+    spread: Callable[[FloatArray], Spread] | None = None
+
+    def with_noise(self, noise: Noise, spread: Callable[[FloatArray], Spread]) -> Dynamics:
+        """The same with noisy gradients.
+
+        Args:
+            noise: of one worker's gradients.
+            spread: second moments that noise keeps up, of directions with g = γh, shape (k,).
+        """
+        return replace(self, noise=noise, spread=_on_grid(spread))
+
+    def varied(self, *, curvature: float = 1.0, noise: float = 1.0) -> Dynamics:
+        """The same with all eigenvalues, and the noise's variance, times a factor each."""
+        problem = self.problem
+        start = problem.distances / math.sqrt(curvature)  # with the same loss
+        varied = Problem(eigenvalues=[curvature * h for h in problem.eigenvalues], start=start.tolist(), noise=problem.noise)
+        louder = None if self.noise is None else replace(self.noise, variance=noise * self.noise.variance)
+        return replace(self, problem=varied, limit=self.limit / curvature, noise=louder)
 
     def margin(self, lr: float) -> float:
         """Largest stable learning rate over this one; below 1 it diverges."""
@@ -90,26 +122,74 @@ class Dynamics:
         return min(self.falling(lr * h).decay for h in self.problem.eigenvalues) * self.rate
 
     def time_s(self, lr: float, share: float) -> float:
-        """Seconds until the loss stays below a share of what it was at the beginning; infinite if it diverges."""
+        """Seconds until the loss stays below a share of what it was at the beginning; infinite if it never does."""
         if lr >= self.limit:
             return math.inf
+        if self.noise is not None:
+            return self.noisy(lr).hitting_time(share) / self.rate
         each = [self.falling(lr * h) for h in self.problem.eigenvalues]
         own = [(Mode(complex(-one.decay * self.rate), complex(one.amplitude)),) for one in each]
         slowest = min(one.decay for one in each) * self.rate
         losses = self.problem.losses
         return LossCurve(losses, own, np.zeros(len(own)), slowest).hitting_time(share * float(losses.sum()))
 
-    def fastest_lr(self, share: float, *, highest: float, near: float) -> float:
+    def noisy(self, lr: float) -> NoisyLoss:
+        """The loss with noise, against time in units of 1/rate."""
+        assert self.noise is not None
+        assert self.spread is not None
+        h = np.asarray(self.problem.eigenvalues)
+        seen = self.spread(lr * h)
+        each = [self.falling(float(g)) for g in lr * h]
+        amplitudes, decays = (np.array([getattr(one, name) for one in each]) for name in ("amplitude", "decay"))
+        losses, weighted = self.problem.losses, 0.5 * h * lr**2 * np.asarray(self.noise.shares)
+        return NoisyLoss(
+            losses * amplitudes**2 / losses.sum(), decays, weighted * seen.mean, float(weighted @ seen.apart), self.noise
+        )
+
+    def floor(self, lr: float) -> float:
+        """The share of the loss at the beginning that noise leaves for ever; infinite if it diverges."""
+        return 0.0 if self.noise is None else self.noisy(lr).floor
+
+    def share_apart(self, lr: float, share: float) -> float:
+        """The share of a worker's own loss that comes from its distance to the mean model, when that is at the target.
+
+        Args:
+            lr: learning rate.
+            share: of the loss at the beginning that is the target.
+        """
+        return 0.0 if self.noise is None else self.noisy(lr).share_apart(share)
+
+    def consensus_distance(self, lr: float, share: float) -> float | None:
+        """(1/n) Σ_i ‖x_i − x̄‖² when the mean model is at the target; infinite if models part for ever, None without noise.
+
+        Args:
+            lr, share: as for :meth:`share_apart`.
+        """
+        if self.noise is None or self.spread is None:
+            return None
+        loss = self.noisy(lr)
+        if not loss.holds_together:
+            return math.inf
+        apart = lr**2 * np.asarray(self.noise.shares) @ self.spread(lr * np.asarray(self.problem.eigenvalues)).apart
+        return float(apart * loss.variance_at(share) * self.noise.loss)
+
+    def fastest_lr(self, share: float, *, highest: float, near: float, most_apart: float = 1.0) -> float:
         """The learning rate that reaches a share of the loss soonest.
 
         Args:
             share: of the loss at the beginning.
             highest: that is tried.
-            near: of those that are as fast within some percent, the one next to this is taken.
+            near: of those that are about as fast the one next to this is taken. With noise that is within 15 %: networks
+                settle where their noise is bearable, so near to what is not bearable times are predicted too long.
+            most_apart: the largest :meth:`share_apart`; the lowest rate that is tried if none has less.
         """
-        rates = [float(lr) for lr in highest * np.geomspace(1e-2, 1.0, 17)]
+        tried = [float(lr) for lr in highest * np.geomspace(1e-2, 1.0, 17)]
+        if self.spread is not None:
+            self.spread(np.outer(tried, self.problem.eigenvalues).ravel())  # all at once is quicker
+        rates = [lr for lr in tried if self.share_apart(lr, share) <= most_apart] or tried[:1]
         times = {lr: self.time_s(lr, share) for lr in rates}
-        good = [lr for lr in rates if times[lr] <= WORTH * min(times.values())]
+        worth = WORTH if self.noise is None else _WORTH_NOISE
+        good = [lr for lr in rates if times[lr] <= worth * min(times.values())]
         return min(good, key=lambda lr: abs(math.log(lr / near)))
 
 
@@ -165,11 +245,11 @@ def server(
         variation: standard deviation over mean of the step times.
         bounded: whether a staleness bound or a slow link changes the order of the updates.
     """
-    delay = of_staleness(_few(staleness))
+    delay = of_staleness(few(staleness))
     if momentum:
-        delay = Sum(delay, Repeated(Sum(constant(1.0), _few(staleness)), momentum, nesterov))
+        delay = Sum(delay, Repeated(Sum(constant(1.0), few(staleness)), momentum, nesterov))
     per_g = scale / (1.0 - momentum)
-    memoryless = variation > _MEMORYLESS
+    memoryless = min(1.0, variation**_POWER)
     if bounded:
         workers = max(1, round(staleness.mean) + 1)  # with these the mean staleness is what the bound leaves
 
@@ -177,22 +257,22 @@ def server(
         return server_rms_decay(g, workers, scale=scale, momentum=momentum, nesterov=nesterov)
 
     def exact(g: float) -> Falling:
-        if memoryless:
+        if memoryless == 1.0:
             return Falling(rms_decay(g))
         found = rightmost_modes(g * per_g, delay)[0]
         amplitude = 2.0 * abs(found.residue) if found.root.imag else 1.0
-        return Falling(-found.root.real, min(max(amplitude, 1.0), _LARGEST))
+        decay = memoryless * rms_decay(g) - (1.0 - memoryless) * found.root.real
+        return Falling(decay, memoryless + (1.0 - memoryless) * min(max(amplitude, 1.0), _LARGEST))
 
     def first_order(g: float) -> Falling | None:
         small = g * per_g * delay.mean < _SMALL
         return Falling(g * per_g * (1.0 + g * per_g * delay.mean)) if small else None
 
-    limit = 2.0 / scale
-    if memoryless:
-        limit = limit_of(rms_decay, limit)
-    else:
-        limit = min(limit, stability_limit(delay) / per_g)
-        limit = min(limit, random_staleness_limit(staleness, momentum=momentum, nesterov=nesterov) / scale)
+    limit = limit_of(rms_decay, 2.0 / scale)
+    if memoryless < 1.0:
+        narrow = min(2.0 / scale, stability_limit(delay) / per_g)
+        narrow = min(narrow, random_staleness_limit(staleness, momentum=momentum, nesterov=nesterov) / scale)
+        limit = narrow ** (1.0 - memoryless) * limit**memoryless
     return Dynamics(problem, updates_per_s, limit / max(problem.eigenvalues), _tabulated(exact, first_order))
 
 
@@ -235,8 +315,28 @@ def gossip(
     )
 
 
-def _few(staleness: Atoms) -> Atoms:
-    """About the same law with few atoms: neighbours become one at their mean."""
+def _on_grid(spread: Callable[[FloatArray], Spread]) -> Callable[[FloatArray], Spread]:
+    """The function at the places of a grid, all that are asked for at once, and in between by interpolation."""
+    known: dict[int, tuple[float, float]] = {}
+
+    def at(g: FloatArray) -> Spread:
+        place = np.log(g) / math.log(_COARSE)
+        low = np.floor(place).astype(int)
+        wanted = sorted({int(number) for number in (*low, *(low + 1))} - known.keys())
+        if wanted:
+            found = spread(_COARSE ** np.array(wanted, dtype=np.float64))
+            known.update({number: (float(found.mean[i]), float(found.apart[i])) for i, number in enumerate(wanted)})
+        below, above = (np.array([known[int(number)] for number in low + more]) for more in (0, 1))
+        with np.errstate(divide="ignore", invalid="ignore"):  # 0 where all are one model, infinite beyond the limit
+            logs = np.log(below) + (place - low)[:, None] * (np.log(above) - np.log(below))
+        values = np.where(np.isfinite(logs), np.exp(np.where(np.isfinite(logs), logs, 0.0)), np.maximum(below, above))
+        return Spread(values[:, 0], values[:, 1])
+
+    return at
+
+
+def few(staleness: Atoms) -> Atoms:
+    """About the same law of the staleness with few atoms: neighbours become one at their mean."""
     if len(staleness.times) <= _ATOMS:
         return staleness
     number = np.minimum((np.cumsum(staleness.weights) - 0.5 * staleness.weights) * _ATOMS, _ATOMS - 1).astype(int)

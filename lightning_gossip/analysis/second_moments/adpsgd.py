@@ -18,11 +18,12 @@ where simulated workers diverge. [Derived here; checked against the simulator.]
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse.linalg import LinearOperator, eigs
+from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
 
 from lightning_gossip.algorithm.checks import check_not_negative, check_positive
 from lightning_gossip.algorithm.laws import FloatArray
@@ -30,6 +31,9 @@ from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.analysis.mean.discrete import check_momentum, own_limit
 from lightning_gossip.analysis.mean.stability import limit_of
 from lightning_gossip.analysis.second_moments.memoryless import own_step
+
+_DENSE = 144  # moments up to which a dense matrix is quicker, and has no trouble with eigenvalues that lie upon each other
+_POWERS = 2_000  # of the map
 
 
 def gossip_rms_decay(
@@ -63,10 +67,23 @@ def gossip_rms_decay(
             after += _exchanged(moments, laplacian, ends, share) - moments
         return after.ravel()
 
-    size, start = (3 * n) ** 2, np.eye(3 * n).ravel()
+    return -0.5 * events * math.log(_radius(event, 3 * n))
+
+
+def _radius(event: Callable[[FloatArray], FloatArray], sides: int) -> float:
+    """The largest eigenvalue, which is real: of a map that keeps covariances what they are, to one of which it belongs."""
+    size, start = sides**2, np.eye(sides).ravel()
+    if size <= _DENSE:
+        return float(np.abs(np.linalg.eigvals(np.stack([event(row) for row in np.eye(size)]))).max())
     operator = LinearOperator((size, size), matvec=event, dtype=np.float64)
-    largest = eigs(operator, k=1, which="LM", v0=start, tol=1e-9, return_eigenvectors=False)
-    return -0.5 * events * math.log(float(np.abs(largest[0])))
+    try:
+        found = eigs(operator, k=1, which="LM", v0=start, tol=1e-9, return_eigenvectors=False)
+        return float(np.abs(found[0]))
+    except ArpackError:  # hardly any exchange, so that eigenvalues lie upon each other
+        for _ in range(_POWERS):
+            start = event(start)
+            start /= (radius := float(np.linalg.norm(start)))
+        return radius
 
 
 @lru_cache(maxsize=64)

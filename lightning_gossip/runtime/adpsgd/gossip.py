@@ -146,6 +146,7 @@ class Gossip:
         if self._codec is None or replica is not self._replica:
             self._codec = make_codec(self._wire, published)
         with self._lock:
+            self._health.begin_session()
             self._replica = replica
             self._protocol.open(session, layout)
             self._wake()

@@ -70,6 +70,10 @@ class Health:
         self._on_nonfinite = on_nonfinite
         self._counters = counters
 
+    def begin_session(self) -> None:
+        """Another model has been published: whether it is finite, its first exchange tells."""
+        self.adopts = False
+
     def exchange(self, peer: int, replica: PublishedModel, codec: Codec | None = None, *, gives: bool) -> Outcome:
         """Average with a peer, give it this worker's model, or take its.
 

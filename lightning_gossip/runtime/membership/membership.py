@@ -315,10 +315,17 @@ class Membership(Workers):
         Rank 0 waits up to 5 s for the others, because it may hold the store that they still read.
         """
         self.monitor.rest()
+        self._guard.join()
         try:
             self._perform(self._protocol.rest())
         except PeerError as error:
             log.info("%s: ends without having heard that the other workers have ended: %s", self.me.spoken, _first_line(error))
+
+    def abort(self, reason: str) -> None:
+        """End this use of a Trainer on all members, after an exception of this worker. It has been said when this returns."""
+        self.monitor.abort(reason)
+        self.monitor.rest()
+        self._guard.join()
 
     # -- joining -----------------------------------------------------------------------------------------------------
 

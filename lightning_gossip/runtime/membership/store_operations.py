@@ -1,4 +1,4 @@
-"""The effects of the protocols of membership, done on a store of torch.distributed, and a driver for them."""
+"""The effects of the protocols of membership, done on a store of torch.distributed."""
 
 from __future__ import annotations
 

@@ -42,6 +42,9 @@ class ExactMean:
         """Begin to replace a vector by its mean over all workers, the same bits on all; it is not the caller's meanwhile."""
         return _Sum(self._collectives.start_sum(vector), vector, self._collectives.world_size)
 
+    def moved(self, change: Tensor) -> None:
+        """The last mean has been moved by a change of its first elements, on all workers alike."""
+
     def settle(self, vector: Tensor) -> None:
         """Replace a mean by the exact one, with all that rounding has kept back. Collective."""
         self.start(vector).wait()
@@ -78,6 +81,11 @@ class WiredMean:
     def keeps_back(self) -> bool:
         """Whether anything is left to settle."""
         return self._code is not None
+
+    def moved(self, change: Tensor) -> None:
+        """The last mean has been moved by a change of its first elements, on all workers alike."""
+        if self._code is not None:
+            self._code.moved(change)
 
     def settle(self, vector: Tensor) -> None:
         """Replace a mean by the exact one, with all that rounding has kept back. Collective."""

@@ -21,9 +21,8 @@ class Cluster:
         compute: the law of a step's compute time, of all workers or one for each.
         slowdown: by rank, how many times slower that worker computes, ≥ 1; others have 1.
         failures: by rank, the second at which that worker stops for good: it computes, starts and answers nothing any more.
-            An asynchronous algorithm goes on without it, and a synchronous one stalls. Batches that it holds are lost, and
-            those that it would have claimed when all others had left the epoch to it. (The runtime does more for ``adpsgd``:
-            the graph is repaired and the lost batches are made up for. Under any other strategy it ends all.)
+            AD-PSGD goes on without it, on a repaired graph, and hands out again what it has left of an epoch; under any other
+            strategy the run ends there, as in the runtime.
         backward_share: of a step's compute time, the share after which an overlapped all-reduce may begin is
             1 − backward_share; in [0, 1]. A backward pass costs about twice a forward pass.
 

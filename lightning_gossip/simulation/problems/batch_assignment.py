@@ -51,7 +51,12 @@ class Session(ABC):
         """A worker has trained on its task."""
 
     def lost(self, rank: int) -> None:  # noqa: B027
-        """A worker has failed; what it holds is lost."""
+        """A worker has failed."""
+
+    @property
+    def unfinished(self) -> list[Task]:
+        """What nobody has trained on, of workers that have failed or left to one that did: to be handed out again."""
+        return []
 
 
 class FreeSession(Session):
@@ -81,21 +86,45 @@ class FreeSession(Session):
 
 
 class EqualShares(Session):
-    """Every n-th batch of the epoch, as many for each worker; the first ones again where it does not come out even."""
+    """Every n-th batch of the epoch, as many for each worker; the first ones again where it does not come out even.
 
-    def __init__(self, tasks: Sequence[Task], workers: int) -> None:
+    Args:
+        tasks: of the epoch, by position.
+        members: the workers that take part, by rank.
+    """
+
+    def __init__(self, tasks: Sequence[Task], members: Sequence[int]) -> None:
         self._tasks = tasks
-        self._workers = workers
-        self._share = math.ceil(len(tasks) / workers)
-        self._taken = [0] * workers
+        self._places = {rank: place for place, rank in enumerate(members)}
+        self._share = math.ceil(len(tasks) / len(members))
+        self._taken = dict.fromkeys(members, 0)
+        self._stepped = dict.fromkeys(members, 0)
+        self._lost: set[int] = set()
 
     @override
     def next(self, rank: int, step_s: float | None) -> Task | None:
         if self._taken[rank] == self._share:
             return None
-        position = rank + self._taken[rank] * self._workers
         self._taken[rank] += 1
-        return self._tasks[position % len(self._tasks)]
+        return self._tasks[self._position(rank, self._taken[rank] - 1) % len(self._tasks)]
+
+    @override
+    def stepped(self, rank: int) -> None:
+        self._stepped[rank] += 1
+
+    @override
+    def lost(self, rank: int) -> None:
+        if rank in self._places:
+            self._lost.add(rank)
+
+    @property
+    @override
+    def unfinished(self) -> list[Task]:
+        left = [self._position(rank, number) for rank in self._lost for number in range(self._stepped[rank], self._share)]
+        return [self._tasks[position] for position in sorted(left) if position < len(self._tasks)]
+
+    def _position(self, rank: int, number: int) -> int:
+        return self._places[rank] + number * len(self._places)
 
 
 class SharedEpoch(Session):
@@ -129,6 +158,8 @@ class SharedEpoch(Session):
         }
         self._begun: set[int] = set()
         self._done: set[int] = set()
+        self._lost: set[int] = set()
+        self._places = {rank: place for place, rank in enumerate(members)}
 
     @override
     def next(self, rank: int, step_s: float | None) -> Task | None:
@@ -148,9 +179,22 @@ class SharedEpoch(Session):
 
     @override
     def lost(self, rank: int) -> None:
-        if rank in self._claims and rank not in self._done:
+        if rank not in self._claims:
+            return
+        self._lost.add(rank)
+        if rank not in self._done:
             self._done.add(rank)
             self._left += self._own_rates[rank].term or 1
+
+    @property
+    @override
+    def unfinished(self) -> list[Task]:
+        if not self._lost:
+            return []
+        unclaimed = range(self._next, len(self._tasks))
+        unbegun = [self._places[rank] for rank in self._lost - self._begun]
+        held = [position for rank in self._lost for position in self._ledgers[rank].unstepped()]
+        return [self._tasks[position] for position in sorted({*held, *unbegun, *unclaimed})]
 
     @property
     def remaining(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_gossip.algorithm.checks import check_integer
-from lightning_gossip.algorithm.work_sharing import EpochPlan, OwnRate, check_enough_batches
+from lightning_gossip.algorithm.work_sharing import EpochPlan, OwnRate, at_least_one_each, check_enough_batches
 from lightning_gossip.simulation.problems.batch_assignment import EqualShares, FreeSession, Session, SharedEpoch, Task
 
 
@@ -108,8 +108,23 @@ class Plan:
         if isinstance(self._work, Steps):
             return FreeSession(self._work.number, self._work.batch_size, self._samples, self._generators)
         tasks = self._tasks(number)
+        return self._shares(tasks, members)
+
+    def again(self, tasks: Sequence[Task], members: Sequence[int]) -> Session:
+        """A session of what is left of an epoch, cut finer if there are fewer batches than workers."""
+        if len(tasks) < len(members) and tasks[0].batch is not None:
+            cut = at_least_one_each([list(task.batch or ()) for task in tasks], len(members))
+            tasks = [Task(batch, len(batch)) for batch in cut]
+        elif len(tasks) < len(members):
+            samples = sum(task.size for task in tasks)
+            sizes = [samples // len(members) + (place < samples % len(members)) for place in range(len(members))]
+            tasks = [Task(None, max(1, size)) for size in sizes]
+        return self._shares(tasks, members)
+
+    def _shares(self, tasks: Sequence[Task], members: Sequence[int]) -> Session:
+        assert isinstance(self._work, Epochs)
         if not self._shared:
-            return EqualShares(tasks, self._workers)
+            return EqualShares(tasks, members)
         return SharedEpoch(tasks, members=members, own_rates=self._own_rates, lookahead=self._work.lookahead)
 
     def _tasks(self, epoch: int) -> list[Task]:

@@ -23,7 +23,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import simpy
@@ -32,6 +32,7 @@ from simpy.events import Event
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_gossip.algorithm.adpsgd.local_steps import LocalSteps
 from lightning_gossip.algorithm.adpsgd.options import GossipOptions
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker, Roles
 from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
@@ -50,10 +51,12 @@ from lightning_gossip.algorithm.adpsgd.protocol import (
     Wait,
 )
 from lightning_gossip.algorithm.adpsgd.replica import Replica
-from lightning_gossip.algorithm.compression.pairwise import exchange_bytes, make_codec
-from lightning_gossip.algorithm.effects import perform
+from lightning_gossip.algorithm.compression.pairwise import Wire, exchange_bytes, make_codec
+from lightning_gossip.algorithm.effects import perform, perform_in_time
+from lightning_gossip.algorithm.failure_detector import FailureDetector
 from lightning_gossip.algorithm.failure_detector import Verdict as Health
 from lightning_gossip.algorithm.options import EpochOptions
+from lightning_gossip.algorithm.outer import Outer
 from lightning_gossip.algorithm.step_timer import StepTimer
 from lightning_gossip.algorithm.topology.generators import make_topology
 from lightning_gossip.algorithm.topology.topology import Topology
@@ -84,6 +87,17 @@ class ADPSGD(GossipOptions, EpochOptions, Strategy):
         Gossip(self, run).start()
 
 
+@dataclass(frozen=True, kw_only=True)
+class NoLoCo(ADPSGD):
+    """Few exchanges, and an outer step of each worker's own after every 50 steps."""
+
+    name = "noloco"
+
+    wire: Wire = "int8"
+    local_steps: int | None = 50
+    outer: Outer | None = field(default_factory=Outer)
+
+
 class Gossip:
     """All workers of a run of AD-PSGD."""
 
@@ -108,7 +122,7 @@ class Gossip:
             for rank in range(n)
         ]
         peers = [PatientPeers(run, self.monitor, members, self._topology, strategy.roles, picker) for picker in pickers]
-        self.workers = [Worker(self, rank, peers[rank], strategy.exchanges_per_step) for rank in range(n)]
+        self.workers = [Worker(self, rank, peers[rank], strategy) for rank in range(n)]
         run.current = lambda: self.published
         self.sync_point = SyncPoint(
             run, settle=self._drain, average=self._average, open_session=self._open, cost_s=self._average_s
@@ -136,9 +150,7 @@ class Gossip:
         for drain in drains:
             yield from drain
         for rank in self.run.living:
-            worker = self.workers[rank]
-            worker.replica.push_pull([self.run.models.rows[rank]], forward_passes=0)
-            worker.record_staleness()
+            self.workers[rank].take_over_last_merges()
 
     def _average_s(self) -> float:
         run = self.run
@@ -150,8 +162,7 @@ class Gossip:
         if self.adopts and models.numel:
             mean = self.published[living].sum(0).div_(len(living))
             for rank in living:
-                self.workers[rank].replica.settle().copy_(mean)
-                self.workers[rank].replica.copy_out([models.rows[rank]])
+                self.workers[rank].adopt(mean)
         return distance
 
 
@@ -166,33 +177,44 @@ class Member(NamedTuple):
         return f"rank {self.initial_rank}"
 
 
-_SUSPECTED_S = 2.0  # silence after which a worker is suspected; with a closed connection it is dead
-_DEAD_S = 30.0  # silence after which it is dead in any case
+# as in the runtime, with its default peer_timeout_s
+_HEARTBEAT_S = 0.5
+_SUSPECT_AFTER_S, _FAIL_AFTER_S = 2.0, 30.0
 
 
 class Monitor:
-    """What heartbeats and closed connections tell of the workers of a run."""
+    """What heartbeats and closed connections tell of the workers of a run; the same at all.
+
+    Heartbeats of workers that live are on time and not simulated; those that a failed one does not send are listened for.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._closed: set[int] = set()
+        self._detector = FailureDetector[int](suspect_after_s=_SUSPECT_AFTER_S, fail_after_s=_FAIL_AFTER_S)
+        self._silent: set[int] = set()
+
+    def listen(self, rank: int) -> Process:
+        """A worker has failed: a process, until that is known."""
+        self._silent.add(rank)
+        while True:
+            self._detector.heard(rank, count=0, at_s=self._run.environment.now)
+            if self._detector.verdict(rank) is Health.FAILED:
+                return
+            yield self._run.environment.timeout(_HEARTBEAT_S)
 
     @property
     def version(self) -> int:
-        """How many are dead."""
-        return sum(self.verdict(Member(rank)) is Health.FAILED for rank in self._run.cluster.failures)
+        """How many are known to have failed."""
+        return sum(self._detector.verdict(rank) is Health.FAILED for rank in self._silent)
 
     def verdict(self, worker: Member) -> Health:
-        """Whether it is alive; a worker that has failed sends no heartbeat."""
-        failed_s = self._run.record.accounts[worker.initial_rank].failed_s
-        silence_s = 0.0 if failed_s is None else self._run.environment.now - failed_s
-        if silence_s >= (_SUSPECTED_S if worker.initial_rank in self._closed else _DEAD_S):
-            return Health.FAILED
-        return Health.SUSPECTED if silence_s >= _SUSPECTED_S else Health.ALIVE
+        """Whether it is alive."""
+        rank = worker.initial_rank
+        return self._detector.verdict(rank) if rank in self._silent else Health.ALIVE
 
     def connection_lost(self, worker: Member) -> None:
         """It has closed a connection."""
-        self._closed.add(worker.initial_rank)
+        self._detector.connection_lost(worker.initial_rank)
 
 
 class PatientPeers(ChangingPeers[Member]):
@@ -247,14 +269,16 @@ class Swap:
 class Worker:
     """One worker: its replica, its side of the protocol, its three processes."""
 
-    def __init__(self, gossip: Gossip, rank: int, peers: PatientPeers, exchanges_per_step: float) -> None:
+    def __init__(self, gossip: Gossip, rank: int, peers: PatientPeers, strategy: ADPSGD) -> None:
         self.rank = rank
         self.failed = False
         self._gossip = gossip
         self._run = gossip.run
         self._environment = gossip.run.environment
         self._peers = peers
-        self._starts = exchanges_per_step > 0.0
+        self._exchanges_per_step = strategy.exchanges_per_step
+        self._local_steps = LocalSteps(strategy)
+        self._starts = self._exchanges_per_step > 0.0
         self._protocol = GossipProtocol(
             rank,
             gossip.run.workers,
@@ -262,7 +286,7 @@ class Worker:
             gossip.run.record.accounts[rank],
             now_s=lambda: self._environment.now,
             generator=random.Random(f"{gossip.run.seed}/{rank}"),
-            exchanges_per_step=exchanges_per_step,
+            exchanges_per_step=self._local_steps.rate(self._exchanges_per_step),
         )
         self._times = StepTimer()
         self._waiting: list[tuple[Wait, Event]] = []
@@ -291,6 +315,7 @@ class Worker:
 
     def open(self, session: int) -> None:
         """A session begins: publish, and exchanges may be due."""
+        self._local_steps.open(["x"], self._x)
         self.replica.push_pull([self._run.models.rows[self.rank]])
         self._protocol.open(session, layout=0)
         self._changed()
@@ -309,6 +334,22 @@ class Worker:
 
         return ends(effect)
 
+    @property
+    def _x(self) -> list[Tensor]:
+        return [self._run.models.rows[self.rank]]
+
+    def take_over_last_merges(self) -> None:
+        """x takes over what the exchanges since its last step have changed."""
+        with self._local_steps.merging(self._x):
+            self.replica.push_pull(self._x, forward_passes=0)
+        self.record_staleness()
+
+    def adopt(self, mean: Tensor) -> None:
+        """All have met: y and x become the mean, shape (d,)."""
+        self.replica.settle().copy_(mean)
+        with self._local_steps.merging(self._x):
+            self.replica.copy_out(self._x)
+
     def record_staleness(self) -> None:
         """Of the steps that have been pushed."""
         for staleness in self.replica.take_staleness():
@@ -321,6 +362,7 @@ class Worker:
         self.failed = True
         self._protocol.fail(RuntimeError("failed"))
         self._run.fail(self.rank, self._gossip.session)
+        self._environment.process(self._gossip.monitor.listen(self.rank))
         for process in self._processes:
             if process.is_alive:
                 process.interrupt("failed")
@@ -345,8 +387,14 @@ class Worker:
                 models.begin(rank, task.batch)
                 yield environment.timeout(compute_times.next_s())
                 models.step(rank, run.lr)
-                self.replica.step(x)
+                self._local_steps.step(
+                    x,
+                    progress=run.progress,
+                    push_pull=lambda: self.replica.step(x),
+                    publish=lambda: self.replica.publish(x),
+                )
                 self.record_staleness()
+                self._protocol.exchanges_per_step = self._local_steps.rate(self._exchanges_per_step)
                 run.record.compute(rank, began_s, environment.now)
                 run.record.event(environment.now, "step", rank)
                 session.stepped(rank)
@@ -359,28 +407,24 @@ class Worker:
     # -- the protocol's generators and effects ------------------------------------------------------------------------
 
     def _drive(self, steps: Steps) -> Process:
-        result: Any = None
-        while True:
-            try:
-                effect = steps.send(result)
-            except StopIteration:
-                return
-            finally:
-                self._changed()
-            match effect:
-                case Wait():
-                    yield from self._wait(effect)
-                    result = None
-                case Ask(peer, request):
-                    result = yield from self._ask(self._gossip.workers[peer], request)
-                case AwaitAnswer():
-                    result = yield from self._next_answer()
-                case Reply(peer, answer):
-                    result = self._reply(self._gossip.workers[peer], answer)
-                case Average(peer):
-                    result = yield from self._average(self._gossip.workers[peer])
-                case _:
-                    result = None  # a connection with a worker that lives stands
+        yield from perform_in_time(steps, self._do)
+        self._changed()
+
+    def _do(self, effect: Effect) -> Generator[Event, Any, Any]:
+        """What the protocol asks for; it says what each effect is."""
+        self._changed()
+        match effect:
+            case Wait():
+                yield from self._wait(effect)
+            case Ask(peer, request):
+                return (yield from self._ask(self._gossip.workers[peer], request))
+            case AwaitAnswer():
+                return (yield from self._next_answer())
+            case Reply(peer, answer):
+                return self._reply(self._gossip.workers[peer], answer)
+            case Average(peer):
+                return (yield from self._average(self._gossip.workers[peer]))
+        return None  # a connection with a worker that lives stands
 
     def _changed(self) -> None:
         """Resume whom an event or an effect of this worker has made ready."""

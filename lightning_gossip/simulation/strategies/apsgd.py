@@ -13,7 +13,6 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
-import simpy
 from simpy.events import Event
 from torch import Tensor
 from typing_extensions import override
@@ -182,33 +181,18 @@ class _Worker:
         self._pulled = self._x.clone()
         self._protocol = WorkerProtocol(server.trigger)
         self._times = StepTimer()
-        self._failed = False
-        self._process: simpy.Process | None = None
 
     def start(self) -> None:
         """Begin."""
-        self._process = self._run.environment.process(self._guarded())
+        self._run.environment.process(self._train())
 
     def fail(self) -> None:
-        """Stop for good; without the server's rank nobody goes on."""
+        """Stop for good; the others end too, as the runtime's do."""
         run = self._run
         if run.ended is not None:
             return
-        self._failed = True
         run.fail(self._rank, self._server.session)
-        if self._process is not None and self._process.is_alive:
-            self._process.interrupt("failed")
-        self._server.leave(self._rank)
-        if self._rank == self._server.rank:
-            run.finish("stalled")
-        self._server.sync_point.check()
-
-    def _guarded(self) -> Process:
-        try:
-            yield from self._train()
-        except simpy.Interrupt:
-            if not self._failed:
-                raise
+        run.finish("stalled")
 
     def _train(self) -> Process:
         run, rank, environment = self._run, self._rank, self._run.environment

@@ -14,6 +14,8 @@ from lightning_gossip.simulation.run import Process, Run
 class SyncPoint:
     """All living workers together at the end of a session; used by the asynchronous strategies.
 
+    What failed workers have left of an epoch is handed out again before the next epoch, in a session of its own.
+
     Args:
         run: whose.
         settle: a process that ends what is under way, when all have arrived.
@@ -40,10 +42,15 @@ class SyncPoint:
         self._number = 0
         self._release = run.environment.event()
         self._synchronizing = False
+        self._session: Session
 
     def begin(self) -> None:
         """The first session."""
-        self._open(self._run.plan.open(0, self._run.living))
+        self._begin(self._run.plan.open(0, self._run.living))
+
+    def _begin(self, session: Session) -> None:
+        self._session = session
+        self._open(session)
 
     def arrive(self, rank: int) -> Event:
         """A worker has come; the event is the beginning of the next session."""
@@ -66,12 +73,14 @@ class SyncPoint:
             run.record.wait(rank, self._arrived_s[rank], run.environment.now)
         run.end_session(self._average())
         run.evaluate()
-        self._number += 1
-        if self._number == run.plan.sessions:
+        left = self._session.unfinished
+        self._number += not left
+        if self._number == run.plan.sessions or not run.living:
             run.finish("done")
             return
         self._arrived_s.clear()
         self._synchronizing = False
         release, self._release = self._release, run.environment.event()
-        self._open(run.plan.open(self._number, run.living))
+        members = list(run.living)
+        self._begin(run.plan.again(left, members) if left else run.plan.open(self._number, members))
         release.succeed()

@@ -1,4 +1,4 @@
-"""Local SGD under virtual time: local steps, then one exact average: CPSGD, ADPSGD (arXiv 2007.06134), post-local SGD.
+"""Local SGD under virtual time: local steps, then one exact average: CPSGD, ADPSGD (arXiv 2007.06134), post-local SGD, DiLoCo.
 
 What a worker does after a step and at an epoch's end is the runtime's protocol,
 :mod:`lightning_gossip.algorithm.periodic_averaging.protocol`; here is what it costs. Between two averagings every worker has
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,10 +20,12 @@ from typing_extensions import override
 from lightning_gossip.algorithm.compression.error_feedback_mean import CompressedMean, MeanWire, mean_bytes
 from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.options import EpochEndOptions
+from lightning_gossip.algorithm.outer import DILOCO, Outer, OuterState
 from lightning_gossip.algorithm.periodic_averaging import protocol
 from lightning_gossip.algorithm.periodic_averaging.adaptive_period import AdaptivePeriod
 from lightning_gossip.algorithm.periodic_averaging.period import PeriodController
 from lightning_gossip.algorithm.periodic_averaging.protocol import Averaged, AveragingOptions, AveragingProtocol
+from lightning_gossip.algorithm.tensors.flat import fragment_slices
 from lightning_gossip.simulation.cluster.collective_costs import all_reduce_bytes, ring_all_reduce_s
 from lightning_gossip.simulation.problems.batch_assignment import Task
 from lightning_gossip.simulation.run import Process, Run
@@ -49,6 +52,16 @@ class AdaptiveAveraging(PeriodicAveraging):
     period: int | PeriodController = field(default_factory=AdaptivePeriod)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DiLoCo(PeriodicAveraging):
+    """DiLoCo: an outer step with Nesterov momentum after each average; see :class:`~lightning_gossip.Outer`."""
+
+    name = "diloco"
+
+    period: int | PeriodController = 50
+    outer: Outer | None = DILOCO
+
+
 class AveragingRounds(Rounds):
     """All workers' local steps of one run.
 
@@ -59,7 +72,15 @@ class AveragingRounds(Rounds):
         self._run = run
         self._protocol = AveragingProtocol(strategy, adopts=strategy.at_rendezvous == "adopt")
         self._averages_momentum = strategy.optimizer_state == "average"
-        self._means = _Means(strategy.wire, run)
+        self._outer = strategy.outer
+        self._outer_state = OuterState(["x"], [run.models.rows[0]])
+        parts = fragment_slices(run.models.numel, strategy.fragments)
+        sizes = fragment_slices(run.nbytes, strategy.fragments)
+        self._parts = [
+            _Part(part, _Means(strategy.wire, run, run.models.x[:, part], size.stop - size.start))
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+        self._begun = self._parts  # in the averaging begun last
         self._clocks_s = np.zeros(run.workers)
         self._models = run.models.x  # w, of the averaging begun last
         self._mean = run.models.x  # w̄, of the one completed last, shape (d,)
@@ -92,7 +113,8 @@ class AveragingRounds(Rounds):
         self._perform(self._protocol.arrive())
         distance = run.distance(self._models)
         self._perform(self._protocol.meet())
-        self._means.open(run.models.x)
+        for part in self._parts:
+            part.means.open(run.models.x[:, part.place])
         yield run.environment.timeout(max(0.0, float(self._clocks_s.max()) - run.environment.now))
         self._wait_until(np.full(run.workers, run.environment.now))
         run.end_session(distance)
@@ -105,25 +127,36 @@ class AveragingRounds(Rounds):
         """What the protocol asks for, of all workers; it says what each effect is."""
         x, momentum = self._run.models.x, self._run.models.optimizer.momentum
         match effect:
-            case protocol.Begin():
+            case protocol.Begin(fragment):
                 self._models = x.clone()
+                self._begun = self._parts if fragment is None else [self._parts[fragment]]
                 self._ends_s = float(self._clocks_s.max())
                 self._run.record.event(self._ends_s, "average", -1)
-                self._send(self._means.nbytes)
+                for part in self._begun:
+                    self._send(part.means.nbytes)
             case protocol.Complete(lr, arrived):
                 self._wait_until(np.maximum(self._clocks_s, self._ends_s))
-                self._mean = self._means.of(self._models)
-                distances = torch.linalg.vector_norm(self._mean - self._models, dim=1, dtype=torch.float64).square()
+                self._mean = torch.zeros_like(x[0])
+                distances = torch.zeros(self._run.workers, dtype=torch.float64, device=x.device)
+                for place, means in self._begun:
+                    self._mean[place] = means.of(self._models[:, place])
+                    differences = self._mean[place] - self._models[:, place]
+                    distances += torch.linalg.vector_norm(differences, dim=1, dtype=torch.float64).square()
                 return Averaged(float(distances.sum()) / self._run.workers, lr, all_arrived=arrived)
             case protocol.Settle():
-                if self._means.keeps_back:  # an exact mean follows
+                if self._parts[0].means.keeps_back:  # an exact mean follows
                     self._send(self._run.nbytes)
                     self._wait_until(np.maximum(self._clocks_s, self._ends_s))
-                    self._mean = self._means.settled(self._mean)
+                    for place, means in self._parts:
+                        self._mean[place] = means.settled(self._mean[place])
+            case protocol.OuterStep():
+                self._step_outside()
             case protocol.Replace():
-                x.copy_(self._mean)
+                for place, _ in self._begun:
+                    x[:, place] = self._mean[place]
             case protocol.Correct():
-                x.add_(self._mean - self._models)
+                for place, _ in self._begun:
+                    x[:, place] += self._mean[place] - self._models[:, place]
             case protocol.ResetOptimizer():
                 if momentum is not None:
                     momentum.zero_()
@@ -132,6 +165,17 @@ class AveragingRounds(Rounds):
         if isinstance(effect, (protocol.Replace, protocol.Correct)) and momentum is not None and self._averages_momentum:
             momentum.copy_(momentum.sum(0).div_(self._run.workers))
         return None
+
+    def _step_outside(self) -> None:
+        """w̄ ← w̄ + o."""
+        assert self._outer is not None
+        state = self._outer_state
+        for place, means in self._begun:
+            mean, slow = self._mean[place], state.slow[place]
+            if mean.numel() and self._outer.move([mean], [slow], [state.velocity[place]]):
+                mean += slow
+                means.moved(slow)
+            slow.copy_(mean)
 
     def _send(self, nbytes: int) -> None:
         """A ring all-reduce of the averaging under way."""
@@ -147,19 +191,27 @@ class AveragingRounds(Rounds):
 
 
 class _Means:
-    """The mean of all workers' models, as it is sent."""
+    """The mean of all workers' models, or of a fragment of them, as it is sent.
 
-    def __init__(self, wire: MeanWire, run: Run) -> None:
+    Args:
+        wire: see :mod:`lightning_gossip.algorithm.compression.error_feedback_mean`.
+        run: whose.
+        models: of all workers, shape (n, d).
+        nbytes: of one, unrounded.
+    """
+
+    def __init__(self, wire: MeanWire, run: Run, models: Tensor, nbytes: int) -> None:
         self._wire = wire
         self._run = run
+        self._nbytes = nbytes
         self.keeps_back = False  # what rounding takes from the next mean, which goes as differences to one that all know
         self._codes: list[CompressedMean] = []
-        self.open(run.models.x)
+        self.open(models)
 
     @property
     def nbytes(self) -> int:
         """Of the vector that the next mean sends round the ring."""
-        nbytes, itemsize = self._run.nbytes, self._run.models.x.element_size()
+        nbytes, itemsize = self._nbytes, self._run.models.x.element_size()
         return mean_bytes(self._wire, nbytes // itemsize, self._run.workers) if self.keeps_back else nbytes
 
     def open(self, models: Tensor) -> None:
@@ -181,6 +233,11 @@ class _Means:
         means = [code.end(reduced) for code in self._codes]
         return means[0].clone()
 
+    def moved(self, change: Tensor) -> None:
+        """All workers have moved the last mean by this, shape (d,)."""
+        for code in self._codes:
+            code.moved(change)
+
     def settled(self, mean: Tensor) -> Tensor:
         """The exact mean, with what rounding has kept back of the one just formed; shapes (d,)."""
         models = mean.repeat(self._run.workers, 1)
@@ -193,3 +250,10 @@ class _Means:
         if self.keeps_back and mean.numel():
             n = self._run.workers
             self._codes = [CompressedMean(mean.clone(), workers=n, rank=rank, wire=self._wire) for rank in range(n)]
+
+
+class _Part(NamedTuple):
+    """A fragment: where it is in a model, and its mean."""
+
+    place: slice
+    means: _Means

@@ -9,10 +9,10 @@ from typing import Any
 
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.run import Strategy
-from lightning_gossip.simulation.strategies.adpsgd import ADPSGD
+from lightning_gossip.simulation.strategies.adpsgd import ADPSGD, NoLoCo
 from lightning_gossip.simulation.strategies.apsgd import APSGD
 from lightning_gossip.simulation.strategies.dpsgd import DPSGD
-from lightning_gossip.simulation.strategies.periodic_averaging import AdaptiveAveraging, PeriodicAveraging
+from lightning_gossip.simulation.strategies.periodic_averaging import AdaptiveAveraging, DiLoCo, PeriodicAveraging
 from lightning_gossip.simulation.strategies.synchronous import QSGD, AllReduce
 
 STRATEGIES: Mapping[str, Callable[..., Strategy]] = MappingProxyType(
@@ -22,6 +22,8 @@ STRATEGIES: Mapping[str, Callable[..., Strategy]] = MappingProxyType(
         "apsgd": APSGD,
         "periodic_averaging": PeriodicAveraging,
         "adaptive_averaging": AdaptiveAveraging,
+        "diloco": DiLoCo,
+        "noloco": NoLoCo,
         "qsgd": QSGD,
         "ddp": AllReduce,
         "allreduce": AllReduce,

@@ -142,6 +142,8 @@ class Fit:
         self._under_way, self.is_cut = True, False
         if self.changes.begin_epoch(self._algorithm):
             self._own_model.forget()  # it is of the time when this worker was outside
+            if self._algorithm is not None:
+                self._algorithm.begin_anew()
         if self.work.reloaded:
             self.work.reloaded = False
             done = {"epochs_done": epochs_processed(self.trainer), "steps_done": self.account.steps}
@@ -368,11 +370,18 @@ class Fit:
             replicas=replicas,
         )
         checkpoint[checkpoint_contents.KEY]["trained"] = sorted(self._model.trained)
+        if self._algorithm is not None and "optimizer_states" in checkpoint:  # and not weights only
+            adopts = self._options.at_rendezvous == "adopt" and not replicas
+            tensors = self._algorithm.common_tensors(self._sync_point, adopts=adopts)
+            checkpoint[checkpoint_contents.KEY]["tensors"] = tensors
         if self.trainer.is_global_zero:
             resume.mark_as_unfinished(checkpoint)
         if replicas:
             with self._own_model.in_place():
-                checkpoint_contents.save_replica(path, self.trainer.global_rank, checkpoint_contents.own_state(self.trainer))
+                own = checkpoint_contents.own_state(self.trainer)
+                if self._algorithm is not None:
+                    own["tensors"] = self._algorithm.own_tensors()
+                checkpoint_contents.save_replica(path, self.trainer.global_rank, own)
 
     # -- details -----------------------------------------------------------------------------------------------------
 

@@ -78,6 +78,9 @@ def apply(
     """
     work.resume(state["work"])
     set_global_step(trainer, state.get("global_step", trainer.global_step))
+    name = getattr(trainer.strategy, "name", None)
+    if algorithm is not None and state["strategy"] == name:
+        algorithm.load_tensors(state.get("tensors", {}))
     rank, world_size = trainer.global_rank, trainer.world_size
     if state["world_size"] != world_size:
         what = "the mean model; each worker's own state" if state["replicas"] else "the mean model; random generators"
@@ -94,9 +97,10 @@ def apply(
             rank_zero_warn(f"Some worker's own state is missing beside {os.fspath(path)!r}: all start from the mean.")
     if own is not None:
         checkpoint_contents.load_own_state(trainer, own)
+        if algorithm is not None and state["strategy"] == name and own.get("tensors"):
+            algorithm.load_tensors(own["tensors"])
     mine = state["workers"][rank]
     checkpoint_contents.set_rng_state(mine["rng"])
-    name = getattr(trainer.strategy, "name", None)
     if state["strategy"] != name:
         rank_zero_warn(
             f"The checkpoint was written by the strategy {state['strategy']!r} and is resumed by {name!r},"

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_gossip.algorithm.outer import Outer
 from lightning_gossip.algorithm.periodic_averaging.adaptive_period import AdaptivePeriod
 from lightning_gossip.algorithm.periodic_averaging.period import ConstantPeriod, Observation, PeriodState
 from lightning_gossip.algorithm.periodic_averaging.protocol import (
@@ -23,6 +24,7 @@ from lightning_gossip.algorithm.periodic_averaging.protocol import (
     Replace,
     Show,
 )
+from lightning_gossip.errors import ConfigurationError
 
 
 def protocol(*, adopts: bool = True, **options: Any) -> AveragingProtocol:
@@ -69,6 +71,8 @@ class Script:
 AT_ONCE = "Begin Complete Replace"
 LATER = "Complete Correct"
 LAST = "Begin Complete Settle"
+OUTER = Outer()
+OUTER_AT_ONCE, OUTER_LATER = "Begin Complete OuterStep Replace", "Complete OuterStep Correct"
 ORDERS = [
     ({"period": 3}, "ssssss", ["", "", AT_ONCE, "", "", AT_ONCE]),
     ({"period": 1}, "ss", [AT_ONCE, AT_ONCE]),
@@ -93,6 +97,14 @@ ORDERS = [
     # and cut the stretch under way, even if the mean at the end is not adopted
     ({"period": 3, "adopts": False}, "ss2msss", ["", "", f"{AT_ONCE} {AT_ONCE} {LAST}", "Show", "", "", AT_ONCE]),
     ({"period": 3}, "amam", [LAST, "Replace"] * 2),  # a session without a batch
+    # an outer step after each averaging but that of the meeting, which does not cut the round under way
+    ({"period": 2, "outer": OUTER}, "ssss", ["", OUTER_AT_ONCE, "", OUTER_AT_ONCE]),
+    ({"period": 3, "outer": OUTER}, "ssams", ["", "", LAST, "Replace", OUTER_AT_ONCE]),
+    ({"period": 3, "outer": OUTER, "adopts": False}, "ssams", ["", "", LAST, "Show", OUTER_AT_ONCE]),
+    ({"period": 2, "outer": OUTER, "overlap": 1}, "sss", ["", "Begin", OUTER_LATER]),
+    ({"period": 2, "outer": OUTER, "overlap": True}, "sssam", ["", "Begin", "", f"{OUTER_LATER} {LAST}", "Replace"]),
+    ({"period": 3, "outer": OUTER}, "s2m", ["", f"{OUTER_AT_ONCE} {OUTER_AT_ONCE} {LAST}", "Replace"]),
+    ({"period": 1, "outer": OUTER, "optimizer_state": "reset"}, "s", [f"{OUTER_AT_ONCE} ResetOptimizer"]),
 ]
 
 
@@ -109,6 +121,39 @@ def test_the_learning_rate_is_that_of_the_beginning_and_a_correction_knows_the_p
         seen += done(worker.step(number, epoch=0, progress=None, lr=float(number), forward_passes=number))
     assert seen == [Begin(), Complete(2.0, arrived=False), Correct(3 + 4), Begin()]
     assert done(worker.arrive(), arrived=[ALL_ARRIVED])[:3] == [Complete(4.0, arrived=False), Correct(0), Begin()]
+
+
+def fragments(effects: list[Any]) -> list[int | None]:
+    """Of all averagings that are begun."""
+    return [effect.fragment for effect in effects if isinstance(effect, Begin)]
+
+
+def test_fragments_take_turns_and_the_whole_comes_when_all_have_arrived() -> None:
+    worker = protocol(period=4, fragments=2, outer=OUTER)
+    seen = [done(worker.step(number, epoch=0, progress=None, lr=0.1)) for number in range(1, 7)]
+    assert [fragments(effects) for effects in seen] == [[], [0], [], [1], [], [0]]
+    assert names(seen[1]) == OUTER_AT_ONCE
+    # the others average the second fragment and the first once more; then nobody does
+    arrived = done(worker.arrive(), arrived=[AVERAGED, AVERAGED, ALL_ARRIVED, ALL_ARRIVED])
+    assert fragments(arrived) == [1, 0, 1, None]
+    assert names(arrived) == f"{OUTER_AT_ONCE} {OUTER_AT_ONCE} Begin Complete Begin Complete Settle"
+    assert names(done(worker.meet())) == "Replace"
+    assert fragments(done(worker.step(7, epoch=1, progress=None, lr=0.1))) == []
+    assert fragments(done(worker.step(8, epoch=1, progress=None, lr=0.1))) == [1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fragments": 0}, "fragments=0; it must be an integer >= 1"),
+        ({"period": 4, "fragments": 5}, r"fragments=5; it must be an integer in \[1, 4\]"),
+        ({"period": AdaptivePeriod(), "fragments": 2}, "fragments=2 with AdaptivePeriod.*constant period"),
+        ({"fragments": 2, "optimizer_state": "average"}, "fragments=2 with optimizer_state='average'"),
+    ],
+)
+def test_fragments_of_what_is_averaged_as_a_whole_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        AveragingOptions(**options)
 
 
 class Spy(ConstantPeriod):

@@ -109,6 +109,25 @@ def test_a_worker_may_take_a_neighbours_model_and_go_on() -> None:
     assert sum(gossip.counters.refused_nonfinite for gossip in cluster.gossips) >= 1
 
 
+def test_a_worker_that_was_given_the_mean_meanwhile_takes_nobodys_model() -> None:
+    """Its neighbour had nothing to give before all met."""
+    cluster = Cluster(ring(2))
+    for gossip, x in zip(cluster.gossips, cluster.x, strict=True):
+        gossip._health._on_nonfinite = "adopt"
+        x[0][:] = math.inf
+    with cluster.running():
+        cluster.open_all()
+        cluster.step_all(FAST_S)
+        assert eventually(lambda: cluster.gossips[0].counters.refused >= 3)
+        cluster.drain_all()
+        cluster.reset(40)
+        cluster.open_all()
+        cluster.step_all(FAST_S)
+        cluster.wait_for_exchanges(20)
+        cluster.drain_all()
+    assert [gossip.counters.adopted for gossip in cluster.gossips] == [0, 0]
+
+
 def test_two_that_both_have_nothing_to_give_refuse_each_other() -> None:
     cluster = Cluster(ring(2))
     for gossip, x in zip(cluster.gossips, cluster.x, strict=True):

@@ -1,5 +1,6 @@
 """Two launches: one in which all workers live, whose checks share it, and one in which rank 2 dies and rank 1 is late."""
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_gossip.algorithm.compression.error_feedback_mean import MeanWire, mean_bytes
+from lightning_gossip.algorithm.outer import Outer, OuterState
 from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.collectives import Collectives
@@ -22,6 +24,7 @@ WORLD = 3
 LATE_S = 0.4
 CPU = torch.device("cpu")
 
+OUTER = Outer(0.7, 0.9)
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 WIRES: list[MeanWire] = ["bfloat16", "int8"]
 MODEL = 2  # of the three tensors; the third is like an optimizer's state
@@ -37,6 +40,11 @@ def model(rank: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
 
 def flat(x: list[Tensor]) -> Tensor:
     return torch.cat([t.double().flatten() for t in x])
+
+
+def in_memory(x: list[Tensor]) -> Tensor:
+    """As :func:`flat`, in the order of the memory."""
+    return torch.cat([x[0].flatten(), x[1].permute(0, 2, 3, 1).flatten(), x[2]])
 
 
 def all_models(dtype: torch.dtype = torch.float64) -> Tensor:
@@ -66,6 +74,8 @@ def script(rank: int) -> dict[str, Any]:
     replaced(rank, collectives, seen)
     corrected(rank, collectives, seen)
     compressed(rank, collectives, seen)
+    outer(rank, collectives, seen)
+    in_fragments(rank, collectives, seen)
     counted(rank, collectives, seen)
     misused(rank, collectives, seen)
     late(rank, collectives, timeline, seen)
@@ -119,12 +129,12 @@ def corrected(rank: int, collectives: Collectives, seen: dict[str, Any]) -> None
     for _ in range(4):
         step()
         averager.begin()
-        assert averager._pending is not None
+        assert averager._pending
         for _ in range(rank):
             step()
         distance = averager.complete()
         seen.setdefault("distance of the model", distance)  # of the first
-        assert averager._pending is None
+        assert not averager._pending
         averager.correct()
     seen["corrected"], seen["updates"], seen["steps"] = flat(x), updates, number
 
@@ -178,6 +188,52 @@ def compressed(rank: int, collectives: Collectives, seen: dict[str, Any]) -> Non
         averager.complete()
         averager.replace()
         seen[f"{wire} first"] = x[0].clone()
+
+
+def outer(rank: int, collectives: Collectives, seen: dict[str, Any]) -> None:
+    """Three rounds, then one that is applied after two steps more; the first of three tensors counts."""
+    for name, wire in (("exact", "float32"), ("rounded", "int8")):
+        x = [torch.ones_like(t) for t in model(rank)]
+        state = OuterState(["first"], x[:COUNTED])
+        averager = Averager(collectives, x, model=MODEL, counted=COUNTED, wire=wire)  # type: ignore[arg-type]
+        for number in range(4):
+            for t, u in zip(x, update(rank, number), strict=True):
+                t += u
+            averager.begin()
+            for t in x if number == 3 else []:
+                t += 5.0 + rank
+            averager.complete()
+            averager.outer_step(OUTER, state)
+            if number < 3:
+                averager.replace()
+                seen[f"outer {name} {number}"] = flat(x)
+            else:
+                averager.correct()
+        seen[f"outer {name} corrected"], seen[f"outer {name} slow"] = flat(x), state.slow
+
+
+def in_fragments(rank: int, collectives: Collectives, seen: dict[str, Any]) -> None:
+    """Three of 43 elements: the second at once, the third late, then all of them."""
+    for wire in ("float32", "int8"):
+        x = model(rank)
+        averager = Averager(collectives, x, model=MODEL, counted=COUNTED, fragments=3, wire=wire)  # type: ignore[arg-type]
+        before = collectives.bytes_sent
+        averager.begin(1)
+        seen[f"fragment bytes {wire}"] = collectives.bytes_sent - before
+        averager.complete()
+        averager.replace()
+        seen[f"fragment at once {wire}"] = in_memory(x)
+        averager.begin(2)
+        for t in x:
+            t += 1.0
+        averager.complete()
+        averager.correct()
+        seen[f"fragment late {wire}"] = in_memory(x)
+        averager.begin()
+        seen[f"fragments, distance {wire}"] = averager.complete()
+        averager.settle()
+        averager.replace()
+        seen[f"fragments, all {wire}"] = in_memory(x)
 
 
 def counted(rank: int, collectives: Collectives, seen: dict[str, Any]) -> None:
@@ -251,6 +307,46 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize("wire", ["float32", "int8"])
+def test_a_fragment_is_averaged_and_the_rest_is_left_alone(seen: list[dict[str, Any]], wire: str) -> None:
+    parts = [slice(0, 14), slice(14, 28), slice(28, 43)]
+    before = torch.stack([in_memory(model(rank)) for rank in range(WORLD)])
+    mean = before.mean(0)
+    near = 1e-13 if wire == "float32" else 0.1
+    for rank, theirs in enumerate(seen):
+        at_once, late = theirs[f"fragment at once {wire}"], theirs[f"fragment late {wire}"]
+        assert torch.allclose(at_once[parts[1]], mean[parts[1]], atol=near)
+        assert torch.equal(at_once[parts[0]], before[rank, parts[0]])
+        assert torch.equal(at_once[parts[2]], before[rank, parts[2]])
+        assert torch.allclose(late[parts[2]], mean[parts[2]] + 1.0, atol=near)
+        assert torch.allclose(late[:28], at_once[:28] + 1.0, rtol=1e-13)
+        whole = torch.stack([everyones[f"fragment late {wire}"] for everyones in seen]).mean(0)
+        assert torch.allclose(theirs[f"fragments, all {wire}"], whole, atol=1e-12)
+        assert torch.equal(theirs[f"fragments, all {wire}"], seen[0][f"fragments, all {wire}"])
+    assert seen[0]["fragment bytes float32"] == math.ceil(2 * 2 / 3 * 14 * 8)
+
+
+def test_an_outer_step_moves_the_mean_of_what_counts_the_same_bits_everywhere(seen: list[dict[str, Any]]) -> None:
+    x = torch.ones(WORLD, 43, dtype=torch.float64)
+    state = OuterState(["first"], [x[0, :12]])
+    for number in range(4):
+        x = x + torch.stack([flat(update(rank, number)) for rank in range(WORLD)])
+        mean = x.mean(0)
+        slow = mean[:12].clone()
+        OUTER.step([slow], state.slow_views, state.velocity_views)
+        mean[:12] = slow
+        if number < 3:
+            x = mean.repeat(WORLD, 1)
+            assert torch.allclose(seen[0][f"outer exact {number}"], mean, rtol=1e-13)
+            for theirs in seen[1:]:
+                assert torch.equal(theirs[f"outer exact {number}"], seen[0][f"outer exact {number}"])
+                assert torch.equal(theirs[f"outer rounded {number}"], seen[0][f"outer rounded {number}"])
+            assert torch.allclose(seen[0][f"outer rounded {number}"], mean, atol=0.1)
+    for rank, theirs in enumerate(seen):
+        assert torch.allclose(theirs["outer exact corrected"], mean + 5.0 + rank, rtol=1e-13)
+        assert torch.allclose(theirs["outer exact slow"], state.slow, rtol=1e-13)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
