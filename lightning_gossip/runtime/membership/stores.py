@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import socket
-import threading
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from lightning_gossip.algorithm.membership.store import Reached
 from lightning_gossip.runtime.store_client import Space, cut_connections, end_when_lost
 from lightning_gossip.transport.network_interface import address_of
+from lightning_gossip.transport.threads import new_thread
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def reach(address: str, *, timeout_s: float = _CALL_S) -> tuple[Reached, TCPStor
             log.debug("no store answers at %s: %s", address, error)
 
     # torch waits for the first answer without a deadline, and a process that is stopped gives none
-    thread = threading.Thread(target=connect, name="connects-with-a-store", daemon=True)
+    thread = new_thread("gossip-connects-with-a-store", connect)
     thread.start()
     thread.join(_REACH_S)
     return (Reached.OPEN, found[0]) if found else (Reached.SILENT, None)
