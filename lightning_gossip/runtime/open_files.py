@@ -28,7 +28,7 @@ def needed(workers: int, *, connections: int, serves: bool) -> int:
     Args:
         workers: of the job.
         connections: of each worker to the store.
-        serves: whether this worker holds the store.
+        serves: whether this worker holds the store, or may come to.
 
     >>> needed(256, connections=6, serves=True)
     2435
@@ -61,8 +61,9 @@ def check(workers: int, *, connections: int, serves: bool) -> None:
     """
     limit, need = raise_limit(), needed(workers, connections=connections, serves=serves)
     if limit is not None and limit < need:
+        whose = "the worker that holds the store" if serves else "a worker"
         raise ConfigurationError(
-            f"A job of {workers} workers needs up to {need} open files in {'rank 0' if serves else 'a worker'}, and this system"
+            f"A job of {workers} workers needs up to {need} open files in {whose}, and this system"
             f" allows {limit} (`ulimit -Hn`). Raise the limit (as root: `ulimit -n {need}` before the job, LimitNOFILE= of a"
             " service, --ulimit nofile= of a container)"
             + (

@@ -156,7 +156,7 @@ class WorkerProcesses(DDPStrategy):
         check_trainer(trainer)
         check_model(model, sync_batchnorm=self._layer_sync is not None)
         self.check(self.workers)
-        open_files.check(self.workers, connections=self._store_connections, serves=self._serves_store)
+        open_files.check(self.workers, connections=self._store_connections, serves=self._may_serve_store)
         if self.survival is not None and self.survival.store is not None:
             check_answers(self.survival.store, timeout_s=min(_STORE_S, self.timeout_s))
         elif self._starts_workers and self._serves_store and "MASTER_PORT" in os.environ:
@@ -171,6 +171,11 @@ class WorkerProcesses(DDPStrategy):
     @property
     def _store_connections(self) -> int:
         return 1 if self.survival is None else open_files.STORE_CONNECTIONS
+
+    @property
+    def _may_serve_store(self) -> bool:
+        """Whether a worker of this machine may come to hold the store: where failures are survived each keeps one in reserve."""
+        return self._serves_store or (self.survival is not None and self.survival.store is None and self.workers > 1)
 
     @property
     def _serves_store(self) -> bool:
