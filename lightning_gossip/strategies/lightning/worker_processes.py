@@ -174,7 +174,7 @@ class WorkerProcesses(DDPStrategy):
 
     @property
     def _may_serve_store(self) -> bool:
-        """Whether a worker of this machine may come to hold the store: where failures are survived each keeps one in reserve."""
+        """Whether a worker of this machine may come to hold the store: who survives failures keeps one in reserve."""
         return self._serves_store or (self.survival is not None and self.survival.store is None and self.workers > 1)
 
     @property
