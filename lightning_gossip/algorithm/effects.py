@@ -23,6 +23,7 @@ def perform(
     do: Callable[[Effect], Any],
     *,
     lock: AbstractContextManager[Any] = _NO_LOCK,
+    outcomes: tuple[type[Exception], ...] = (),
 ) -> Result:
     """Drive a protocol by a function that does each effect.
 
@@ -30,6 +31,7 @@ def perform(
         effects: of the protocol, not begun yet.
         do: does an effect and returns what came of it. What it raises ends the drive, and closes the protocol.
         lock: guards what this protocol shares with others; held while it runs, never during an effect.
+        outcomes: exceptions of ``do`` that are raised where the protocol has yielded the effect, and may be caught there.
 
     Returns:
         What the protocol returns.
@@ -39,16 +41,20 @@ def perform(
     >>> perform(twice(), len)
     12
     """
-    outcome = None
+    outcome: Any = None
+    raised: Exception | None = None
     try:
         while True:
             with lock:
                 try:
-                    effect = effects.send(outcome)
+                    effect = effects.send(outcome) if raised is None else effects.throw(raised)
                 except StopIteration as end:
                     result: Result = end.value
                     return result
-            outcome = do(effect)
+            try:
+                outcome, raised = do(effect), None
+            except outcomes as error:
+                outcome, raised = None, error
     finally:
         with lock:
             effects.close()

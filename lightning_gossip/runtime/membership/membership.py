@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from typing_extensions import override
 
+from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.membership import membership as protocol
 from lightning_gossip.algorithm.membership.rounds import Survivable
 from lightning_gossip.algorithm.membership.store import NextStore, Reconnect, Steps, StoreLostError
@@ -27,7 +28,7 @@ from lightning_gossip.runtime.group_abort import GroupGuard
 from lightning_gossip.runtime.membership import uses
 from lightning_gossip.runtime.membership.collective_errors import may_pass
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
-from lightning_gossip.runtime.membership.store_operations import StoreOperations, drive
+from lightning_gossip.runtime.membership.store_operations import StoreOperations
 from lightning_gossip.runtime.store_client import delete_below, store_lost
 from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.transport.endpoint import Endpoint, unreachable
@@ -421,7 +422,7 @@ class Membership(Workers):
                 raise store_lost() from error
 
         try:
-            return drive(steps, do, self.monitor.lock)
+            return perform(steps, do, lock=self.monitor.lock, outcomes=(StoreLostError,))
         except protocol.OwnFailureError as own:
             failure = self._failures[own.effect]
         except StoreLostError as error:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.failure_detector import Verdict
 from lightning_gossip.algorithm.membership.failover import Failover
 from lightning_gossip.algorithm.membership.monitor import Monitor
@@ -34,7 +35,7 @@ from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.membership.local_processes import identity
-from lightning_gossip.runtime.membership.store_operations import StoreOperations, drive
+from lightning_gossip.runtime.membership.store_operations import StoreOperations
 from lightning_gossip.runtime.membership.stores import Stores, parse, reach
 from lightning_gossip.runtime.store_client import another, store_lost
 from lightning_gossip.transport.threads import new_thread
@@ -309,7 +310,7 @@ class HeartbeatMonitor:
             )
 
     def _drive(self, steps: Steps[T]) -> T:
-        return drive(steps, self._do, self.lock)
+        return perform(steps, self._do, lock=self.lock, outcomes=(StoreLostError,))
 
     def _do(self, effect: Any) -> Any:
         try:

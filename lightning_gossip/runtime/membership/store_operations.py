@@ -23,9 +23,6 @@ from lightning_gossip.algorithm.membership.store import (
     Read,
     ReadAll,
     Restore,
-    Result,
-    Steps,
-    StoreLostError,
     Swap,
     Write,
 )
@@ -108,33 +105,3 @@ class StoreOperations:
                 return None
             if (value := look_up(self._store, effect.key)) is not None:  # else it has been deleted since
                 return value
-
-
-def drive(steps: Steps[Result], do: Callable[[Any], Any], lock: threading.Condition) -> Result:
-    """Run a protocol to its end on this thread.
-
-    Args:
-        steps: the protocol.
-        do: does its effects. What it raises ends the protocol, but for StoreLostError, which is an outcome.
-        lock: guards what this protocol shares with others; held between two effects, never during one.
-
-    Returns:
-        What the protocol returns.
-    """
-    outcome: Any = None
-    lost: StoreLostError | None = None
-    try:
-        while True:
-            with lock:
-                try:
-                    effect = steps.send(outcome) if lost is None else steps.throw(lost)
-                except StopIteration as end:
-                    result: Result = end.value
-                    return result
-            try:
-                outcome, lost = do(effect), None
-            except StoreLostError as error:
-                outcome, lost = None, error
-    finally:
-        with lock:
-            steps.close()

@@ -109,17 +109,26 @@ def test_a_worker_may_take_a_neighbours_model_and_go_on() -> None:
     assert sum(gossip.counters.refused_nonfinite for gossip in cluster.gossips) >= 1
 
 
-def test_a_worker_that_was_given_the_mean_meanwhile_takes_nobodys_model() -> None:
-    """Its neighbour had nothing to give before all met."""
+def two_with_nothing_to_give() -> Cluster:
     cluster = Cluster(ring(2))
     for gossip, x in zip(cluster.gossips, cluster.x, strict=True):
         gossip._health._on_nonfinite = "adopt"
         x[0][:] = math.inf
-    with cluster.running():
-        cluster.open_all()
-        cluster.step_all(FAST_S)
-        assert eventually(lambda: cluster.gossips[0].counters.refused >= 3)
-        cluster.drain_all()
+    return cluster
+
+
+def refuse_each_other(cluster: Cluster) -> None:
+    """A session in which both ask for the other's model."""
+    cluster.open_all()
+    cluster.step_all(FAST_S)
+    assert eventually(lambda: cluster.gossips[0].counters.refused >= 3)
+    cluster.drain_all()
+
+
+def test_a_worker_that_was_given_the_mean_meanwhile_takes_nobodys_model() -> None:
+    """Its neighbour had nothing to give before all met."""
+    with two_with_nothing_to_give().running() as cluster:
+        refuse_each_other(cluster)
         cluster.reset(40)
         cluster.open_all()
         cluster.step_all(FAST_S)
@@ -129,15 +138,8 @@ def test_a_worker_that_was_given_the_mean_meanwhile_takes_nobodys_model() -> Non
 
 
 def test_two_that_both_have_nothing_to_give_refuse_each_other() -> None:
-    cluster = Cluster(ring(2))
-    for gossip, x in zip(cluster.gossips, cluster.x, strict=True):
-        gossip._health._on_nonfinite = "adopt"
-        x[0][:] = math.inf
-    with cluster.running():
-        cluster.open_all()
-        cluster.step_all(FAST_S)
-        assert eventually(lambda: cluster.gossips[0].counters.refused >= 3)
-        cluster.drain_all()
+    with two_with_nothing_to_give().running() as cluster:
+        refuse_each_other(cluster)
     assert [gossip.counters.adopted for gossip in cluster.gossips] == [0, 0]
 
 
