@@ -24,7 +24,8 @@ from lightning_gossip.algorithm.work_sharing import Batch
 from lightning_gossip.errors import ConfigurationError
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True)
+class Place:
     """Where a rank is: the number of its island, and its index in it."""
 
     island: int

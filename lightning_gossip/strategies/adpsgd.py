@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from lightning_gossip.algorithm.adpsgd.repair import topology_for
 from lightning_gossip.algorithm.adpsgd.replica import PublishedModel
 from lightning_gossip.algorithm.checks import check_not_negative
 from lightning_gossip.algorithm.compression.pairwise import Wire
+from lightning_gossip.algorithm.islands import pull_every
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.algorithm.outer import Outer, warnings_of
 from lightning_gossip.algorithm.tensors.finite import all_finite
@@ -51,6 +52,7 @@ from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 from lightning_gossip.transport.pairwise_groups import CONNECT_S, REPLY_S, EdgeTransport
 
 _SEED_STRIDE = 1_000_003
+_PART_STRIDE = 7_368_787
 
 
 class ADPSGDStrategy(DecentralizedStrategy):
@@ -102,6 +104,7 @@ class ADPSGDStrategy(DecentralizedStrategy):
     """
 
     name = "adpsgd"
+    has_islands = True
 
     def __init__(
         self,
@@ -181,11 +184,25 @@ class ADPSGDStrategy(DecentralizedStrategy):
         """The graph of the present workers, and this one's partners in it."""
         members = self.members
         assert members is not None
-        initial_ranks = [worker.initial_rank for worker in members.members]
+        place, gossipers = self.gossipers
+        size, index = (1, 0) if self.groups is None else (self.groups.islands.size, self.groups.place.index)
         options = self.gossip_options
-        topology = topology_for(self.topology, initial_ranks, self.workers, options.roles)
+        numbers = [worker.initial_rank // size for worker in gossipers]
+        topology = topology_for(self.topology, numbers, self.units, options.roles)
         seed = self._seed + _SEED_STRIDE * members.generation  # ranks change, and two of them must not repeat one stream
-        return topology, PartnerPicker(topology, members.rank, roles=options.roles, seed=seed, choice=options.partner_choice)
+        seed += _PART_STRIDE * index  # each part of a model is averaged with partners of its own
+        return topology, PartnerPicker(topology, place, roles=options.roles, seed=seed, choice=options.partner_choice)
+
+    @property
+    def gossipers(self) -> tuple[int, Sequence[WorkerId]]:
+        """This worker's place among those that it gossips with, and these: all members, or those of its index in islands."""
+        members = self.members
+        assert members is not None
+        if self.groups is None:
+            return members.rank, members.members
+        islands, index = self.groups.islands, self.groups.place.index
+        peers = [worker for worker in members.members if islands.place(worker.initial_rank).index == index]
+        return peers.index(members.me), peers
 
 
 _FOREVER_S = 10 * 365 * 86400.0  # the listener ends by a message, never by a time-out
@@ -218,6 +235,9 @@ class GossipAlgorithm(Algorithm):
         self._local_steps = LocalSteps(strategy.gossip_options)
         self._is_given = False  # the mean of a synchronisation point is one of other workers' models
         self._steps, self._steps_s = 0, 0.0  # of which the time is known
+        self._pull_every: int | None = None  # steps, with islands; else the replica decides
+        self._since_pull = 0
+        self._pulled = False  # in the last step
 
     @override
     def start(self) -> None:
@@ -238,14 +258,15 @@ class GossipAlgorithm(Algorithm):
     def _connect(self) -> EdgeTransport:
         """Connect with the present members, and draw partners among them. Collective; new keys each time."""
         members = self._members
+        place, gossipers = self._strategy.gossipers
         topology, picker = self._strategy.picker()
         if self._restored_picker is not None:
             picker.load_state_dict(self._restored_picker)
         self._session = max(self._session, members.generation << 20)  # the same on all, joiners included
         self._peers = ChangingPeers(
             members.monitor,
-            members.rank,
-            members.members,
+            place,
+            gossipers,
             topology,
             roles=self._strategy.gossip_options.roles,
             picker=picker,
@@ -255,20 +276,28 @@ class GossipAlgorithm(Algorithm):
             reply_s=REPLY_S,
             raises=not self._strategy.survival.survives,
         )
-        members.monitor.watch([members.members[rank] for rank in topology.neighbours(members.rank)])
+        neighbours = [gossipers[rank] for rank in topology.neighbours(place)]
+        members.monitor.watch([*self._mates, *neighbours])
         transport = EdgeTransport(
             members.store,
             another(members.store, timeout_s=_FOREVER_S),
             another(members.store),
             another(members.store),
             # a worker outside is its own first member
-            f"{self._strategy.keys}/gossip/{members.members[0]}/{members.generation}/{members.round}",
-            rank=members.rank,
-            world_size=len(members.members),
+            f"{self._strategy.keys}/gossip/{gossipers[0]}/{members.generation}/{members.round}",
+            rank=place,
+            world_size=len(gossipers),
             timeout_s=self._timeout_s,
         )
-        transport.make_edges(edge_order(topology, members.rank))
+        transport.make_edges(edge_order(topology, place))
         return transport
+
+    @property
+    def _mates(self) -> list[WorkerId]:
+        """The other ranks of this one's island."""
+        groups, me = self._strategy.groups, self._members.me
+        mates = [] if groups is None else groups.islands.mates(me.initial_rank)
+        return [worker for worker in self._members.members if worker.initial_rank in mates]
 
     @override
     def follow_members(self) -> None:
@@ -285,12 +314,13 @@ class GossipAlgorithm(Algorithm):
         self._model = model
         self._local_steps.open(model.names[: model.parameters], self._parameters)
         if self._replica is None or self._layout != before:
-            push_every = self._strategy.gossip_options.push_every
+            push_every = 1 if self._strategy.groups is not None else self._strategy.gossip_options.push_every
             self._replica = replica_of(list(self._model.tensors), retention=self._model.retention, push_every=push_every)
             self._replacements = 0
         else:
             self._replica.push_pull(self._model.tensors)
         self._session += 1
+        self._since_pull = 0
         self._set_rate()
         layout = _with_wire(self._layout, self._strategy.gossip_options.wire)
         self._running.open(self._replica, session=self._session, layout=layout)
@@ -311,8 +341,20 @@ class GossipAlgorithm(Algorithm):
             self._set_rate()
 
     def _push_pull(self, step: Step) -> None:
-        self._running.step(self._model.tensors, step_s=step.seconds, forward_passes=step.forward_passes)
+        self._running.step(
+            self._model.tensors, step_s=step.seconds, forward_passes=step.forward_passes, pulls=self._is_to_pull()
+        )
+        if self._pulled:
+            self._model.hand_round()
         self._note_replacement()  # before an outer step
+
+    def _is_to_pull(self) -> bool:
+        """Whether this is a step at which the ranks of an island pull and hand round: all know it by counting."""
+        self._since_pull += 1
+        self._pulled = self._pull_every is not None and self._since_pull >= self._pull_every
+        if self._pulled:
+            self._since_pull = 0
+        return self._pulled or self._pull_every is None
 
     def _note_replacement(self) -> None:
         """After another model has been taken over, momentum is of no use any more."""
@@ -330,7 +372,10 @@ class GossipAlgorithm(Algorithm):
             warn_of_few_rounds(step.number / step.progress * (1.0 - options.dense_share), options.local_steps)
 
     def _set_rate(self) -> None:
-        self._running.exchanges_per_step = self._local_steps.rate(self._strategy.exchanges_per_step)
+        rate = self._local_steps.rate(self._strategy.exchanges_per_step)
+        self._running.exchanges_per_step = rate
+        if self._strategy.groups is not None:
+            self._pull_every = pull_every(rate, self._strategy.gossip_options.push_every)
 
     @property
     def _parameters(self) -> list[Tensor]:

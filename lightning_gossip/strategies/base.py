@@ -28,8 +28,9 @@ from typing_extensions import override
 from lightning_gossip.algorithm.options import AtRendezvous, WorkSharing
 from lightning_gossip.errors import ConfigurationError, reason_of
 from lightning_gossip.runtime.clock import Timeline
+from lightning_gossip.runtime.host_collectives import gathered_from, reduced
 from lightning_gossip.runtime.membership import uses
-from lightning_gossip.runtime.process_groups import lacks_mean, where_collectives_run
+from lightning_gossip.runtime.process_groups import lacks_mean
 from lightning_gossip.strategies.data.exact_evaluation import equally_long, share_evaluation
 from lightning_gossip.strategies.fit.callback import StrategyHooks
 from lightning_gossip.strategies.fit.fit import Fit
@@ -243,6 +244,8 @@ class DecentralizedStrategy(WorkerProcesses):
         if group is not None or not isinstance(tensor, Tensor):
             return super().reduce(tensor, group, reduce_op)
         self._wait_for_all()
+        if self.islands is not None:
+            return self.all_workers.attempt(lambda: reduced(tensor, self.all_workers, reduce_op))
         if reduce_op in ("mean", "avg") and lacks_mean(tensor.device):
             total = self.all_workers.attempt(lambda: super(DecentralizedStrategy, self).reduce(tensor.clone(), None, "sum"))
             return total.copy_(total / self.world_size)
@@ -266,6 +269,13 @@ class DecentralizedStrategy(WorkerProcesses):
             return super().all_gather(tensor, group, sync_grads)
         if _distributed_is_initialized():
             tensor = equally_long(tensor, self.all_workers)  # a round, in which a worker that comes late is waited for
+        if self.islands is not None and _distributed_is_initialized():
+            if sync_grads:
+                raise ConfigurationError(
+                    "all_gather(sync_grads=True) goes through all islands, and a backward pass belongs to one. Gather inside"
+                    " the island: torch.distributed.nn.all_gather(tensor), on the default group."
+                )
+            return self.all_workers.attempt(lambda: gathered_from(tensor, self.all_workers))
         if sync_grads:
             return super().all_gather(tensor, None, sync_grads)
         return self.all_workers.attempt(lambda: super(DecentralizedStrategy, self).all_gather(tensor, None, sync_grads))
@@ -304,7 +314,7 @@ class DecentralizedStrategy(WorkerProcesses):
         # inside an epoch somebody dumps a checkpoint without saving it: this worker's own
         if self._fit is None or self._fit.aborted or self._fit.in_session or not _distributed_is_initialized():
             return state
-        return checkpoint_contents.mean_optimizer_state(state, where_collectives_run(self.root_device), self.all_workers)
+        return checkpoint_contents.mean_optimizer_state(state, self.collectives_device, self.all_workers)
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:

@@ -16,7 +16,8 @@ from lightning_gossip.errors import ConfigurationError
 def test_a_rank_has_one_place(size: int, rank: int) -> None:
     islands = Islands(size)
     place = islands.place(rank)
-    assert islands.rank(*place) == rank and 0 <= place.index < size
+    assert islands.rank(place.island, place.index) == rank
+    assert 0 <= place.index < size
     assert {rank, *islands.mates(rank)} == {islands.rank(place.island, index) for index in range(size)}
 
 
@@ -64,9 +65,11 @@ def test_full_groups_are_the_users_batches(size: int, batch_size: int, count: in
 def test_pieces_of_the_last_group_differ_by_one() -> None:
     batches = [list(range(8 * i, 8 * i + 8)) for i in range(9)]
     last = groups(batches, 4)[-1]
-    assert sorted(map(len, last.batches)) == [2, 2, 2, 2] and last.numbers == [8]
+    assert sorted(map(len, last.batches)) == [2, 2, 2, 2]
+    assert last.numbers == [8]
     last = groups([*batches, [72, 73, 74]], 4)[-1]
-    assert sorted(map(len, last.batches)) == [2, 3, 3, 3] and last.numbers == [8, 9]
+    assert sorted(map(len, last.batches)) == [2, 3, 3, 3]
+    assert last.numbers == [8, 9]
 
 
 @pytest.mark.parametrize(("rate", "push_every", "every"), [(1.0, 1, 1), (0.5, 1, 2), (0.1, 1, 10), (4.0, 1, 1), (0.0, 7, 7)])
@@ -77,7 +80,8 @@ def test_pulls_follow_the_rate(rate: float, push_every: int, every: int) -> None
 @given(st.integers(0, 1000), st.integers(1, 9))
 def test_shares_cover_a_vector(numel: int, size: int) -> None:
     share = share_numel(numel, size)
-    assert share * size >= numel and (share - 1) * size < max(numel, 1)
+    assert share * size >= numel
+    assert (share - 1) * size < max(numel, 1)
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.data())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any, Protocol
 
 from lightning_gossip.algorithm.effects import perform
@@ -35,6 +36,12 @@ class Store(Protocol):
 
     def delete_key(self, key: str, /) -> bool:
         """Delete a value; False if there is none."""
+
+    def get(self, key: str, /) -> bytes:
+        """The value of a key."""
+
+    def wait(self, keys: list[str], timeout: timedelta, /) -> None:
+        """Wait until keys are set; a DistStoreError when the time is over."""
 
 
 class Speeds:

@@ -17,7 +17,8 @@ from lightning_gossip.algorithm.options import WorkSharing
 from lightning_gossip.algorithm.work_sharing import EpochPlan
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.membership.job_store import JobStore
-from lightning_gossip.runtime.store_client import ReportingStore
+from lightning_gossip.runtime.membership.membership import Membership
+from lightning_gossip.runtime.store_client import ReportingStore, another
 from lightning_gossip.runtime.work_sharing.claim_counter import Store
 from lightning_gossip.runtime.work_sharing.completion_log import CompletionLog
 from lightning_gossip.strategies.data.batch_samplers import EpochBatches, NominalSampler, SharedBatches, StaticBatches
@@ -133,23 +134,28 @@ class TrainingLoader:
             if self._option == "auto":
                 rank_zero_info(f"Each worker keeps its static share of the data, as under DDP: {reason}.")
             return None
-        members = self._trainer.strategy.members  # type: ignore[attr-defined]
+        members, islands = self._trainer.strategy.members, self._trainer.strategy.islands  # type: ignore[attr-defined]
+        rank, workers = self._trainer.strategy.share_of_work  # type: ignore[attr-defined]
         options: dict[str, Any] = {
             "completion_log": None
             if members is None
             else CompletionLog(JobStore(members, own=False), key, members, reserve=members.log_reserve),
-            "rank": self._trainer.global_rank,
-            "workers": self._trainer.world_size,
+            "rank": rank,
+            "workers": workers,
             "epoch": lambda: epochs_processed(self._trainer),
             "training": lambda: self._iterating,
         }
-        if reason is not None or self._option is False or self._trainer.world_size == 1:
+        if islands is not None:
+            options |= {"island": islands.size, "index": islands.place(self._trainer.global_rank).index}
+        if reason is not None or self._option is False or workers == 1:
             if self._option == "auto" and reason is not None:
                 rank_zero_info(f"Each worker keeps an equal static share of the data: {reason}.")
             return StaticBatches(plan, **options)
         shared: Any
         if members is None:
             shared, renew = ReportingStore(dist.distributed_c10d._get_default_store()), lambda: False
+        elif options.get("index", 0) > 0:  # it waits for the first rank's claims only, and by torch's errors
+            shared, renew = another(members.store), lambda: False
         else:
             shared = JobStore(members, own=True)
             renew = shared.renew
@@ -158,11 +164,21 @@ class TrainingLoader:
             store=cast(Store, shared),
             renew=renew,
             key=key,
-            failed_ranks=(lambda: frozenset) if members is None else members.failed_ranks,
+            failed_ranks=(lambda: frozenset) if members is None else _failed(members, 1 if islands is None else islands.size),
             lookahead=lookahead_of(loaders[0]),
             batch_s=batch_s,
             **options,
         )
+
+
+def _failed(members: Membership, size: int) -> Callable[[], Callable[[], frozenset[int]]]:
+    """Which workers, or islands of this size, have failed since an assignment, by their places in it."""
+
+    def since() -> Callable[[], frozenset[int]]:
+        failed_ranks = members.failed_ranks()
+        return lambda: frozenset(rank // size for rank in failed_ranks())
+
+    return members.failed_ranks if size == 1 else since
 
 
 def plan_of(loader: object, seed: int) -> EpochPlan | str:

@@ -113,7 +113,7 @@ class LostBatches:
             fit_loop._combined_loader = None  # the loader is asked for again, and gets a sampler for these workers
             fit_loop.setup_data()
         else:
-            batches.rank, batches.workers = self._trainer.global_rank, self._trainer.world_size
+            batches.rank, batches.workers = self._trainer.strategy.share_of_work  # type: ignore[attr-defined]
             if isinstance(batches, StaticBatches):
                 resize_epoch(self._trainer, batches.nominal_length)
         fit_loop.epoch_loop.val_loop._combined_loader = None

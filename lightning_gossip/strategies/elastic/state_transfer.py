@@ -10,7 +10,6 @@ import torch.distributed as dist
 from lightning.pytorch.trainer import call
 from torch import Tensor
 
-from lightning_gossip.runtime.process_groups import where_collectives_run
 from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.lightning.loop_progress import epochs_processed, set_global_step
@@ -102,12 +101,12 @@ def copy_optimizers(trainer: pl.Trainer, workers: Workers, *, receives: bool) ->
         tensors = [states.tensors([slot])[0] if slot in have else _scratch(slot) for slot in slots]
 
     def copy() -> None:
-        device = where_collectives_run(trainer.strategy.root_device)
+        device = trainer.strategy.collectives_device  # type: ignore[attr-defined]
         with torch.no_grad():
             for tensor in tensors:
                 sent = tensor.to(device).contiguous()
                 sent = sent if receives or sent is not tensor else sent.clone()  # only joiners' are changed
-                dist.broadcast(sent, src=0)
+                dist.broadcast(sent, group=workers.group, group_src=0)
                 if receives:
                     tensor.copy_(sent)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline, now_s
-from lightning_gossip.runtime.process_groups import where_collectives_run
+from lightning_gossip.runtime.island_words import Word
 from lightning_gossip.runtime.sync_point import (
     Agreement,
     Arrival,
@@ -31,6 +31,7 @@ from lightning_gossip.strategies.data.step_accounting import Account
 from lightning_gossip.strategies.elastic.membership_changes import MembershipChanges
 from lightning_gossip.strategies.fit import resume
 from lightning_gossip.strategies.fit.metrics import LocalMetrics, logs_something
+from lightning_gossip.strategies.islands.in_fit import FitIsland
 from lightning_gossip.strategies.lightning.asking import Ask
 from lightning_gossip.strategies.lightning.csv_logger_takeover import local_log_dir
 from lightning_gossip.strategies.lightning.loop_progress import epochs_processed, mean_step, set_global_step
@@ -97,7 +98,11 @@ class Fit:
         self._options = options
         self._restored = restored
         self._restored_from = restored_from
-        self._sync_point = SyncPoint(where_collectives_run(strategy.root_device), workers)
+        self._sync_point = SyncPoint(strategy.collectives_device, workers)  # type: ignore[attr-defined]
+        groups = strategy.groups  # type: ignore[attr-defined]
+        self._island = None if groups is None else FitIsland(groups)
+        # where the model is averaged: with islands each rank averages its part with those that have the same part
+        self._parts = self._sync_point if self._island is None else self._island.between_peers(self._sync_point)
         self._accounts: list[tuple[int, dict[str, Any]]] = []  # of all workers, at the last synchronisation point
         self._optimizer_stepped = False
         self._lr = 0.0
@@ -107,7 +112,7 @@ class Fit:
         self._asks: list[Ask] = []  # in the training step that is under way
         self._batches_in_epoch = 0
         self._own_model = OwnModel()
-        self._model = SharedModel(trainer.lightning_module, options.averaged_buffers)
+        self._model: SharedModel = strategy.shared_model(trainer.lightning_module, options.averaged_buffers)  # type: ignore[attr-defined]
         self._averages = AveragedWeights(trainer, options.averaged_buffers)
         self._steps = StepWatch(lambda: self._model.optimized)
         self._watches_steps = False
@@ -189,23 +194,43 @@ class Fit:
             if self._watches_steps:
                 self._steps.mark(heard=self._optimizer_stepped)
             self._optimizer_stepped = False
+        stops, meets = self.stop_requested, self._algorithm is not None and self._algorithm.sync_requested()
+        if self._island is not None:
+            stops, meets = self._agree_in_island(stops, meets)
+            if not (stops or meets):
+                return
         asks, self._asks = self._asks, []
-        if self.stop_requested:
+        if stops:
             self.synchronize(Purpose.STOP, asks=asks, requests=True)
         elif asks:
             self._ask(asks)
-        elif self._algorithm is not None and self._algorithm.sync_requested():
+        elif meets:
             self._synchronize(Purpose.REQUESTED)
+
+    def _agree_in_island(self, stops: bool, meets: bool) -> tuple[bool, bool]:
+        """What ranks of the island knew after the batch before: whether to stop, and to meet for another reason."""
+        assert self._island is not None
+        if not self.trainer.is_global_zero:
+            self._asks = []
+        asked = bool(self._asks)
+        heard = self._island.after_batch(stop=stops, asked=asked, meets=meets)
+        self.trainer.should_stop |= self._island.leaves
+        return Word.STOP in heard, bool(heard & (Word.MEET | Word.ASK))
 
     def after_batch_hooks(self) -> None:
         """All hooks of the batch have run: synchronise at the epoch's end, and request that if this worker leaves it early."""
         if self._in_step:
             return  # a tuner has put all callbacks aside, ours too: all meet when it has left its loop
         loop = self.trainer.fit_loop
-        leaves = bool(self.trainer.should_stop and loop._can_stop_early)
         if self.trainer.is_last_batch or loop.epoch_loop._is_training_done:
-            self.synchronize(Purpose.EPOCH_END)
-        elif leaves:
+            self.trainer.should_stop |= self._island is not None and self._island.wants_to_leave
+            asks, self._asks = self._asks, []
+            self.synchronize(Purpose.EPOCH_END, asks=asks)
+            return
+        if self._island is not None and self.trainer.should_stop and not self._island.leaves:
+            self._island.wants_to_leave, self.trainer.should_stop = True, False  # its mates are in the next step already
+        leaves = bool(self.trainer.should_stop and loop._can_stop_early)
+        if leaves:
             self.synchronize(Purpose.EPOCH_END, requests=True)
 
     def synchronize(self, purpose: Purpose, *, asks: Sequence[Ask] = (), requests: bool = False) -> None:
@@ -284,6 +309,8 @@ class Fit:
                     f"In a training step {ask.name} cannot be done: it needs all workers. It is done after the step."
                 )
             self._asks.append(ask)
+        elif self._island is not None:
+            self._asks.append(ask)  # the other ranks of the island hear of it after the next step
         else:
             self._ask([ask])
 
@@ -341,6 +368,8 @@ class Fit:
 
     def abort(self) -> None:
         """Note that an exception has ended the fit on this worker: it comes to no synchronisation point any more."""
+        if self._island is not None:
+            self._island.forget()
         self.aborted = not self._stopped_together
 
     def close(self, *, together: bool | None = None) -> None:
@@ -386,10 +415,12 @@ class Fit:
     # -- details -----------------------------------------------------------------------------------------------------
 
     def _open_session(self) -> None:
-        self._own_model.put_back()
+        is_put_back = self._own_model.put_back()
         if self.work.batches is not None:
             self.work.batches.forget_agreement()
         self._model.open()
+        if is_put_back:
+            self._model.hand_round_all()
         if self._algorithm is not None:
             self._algorithm.open(self._model)
         self.account.open_session()
@@ -460,6 +491,8 @@ class Fit:
         if algorithm is None:
             return agree([arrival])
         arrived_s = now_s()
+        if self._island is not None:
+            self._island.arrive()
         algorithm.arrive()
         agreement = self._sync_point.agree(arrival)
         self.account.waited(arrived_s, algorithm)
@@ -469,16 +502,19 @@ class Fit:
             rest = compare_rest(self._model, self._sync_point, flag=self._averages.are_there)
             if self._options.at_rendezvous == "evaluate":
                 self._own_model.set_aside(self._model.tensors, rest.tensors)
-            distance = algorithm.average(self._sync_point)
+            distance = algorithm.average(self._parts)
             united = unite(rest, self._sync_point)
-            self.account.own.distance = distance + united.distance
-            return rest, united, self._sync_point.mean(self.account.own.distance)
+            is_mine = self._island is None or self._island.is_first  # of a part of the model, or of what a whole island has
+            self.account.own.distance = distance + (united.distance if is_mine else 0.0)
+            parts = 1 if self._island is None else self._island.size
+            return rest, united, parts * self._sync_point.mean(self.account.own.distance)
 
         def tell() -> tuple[int, dict[str, Any], bool]:
             return *self.account.described(self.work, algorithm), logs_something(self.trainer)
 
         (rest, united, self.account.report.consensus_distance), told = self._sync_point.workers.attempt_and_tell(meet, tell)
         algorithm.adopt()
+        self._model.hand_round_all()
         united.write()
         if not math.isfinite(self.account.own.distance or 0.0):
             warn_of_mean(self._model.tensors)

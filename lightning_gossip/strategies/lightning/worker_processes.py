@@ -1,16 +1,17 @@
-"""The worker processes of a strategy: a DDPStrategy without DDP.
+"""The worker processes of a strategy: a DDPStrategy without DDP, or, with islands, with DDP inside each.
 
-Lightning treats its DDPStrategy specially (samplers, launchers, compiled models), so ours is one, and wraps nothing.
+Lightning treats its DDPStrategy specially (samplers, launchers, compiled models), so ours is one. It wraps nothing, unless
+workers are islands: then the default group is the island's, and Lightning's own wrapping trains on that.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import lightning.pytorch as pl
 import torch
@@ -21,21 +22,32 @@ from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import DDPStrategy
-from torch._C._distributed_c10d import Store
+from lightning.pytorch.trainer.states import TrainerFn
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.nn import Module
 from typing_extensions import override
 
 from lightning_gossip import version
 from lightning_gossip.algorithm.checks import check_choice
+from lightning_gossip.algorithm.islands import Islands
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime import causes, open_files
 from lightning_gossip.runtime.group_abort import prepare_nccl
+from lightning_gossip.runtime.island_groups import IslandGroups
 from lightning_gossip.runtime.membership import uses
 from lightning_gossip.runtime.membership.membership import Membership
-from lightning_gossip.runtime.process_end import end_groups_at_exit
-from lightning_gossip.runtime.process_groups import default_store, make_default_group, renew, with_host_backend
+from lightning_gossip.runtime.process_end import call_at_exit, end_groups_at_exit
+from lightning_gossip.runtime.process_groups import (
+    default_store,
+    make_default_group,
+    renew,
+    where_collectives_run,
+    with_host_backend,
+)
 from lightning_gossip.runtime.store_client import check_answers, check_port_is_free, connect, uses_agent_store
 from lightning_gossip.runtime.workers import FixedWorkers, Workers
+from lightning_gossip.strategies.islands.flat_parameters import FlatParameters
+from lightning_gossip.strategies.islands.island_model import ReplicatedModel
 from lightning_gossip.strategies.lightning import fault_tolerance
 from lightning_gossip.strategies.lightning.fault_tolerance import Survival
 from lightning_gossip.strategies.lightning.launchers import (
@@ -44,11 +56,19 @@ from lightning_gossip.strategies.lightning.launchers import (
     PatientObserver,
 )
 from lightning_gossip.strategies.lightning.validation import check_model, check_plugins, check_trainer
-from lightning_gossip.strategies.options import StartMethod, refuse_unknown, seconds_of
+from lightning_gossip.strategies.options import (
+    DDP_OPTIONS,
+    IslandSize,
+    StartMethod,
+    check_island,
+    refuse_unknown,
+    seconds_of,
+)
 from lightning_gossip.strategies.state.atomic_checkpoint_io import WholeFiles
-from lightning_gossip.strategies.state.shared_tensors import start_equal
+from lightning_gossip.strategies.state.shared_tensors import SharedModel, start_equal
 from lightning_gossip.transport import network_interface
 from lightning_gossip.transport.endpoint import Endpoint, advice, endpoint
+from lightning_gossip.transport.peer_errors import peer_errors
 
 _STORE_S = 30.0  # that an external store may take to answer
 _DEFAULT_TIMEOUT_S = 1800.0  # of torch's process groups
@@ -62,6 +82,8 @@ class WorkerProcesses(DDPStrategy):
         process_group_backend, timeout: of the default process group, as for DDP. Beside a backend that works on devices only
             there is Gloo for host memory, which makes the average (docs/gpu.md). ``timeout``, in seconds or as a
             timedelta, bounds the wait at a synchronisation point.
+        island: ranks that train together as one worker: a number, or ``"node"`` for all of a node. They are a
+            DistributedDataParallel group of their own, whose options are accepted then, too (docs/islands.md).
         interface: network interface, as ``"eth0"``, on which this job's sockets listen, and no other; None leaves that to torch
             (docs/security.md).
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as for every Lightning strategy.
@@ -71,11 +93,13 @@ class WorkerProcesses(DDPStrategy):
     """
 
     survival: Survival | None = None  # where there is a membership: what happens when a worker fails
+    has_islands: ClassVar[bool] = False  # whether a worker may be several ranks
 
     def __init__(
         self,
         *,
         start_method: StartMethod = "popen",
+        island: IslandSize = 1,
         process_group_backend: str | None = None,
         timeout: float | timedelta | None = timedelta(minutes=30),
         interface: str | None = None,
@@ -86,6 +110,8 @@ class WorkerProcesses(DDPStrategy):
         precision_plugin: Precision | None = None,
         **unknown: Any,
     ) -> None:
+        check_island(type(self), island, allowed=self.has_islands)
+        of_ddp = {name: unknown.pop(name) for name in DDP_OPTIONS.intersection(unknown)} if island != 1 else {}
         refuse_unknown(type(self), unknown)
         check_choice("start_method", start_method, get_args(StartMethod))
         check_plugins(
@@ -103,9 +129,13 @@ class WorkerProcesses(DDPStrategy):
             process_group_backend=process_group_backend,
             timeout=None if timeout is None else timedelta(seconds=seconds_of("timeout", timeout)),
             start_method=start_method,
+            **of_ddp,
         )
+        self.island = island
+        self.groups: IslandGroups | None = None  # of the present use of a Trainer, with islands
         self.interface = interface
         self.launch = 0  # number of the launch that has started these workers, if they are started anew for each fit
+        self.flat: FlatParameters | None = None  # of the present fit, with islands
         self._environment: dict[str, str | None] = {}
         self._members: Membership | None = None
 
@@ -137,6 +167,28 @@ class WorkerProcesses(DDPStrategy):
         return self.num_nodes * self.num_processes
 
     @property
+    def islands(self) -> Islands | None:
+        """How the ranks are islands; None where each is a worker."""
+        size = self.num_processes if self.island == "node" else self.island
+        return None if size == 1 else Islands(size)
+
+    @property
+    def units(self) -> int:
+        """How many there will be that gossip: workers, or islands of them."""
+        return self.workers if self.islands is None else self.islands.count(self.workers)
+
+    @property
+    def share_of_work(self) -> tuple[int, int]:
+        """This worker's place among those that share an epoch's batches, and how many these are: workers, or islands."""
+        size = 1 if self.islands is None else self.islands.size
+        return self.global_rank // size, self.world_size // size
+
+    @property
+    def collectives_device(self) -> torch.device:
+        """Where tensors have to be for collectives of all workers."""
+        return where_collectives_run(self.root_device) if self.islands is None else torch.device("cpu")
+
+    @property
     def keys(self) -> str:
         """Prefix of the keys of these workers in a store that others may have used before."""
         return fault_tolerance.keys_of(self.launch)
@@ -154,8 +206,9 @@ class WorkerProcesses(DDPStrategy):
         """
         check_plugins(callbacks=trainer.callbacks, logger=trainer.loggers)  # type: ignore[attr-defined]
         check_trainer(trainer)
-        check_model(model, sync_batchnorm=self._layer_sync is not None)
-        self.check(self.workers)
+        if self.islands is None:
+            check_model(model, sync_batchnorm=self._layer_sync is not None)
+        self.check(self.units)
         open_files.check(self.workers, connections=self._store_connections, serves=self._may_serve_store)
         if self.survival is not None and self.survival.store is not None:
             check_answers(self.survival.store, timeout_s=min(_STORE_S, self.timeout_s))
@@ -205,7 +258,7 @@ class WorkerProcesses(DDPStrategy):
     @property
     def all_workers(self) -> Workers:
         """The workers of the job, to gather values from and run collectives with."""
-        return FixedWorkers() if self._members is None else self._members
+        return FixedWorkers(None if self.groups is None else self.groups.group) if self._members is None else self._members
 
     @property
     @override
@@ -258,6 +311,8 @@ class WorkerProcesses(DDPStrategy):
             open_files.warn_of_agent(self.workers, connections=self._store_connections)
         if self.workers > 1 and self.survival is not None:
             self._connect_members(self.survival, use, aborted)
+            if self.islands is not None:
+                self._connect_island(self.islands, use, aborted)
         elif self.workers > 1:
             served = self._serve_store()
             with self._naming_the_address(endpoint()), self.all_workers.answering("setup"):
@@ -314,19 +369,48 @@ class WorkerProcesses(DDPStrategy):
         os.environ["MASTER_PORT"] = str(self.cluster_environment.main_port)
         self._process_group_backend = self._get_process_group_backend()
         self._environment = {**prepare_nccl(self._process_group_backend), **self._environment}
+        rank = int(self.cluster_environment.global_rank())
+        if self.islands is not None:
+            self.islands.count(self.workers)
+            self.groups = self.groups or IslandGroups(self.islands, rank, self.timeout_s)
         self._members = members = fault_tolerance.begin(
-            survival if survival.survives else replace(survival, min_workers=self.workers),
+            survival.of_ranks(self.islands) if survival.survives else replace(survival, min_workers=self.workers),
             keys=self.keys,
-            initial_rank=int(self.cluster_environment.global_rank()),
+            initial_rank=rank,
             workers=self.workers,
-            make_group=self._make_group,
+            make_group=self._make_group if self.groups is None else self.groups.make,
+            groups=self.groups,
             timeout_s=self.timeout_s,
             collective_timeout_s=self.collective_timeout_s,
             interface=self.interface,
         )
+        self._take_groups(members)
         members.changed[:] = [self.members_changed]
         members.hello(use, aborted=aborted, endpoint=_endpoint_or_error())
         self.members_changed()
+
+    def _take_groups(self, members: Membership) -> None:
+        """With islands, take over the groups of an earlier Trainer of this process, whose membership goes on."""
+        before = members.groups.islands if isinstance(members.groups, IslandGroups) else None
+        if before != self.islands:
+            raise ConfigurationError(
+                f"An earlier Trainer of this process has connected the ranks with island={before.size if before else 1}, and"
+                f" island={self.island!r} is another size. Use one size in a script, or start the script anew."
+            )
+        if isinstance(members.groups, IslandGroups):
+            self.groups = members.groups
+            self.groups.members = lambda: [worker.initial_rank for worker in members.members]
+
+    def _connect_island(self, islands: Islands, use: int, aborted: bool) -> None:
+        """Make the default group that of the island, if it is not as it was."""
+        assert self.groups is not None
+        assert self._members is not None
+        said = self.all_workers.gather((self.groups.place.island, aborted or not dist.is_initialized()), kind="the islands")
+        if any(is_broken for island, is_broken in said if island == self.groups.place.island):
+            store = PrefixStore(f"{self.keys}/island/{self.groups.place.island}/{use}", self._members.store)
+            with peer_errors("connecting the island"):
+                self.groups.make_island(store, self._make_group)
+            call_at_exit(self.groups.drop_all)
 
     @property
     def collective_timeout_s(self) -> float:
@@ -346,17 +430,35 @@ class WorkerProcesses(DDPStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         if self.workers > 1:
             super().setup(trainer)
+            if self.islands is not None and trainer.state.fn != TrainerFn.FITTING:
+                assert self.model is not None
+                start_equal(self.model, self.all_workers)  # DDP has done so inside the island only
         else:
             super(DDPStrategy, self).setup(trainer)  # DDP's would broadcast on a group that does not exist
 
     @override
     def _setup_model(self, model: Module) -> Module:  # type: ignore[override]
-        return model
+        return model if self.islands is None else super()._setup_model(model)
 
     @override
     def configure_ddp(self) -> None:
         assert isinstance(self.model, pl.LightningModule)
         start_equal(self.model, self.all_workers)
+        if self.islands is not None:
+            self.flat = FlatParameters(self.model, self.islands.size)  # before DDP looks at the parameters
+            super().configure_ddp()
+
+    def shared_model(self, module: Module, averaged_buffers: Sequence[str]) -> SharedModel:
+        """The model of a fit: what of it this rank shares with other workers or islands."""
+        if self.islands is None:
+            return SharedModel(module, averaged_buffers)
+        assert self.groups is not None
+
+        def flat() -> FlatParameters:
+            assert self.flat is not None
+            return self.flat
+
+        return ReplicatedModel(module, averaged_buffers, flat=flat, place=self.groups.place, size=self.islands.size)
 
 
 def _endpoint_or_error() -> Endpoint | ConfigurationError:

@@ -217,6 +217,14 @@ class SharedModel:
         """The parameters that require a gradient, or have done so: what an optimizer steps on."""
         return [place.tensor for place in self._places[: self.parameters] if place.name in self._with_gradient]
 
+    def hand_round(self) -> None:
+        """Let the ranks of this worker's island have what it has taken over; nothing where a worker is one rank."""
+        return
+
+    def hand_round_all(self) -> None:
+        """The same with all that the session shares, averaged buffers included."""
+        return
+
     def average(self, sync_point: SyncPoint) -> float:
         """Replace the session's tensors by their means over all workers. Collective.
 
@@ -282,7 +290,8 @@ def start_equal(model: nn.Module, workers: Workers) -> None:
     def copy() -> None:
         for _, tensor in everything:
             contiguous = tensor.detach().contiguous()
-            dist.broadcast(torch.view_as_real(contiguous) if contiguous.is_complex() else contiguous, src=0)
+            sent = torch.view_as_real(contiguous) if contiguous.is_complex() else contiguous
+            dist.broadcast(sent, group=workers.group, group_src=0)
             if contiguous.data_ptr() != tensor.data_ptr():
                 tensor.copy_(contiguous)
 
