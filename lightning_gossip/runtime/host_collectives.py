@@ -45,3 +45,22 @@ def gathered_from(tensor: Tensor, workers: Workers) -> Tensor:
     everyones = [torch.empty_like(host) for _ in range(dist.get_world_size(workers.group))]
     dist.all_gather(everyones, host, group=workers.group)
     return torch.stack(everyones).to(tensor.device)
+
+
+def gathered_list(tensor: Tensor, workers: Workers) -> list[Tensor]:
+    """The tensors of all workers, by rank, where this worker's was; their lengths may differ. Collective.
+
+    Args:
+        tensor: of the same type and number of dimensions on all workers.
+        workers: whose group works on host memory.
+    """
+    host = tensor.detach().cpu().contiguous()
+    shape = torch.tensor(host.shape, dtype=torch.int64, device="cpu")
+    shapes = [torch.empty_like(shape) for _ in range(dist.get_world_size(workers.group))]
+    dist.all_gather(shapes, shape, group=workers.group)
+    widest = torch.stack(shapes).amax(0).tolist()
+    padded = torch.zeros(widest, dtype=host.dtype, device="cpu")
+    padded[tuple(map(slice, host.shape))] = host
+    everyones = [torch.empty_like(padded) for _ in shapes]
+    dist.all_gather(everyones, padded, group=workers.group)
+    return [theirs[tuple(map(slice, size.tolist()))].to(tensor.device) for theirs, size in zip(everyones, shapes, strict=True)]

@@ -143,14 +143,28 @@ class ADPSGDStrategy(DecentralizedStrategy):
             outer=outer,
             dense_share=dense_share,  # type: ignore[arg-type]
         )
+        if self.island != 1:
+            self._refuse_with_islands()
         check_not_negative("seed", seed)
         self.refuse_nonfinite, self.on_nonfinite = check_nonfinite(refuse_nonfinite, on_nonfinite)
+        if self.island != 1 and on_nonfinite == "adopt":
+            raise ConfigurationError(
+                "on_nonfinite='adopt' with island=... is not possible: a rank would take over its part of a model, and its"
+                " mates would keep theirs. Leave it out ('raise'), and resume from the last checkpoint."
+            )
         self.topology = self.gossip_options.topology
         self.exchanges_per_step = self.gossip_options.exchanges_per_step
         self.outer = self.gossip_options.outer
         self.name = "adpsgd" if self.outer is None else "noloco"
         self._exchange_timeout_s = seconds_of("exchange_timeout_s", exchange_timeout_s)
         self._seed = seed
+
+    def _refuse_with_islands(self) -> None:
+        if self.gossip_options.outer is not None:
+            raise ConfigurationError(
+                "outer=... with island=... is not possible yet: the outer state would be in parts that no checkpoint holds"
+                " together. Leave outer out; exchanges_per_step=0.1 makes exchanges rare without it."
+            )
 
     @property
     @override
@@ -406,7 +420,10 @@ class GossipAlgorithm(Algorithm):
         self._has_averaged = True
         distance = sync_point.average(replica.settle())
         # of a mean that is not finite every worker's distance is not; else a distance that is not has overflowed
-        if self._strategy.refuse_nonfinite and not (math.isfinite(distance) or all_finite(replica.settle())):
+        ill = not (math.isfinite(distance) or all_finite(replica.settle()))
+        if self._strategy.groups is not None:  # an island is ill if one of its parts is, and all hear of it
+            ill = any(sync_point.workers.gather(ill, kind="whose mean is finite"))
+        if self._strategy.refuse_nonfinite and ill:
             names, rule, rank = self._model.names, self._strategy.on_nonfinite, self._strategy.global_rank
             distance, was_finite = mean_of_healthy(sync_point, replica, names, self._model.tensors, rule, rank)
             if not was_finite:

@@ -122,14 +122,29 @@ class Account:
             algorithm.complete(self.own)
         return self.steps, self.own.as_dict()
 
-    def publish(self, everyones: Sequence[tuple[int, dict[str, Any]]], *, lost: Sequence[WorkerId] = ()) -> None:
+    def publish(
+        self, everyones: Sequence[tuple[int, dict[str, Any]]], *, lost: Sequence[WorkerId] = (), island: int = 1
+    ) -> None:
         """A stretch of training has ended.
 
         Args:
             everyones: the descriptions of all workers, by rank.
             lost: workers that have failed.
+            island: how many ranks, one after the other, are one worker.
         """
         self.steps = round(sum(steps for steps, _ in everyones) / len(everyones))  # schedules by step go on alike
-        self.report.workers = [WorkerReport(**own) for _, own in everyones]
+        self.report.workers = _by_island([WorkerReport(**own) for _, own in everyones], island)
         self.report.rendezvous += 1
-        self.report.lost = [worker.initial_rank for worker in lost]
+        self.report.lost = list(dict.fromkeys(worker.initial_rank // island for worker in lost))
+
+
+def _by_island(ranks: list[WorkerReport], size: int) -> list[WorkerReport]:
+    found: dict[int, WorkerReport] = {}
+    for of_rank in ranks:
+        island = of_rank.rank // size
+        if island in found:
+            found[island].add(of_rank)
+        else:
+            found[island] = of_rank
+            of_rank.rank = island
+    return list(found.values())

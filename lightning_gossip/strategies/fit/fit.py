@@ -556,7 +556,8 @@ class Fit:
         if not pending and (agreement.stop or purpose is Purpose.EPOCH_END):
             self.work.end_epoch()
         everyones = self._accounts or [self.account.described(self.work, self._algorithm)]
-        self.account.publish(everyones, lost=self._sync_point.workers.excluded)
+        island = 1 if self._island is None else self._island.size
+        self.account.publish(everyones, lost=self._sync_point.workers.excluded, island=island)
         if agreement.stop and pending:
             raise SIGTERMException
 

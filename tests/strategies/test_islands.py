@@ -1,0 +1,219 @@
+"""Islands: ranks that train together as one worker, and gossip part by part with other islands."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy
+from torch.utils.data import DataLoader, DistributedSampler
+
+from lightning_gossip import ADPSGDStrategy, ConfigurationError
+from tests.strategies.launch import launch
+from tests.strategies.models import Net, flat, loader, samples, trainer
+
+processes = pytest.mark.processes
+SAMPLES = 203  # 26 batches of 8: six groups of four, and one cut anew
+
+
+def islands(island: int = 2, **options: Any) -> ADPSGDStrategy:
+    return ADPSGDStrategy(island=island, timeout=60.0, **options)
+
+
+class Parted(Callback):
+    """Gives each island a model of its own when the fit begins."""
+
+    def __init__(self, island: int) -> None:
+        self._island = island
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        generator = torch.Generator().manual_seed(trainer.global_rank // self._island)
+        with torch.no_grad():
+            for parameter in pl_module.parameters():
+                parameter += torch.randn(parameter.shape, generator=generator)
+        self.model = flat(pl_module).clone()
+
+
+# -- training ----------------------------------------------------------------------------------------------------------------
+
+
+def _train(folder: str) -> Any:
+    seed_everything(1)
+    model, strategy = Net(), islands()
+    saver = ModelCheckpoint(dirpath=folder, filename="last")
+    fit = trainer(strategy=strategy, callbacks=[saver])
+    fit.fit(model, loader(SAMPLES), loader(50, shuffle=False))
+    logged = {name: float(value) for name, value in fit.callback_metrics.items()}
+    validated = fit.validate(model, loader(50, shuffle=False), verbose=False)[0]
+    return {
+        "seen": model.seen,
+        "model": flat(model),
+        "logged": {name: logged[name] for name in ("val_acc", "val_loss", "train_loss_epoch")},
+        "validated": validated,
+        "group": (dist.get_rank(), dist.get_world_size(), fit.global_rank, fit.world_size),
+        "report": [(worker.rank, worker.steps, worker.samples) for worker in strategy.report.workers],
+        "steps": fit.global_step,
+        "last": saver.best_model_path,
+    }
+
+
+@processes
+def test_islands_train_on_each_sample_once_and_end_with_one_model(tmp_path: Path) -> None:
+    ranks = launch(_train, str(tmp_path), workers=4)
+    assert Counter(sample for rank in ranks for sample in rank["seen"]) == dict.fromkeys(range(SAMPLES), 2)
+    assert [rank["group"] for rank in ranks] == [(rank % 2, 2, rank, 4) for rank in range(4)]  # DDP's group is the island
+    for rank in ranks[1:]:
+        assert torch.equal(rank["model"], ranks[0]["model"])
+        assert (rank["logged"], rank["validated"], rank["report"]) == (
+            ranks[0]["logged"],
+            ranks[0]["validated"],
+            ranks[0]["report"],
+        )
+    assert ranks[0]["logged"]["val_acc"] == pytest.approx(ranks[0]["validated"]["val_acc"])
+    report = ranks[0]["report"]
+    assert [island for island, *_ in report] == [0, 1]
+    assert sum(seen for *_, seen in report) == 2 * SAMPLES
+    assert sum(steps for _, steps, _ in report) == 2 * 13  # groups of two batches
+
+    saved = torch.load(ranks[0]["last"], weights_only=False)
+    plain = Net()
+    plain.load_state_dict(saved["state_dict"])
+    assert torch.equal(flat(plain), ranks[0]["model"])
+    alone = trainer(devices=1, strategy="auto").validate(plain, loader(50, shuffle=False), verbose=False)[0]
+    assert alone["val_acc"] == pytest.approx(ranks[0]["logged"]["val_acc"])  # over all ranks: torchmetrics' too
+    assert alone["val_loss"] == pytest.approx(ranks[0]["logged"]["val_loss"], rel=1e-5)
+
+
+# -- one island is DDP -------------------------------------------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+    "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=0.003),
+}
+
+
+class Losses(Net):
+    def on_train_start(self) -> None:
+        self.losses: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.losses.append(float(loss.detach()))
+        return loss
+
+
+def _hashes(optimizer: str, clipped: bool) -> list[tuple[str, list[float]]]:
+    found: list[tuple[str, list[float]]] = []
+    options = {"gradient_clip_val": 0.5, "accumulate_grad_batches": 2} if clipped else {}
+    for strategy in (islands(2), DDPStrategy(process_group_backend="gloo")):
+        seed_everything(3)
+        model = Losses(OPTIMIZERS[optimizer])
+        data = samples(192)
+        fit = trainer(strategy=strategy, max_epochs=2, use_distributed_sampler=False, **options)
+        sampler = DistributedSampler(data, num_replicas=2, rank=int(dist_rank()), shuffle=True)
+        fit.fit(model, DataLoader(data, batch_size=8, sampler=sampler))
+        # the buffers of other ranks are their own until DDP sends them rank 0's before the next forward pass
+        weights = flat(model) if dist_rank() == "0" else torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+        found.append((hashlib.sha256(weights.numpy().tobytes()).hexdigest(), model.losses))
+        assert len(model.losses) == 24
+        if dist.is_initialized() and isinstance(strategy, ADPSGDStrategy):
+            _forget(strategy)
+    return found
+
+
+def dist_rank() -> str:
+    return os.environ["RANK"]
+
+
+def _forget(strategy: ADPSGDStrategy) -> None:
+    """Lets Lightning's own strategy make the default group."""
+    dist.destroy_process_group()
+
+
+@processes
+@pytest.mark.parametrize("clipped", [False, True], ids=["plain", "clipped and accumulated"])
+@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
+def test_one_island_is_ddp_bit_for_bit(optimizer: str, clipped: bool) -> None:
+    for ours, ddp in launch(_hashes, optimizer, clipped, workers=2):
+        assert ours == ddp
+
+
+# -- the mean ----------------------------------------------------------------------------------------------------------------
+
+
+def _still(at_rendezvous: str) -> Any:
+    seed_everything(5)
+    model = Net(lambda model: torch.optim.SGD(model.parameters(), lr=0.0))
+    parted, strategy = Parted(2), islands(at_rendezvous=at_rendezvous)
+    fit = trainer(strategy=strategy, callbacks=[parted], max_epochs=3)
+    fit.fit(model, loader(800))
+    report = strategy.report
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return {
+        "first": parted.model[:count],
+        "last": flat(model)[:count],
+        "exchanges": [worker.exchanges for worker in report.workers],
+        "distance": report.consensus_distance,
+    }
+
+
+@processes
+@pytest.mark.parametrize("at_rendezvous", ["adopt", "evaluate"])
+def test_without_updates_the_mean_of_the_islands_is_kept(at_rendezvous: str) -> None:
+    ranks = launch(_still, at_rendezvous, workers=4)
+    first = torch.stack([rank["first"] for rank in ranks]).double()
+    last = torch.stack([rank["last"] for rank in ranks]).double()
+    assert torch.equal(first[0], first[1])
+    assert not torch.equal(first[0], first[2])
+    assert torch.equal(last[0], last[1])  # mates have one model, part by part from its owner
+    assert torch.equal(last[2], last[3])
+    assert all(exchanges > 0 for exchanges in ranks[0]["exchanges"])
+    mean = first.mean(0)
+    assert float((last.mean(0) - mean).norm() / mean.norm()) < 1e-6
+    assert float((last[0] - last[2]).norm()) < 1e-3 * float((first[0] - first[2]).norm())
+
+
+# -- bytes -------------------------------------------------------------------------------------------------------------------
+
+
+def _bytes(island: int) -> Any:
+    seed_everything(5)
+    model, strategy = Net(network=torch.nn.Sequential(torch.nn.Linear(8, 100), torch.nn.Linear(100, 2))), islands(island)
+    fit = trainer(strategy=strategy, max_epochs=1)
+    fit.fit(model, loader(800))
+    numel = sum(parameter.numel() for parameter in model.parameters())
+    return [(worker.exchanges, worker.bytes_sent) for worker in strategy.report.workers], numel
+
+
+@processes
+def test_a_rank_sends_a_kth_of_the_model_an_exchange() -> None:
+    reports, numel = launch(_bytes, 2, workers=4)[0]
+    assert numel % 2 == 0
+    for exchanges, sent in reports:
+        assert exchanges > 0
+        assert sent == exchanges * 4 * numel // 2
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_possible_is_refused_with_what_to_write_instead() -> None:
+    with pytest.raises(ConfigurationError, match="island=0; it must be an integer >= 1, or 'node'"):
+        ADPSGDStrategy(island=0)
+    with pytest.raises(ConfigurationError, match="no argument 'find_unused_parameters'"):
+        ADPSGDStrategy(find_unused_parameters=True)
+    ADPSGDStrategy(island=2, find_unused_parameters=True, gradient_as_bucket_view=True)
+    with pytest.raises(ConfigurationError, match="checkpoint='replicas' with island"):
+        ADPSGDStrategy(island=2, checkpoint="replicas")
+    with pytest.raises(ConfigurationError, match="on_nonfinite='adopt' with island"):
+        ADPSGDStrategy(island=2, on_nonfinite="adopt")
+    with pytest.raises(ConfigurationError, match="island=3 does not divide the 4 ranks of the job"):
+        trainer(strategy=ADPSGDStrategy(island=3), devices=4).fit(Net(), loader())
