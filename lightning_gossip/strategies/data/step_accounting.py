@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol
 
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.algorithm.step_timer import StepTimer
 from lightning_gossip.runtime.clock import Timeline, now_s
-from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.report import FitReport, WorkerReport
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 
@@ -28,6 +27,16 @@ class _Share:
         if not self.left:
             return None
         return min(Fraction(1), self.done + (1 - self.done) * Fraction(steps - self.began, self.left))
+
+
+class Work(Protocol):
+    """What a worker has had of the data."""
+
+    samples: int
+
+    @property
+    def left_early(self) -> bool:
+        """Whether it left the last batches of the epoch to faster ones."""
 
 
 class Account:
@@ -115,7 +124,7 @@ class Account:
         self.own.wait_s += self.own.last_wait_s
         self._waited_s = algorithm.waited_s
 
-    def described(self, work: FitWork, algorithm: Algorithm | None) -> tuple[int, dict[str, Any]]:
+    def described(self, work: Work, algorithm: Algorithm | None) -> tuple[int, dict[str, Any]]:
         """What the others are told: the steps that schedules count, and this worker's report."""
         self.own.samples, self.own.left_early, self.own.batch_s = work.samples, work.left_early, self.batch_s
         if algorithm is not None:

@@ -13,7 +13,7 @@ from lightning_gossip.strategies.data.batch_samplers import EpochPosition
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.data.step_accounting import Account
 from lightning_gossip.strategies.elastic import state_transfer
-from lightning_gossip.strategies.elastic.lost_batches import LostBatches
+from lightning_gossip.strategies.elastic.lost_batches import LostBatchesOfFit
 from lightning_gossip.strategies.lightning import csv_logger_takeover
 from lightning_gossip.strategies.lightning.fault_tolerance import Survival
 from lightning_gossip.strategies.state.shared_tensors import SharedModel, fingerprint, start_equal
@@ -37,7 +37,7 @@ class MembershipChanges:
         self._trainer = trainer
         self._work = work
         self._account = account
-        self._lost_batches = LostBatches(trainer, work)
+        self._lost_batches = LostBatchesOfFit(trainer, work)
         self._due = False  # members have changed since the last assignment of batches
         self._has_just_joined = False
 

@@ -9,8 +9,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from typing import Any, ClassVar
 
@@ -42,38 +42,33 @@ _launches = itertools.count()  # by this process; where several machines launch,
 Preflight = Callable[[pl.Trainer, pl.LightningModule], None]
 
 
-class CheckedSubprocessLauncher(_SubprocessScriptLauncher):
-    """Runs the user's script once more for each further worker (``start_method="popen"``).
+class StartedWorkers:
+    """The workers that a launcher has started by running the script again, until this process ends.
 
     When an exception ends this process, the workers that it has started end by the same one, or by its word; one that has not
     yet met it would wait for it, and is ended when this process ends.
     """
 
-    preflight: Preflight
-    survives = False  # whether the others go on when one is killed
+    cluster_environment: Any
+    num_processes: int
+    procs: list[subprocess.Popen[bytes]]
     _failed = False  # whether the last use of the workers was ended by an exception
     _observer: PatientObserver | None = None
 
-    @override
-    def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:
-        _check(self.preflight, function, args, trainer)
-        patches = Patches()
-        if self.survives:
-            patches.set(subprocess_script, "_launch_process_observer", self._observe)
-        atexit.unregister(self._end_workers)
-        atexit.register(self._end_workers)  # before the groups' own, which end before it
-        self._failed = True
-        try:
-            result = super().launch(function, *args, trainer=trainer, **kwargs)
-        finally:
-            patches.restore()
-        self._failed = False
-        return result
-
-    def _observe(self, children: list[subprocess.Popen[bytes]]) -> None:
+    def observe(self, children: list[subprocess.Popen[bytes]]) -> None:
+        """Watch them, as :class:`PatientObserver` does."""
         first = self.cluster_environment.node_rank() * self.num_processes + 1
         self._observer = PatientObserver(os.getpid(), children, first=first)
         self._observer.start()
+
+    @contextmanager
+    def ending_workers(self) -> Iterator[None]:
+        """If what happens inside ends by an exception, they end with this process."""
+        atexit.unregister(self._end_workers)
+        atexit.register(self._end_workers)  # before the groups' own, which end before it
+        self._failed = True
+        yield
+        self._failed = False
 
     def _end_workers(self) -> None:
         if not self._failed:
@@ -84,11 +79,31 @@ class CheckedSubprocessLauncher(_SubprocessScriptLauncher):
             alive = [process for process in self.procs if process.poll() is None]
             if alive and action is not None:
                 log.warning("%d workers had not ended %.3g s after rank 0; sent them %s", len(alive), patience_s, action.name)
-                self.kill(action)
+                for process in alive:
+                    process.send_signal(action)
             end_s = now_s() + patience_s
             for process in alive:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, end_s - now_s()))
+
+
+class CheckedSubprocessLauncher(StartedWorkers, _SubprocessScriptLauncher):
+    """Runs the user's script once more for each further worker (``start_method="popen"``)."""
+
+    preflight: Preflight
+    survives = False  # whether the others go on when one is killed
+
+    @override
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:
+        _check(self.preflight, function, args, trainer)
+        patches = Patches()
+        if self.survives:
+            patches.set(subprocess_script, "_launch_process_observer", self.observe)
+        try:
+            with self.ending_workers():
+                return super().launch(function, *args, trainer=trainer, **kwargs)
+        finally:
+            patches.restore()
 
 
 class PatientObserver(_ChildProcessObserver):
@@ -145,10 +160,10 @@ class CheckedMultiProcessingLauncher(_MultiProcessingLauncher):
     @override
     def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:
         _check(self.preflight, function, args, trainer)
-        self._strategy.launch = next(_launches)  # type: ignore[attr-defined]
+        self._strategy.launch = next_launch()  # type: ignore[attr-defined]
         patches = Patches()
         if self.survives:
-            patches.set(multiprocessing, "mp", _PatientStart())
+            patches.set(multiprocessing, "mp", PatientStart())
         try:
             return super().launch(function, *args, trainer=trainer, **kwargs)
         finally:
@@ -184,7 +199,7 @@ class CheckedMultiProcessingLauncher(_MultiProcessingLauncher):
         trainer.strategy.report = extra["report"]  # type: ignore[attr-defined]
 
 
-class _PatientStart:
+class PatientStart:
     """Stands in for ``torch.multiprocessing`` in Lightning's launcher."""
 
     get_context = staticmethod(mp.get_context)
@@ -231,6 +246,11 @@ class PatientContext:
                 phase="launch",
             )
         return ended
+
+
+def next_launch() -> int:
+    """The number of a launch by this process."""
+    return next(_launches)
 
 
 def _check(preflight: Preflight, function: Callable[..., Any], args: Any, trainer: pl.Trainer | None) -> None:

@@ -152,7 +152,8 @@ class WorkerProcesses(DDPStrategy):
 
     def __repr__(self) -> str:
         # Fabric and pytorch_lightning print this when they refuse the object
-        return f"<{type(self).__name__}, for the Trainer of lightning.pytorch only>"
+        name = type(self).__name__
+        return f"<{name}, for the Trainer of lightning.pytorch; for Fabric write FabricStrategy({name}(...))>"
 
     def check(self, workers: int) -> None:
         """Refuse options that do not fit the number of workers.
@@ -208,6 +209,14 @@ class WorkerProcesses(DDPStrategy):
         check_trainer(trainer)
         if self.islands is None:
             check_model(model, sync_batchnorm=self._layer_sync is not None)
+        self.check_processes()
+
+    def check_processes(self) -> None:
+        """Check what is to be known of the workers while there is one process only.
+
+        Raises:
+            ConfigurationError: naming the value, what is accepted, and what to write instead.
+        """
         self.check(self.units)
         open_files.check(self.workers, connections=self._store_connections, serves=self._may_serve_store)
         if self.survival is not None and self.survival.store is not None:
