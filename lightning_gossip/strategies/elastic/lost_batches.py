@@ -103,7 +103,7 @@ class LostBatchesOfFit(LostBatches):
     """
 
     def __init__(self, trainer: pl.Trainer, work: FitWork) -> None:
-        super().__init__(work, lambda: trainer.strategy.members)  # type: ignore[attr-defined, no-any-return]
+        super().__init__(work, lambda: trainer.strategy.members)  # type: ignore[attr-defined]
         self._trainer = trainer
         self._loader = work.loader
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import torch
-from lightning.fabric.strategies import DDPStrategy
+from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.strategies.strategy import TBroadcast, _BackwardSyncControl
 from lightning.fabric.utilities.types import _PATH
 from torch import Tensor
@@ -41,6 +40,7 @@ class FabricStrategy(DDPStrategy):
 
     Args:
         strategy: with the options, for example ``ADPSGDStrategy(wire="int8")``.
+        epochs: how many the run has, for options that are shares of the run (``dense_share``, ``AdaptivePeriod(sample=0.25)``).
 
     Raises:
         ConfigurationError: if it is another kind of object, or has options that need a Trainer.
@@ -50,10 +50,11 @@ class FabricStrategy(DDPStrategy):
         fabric = Fabric(accelerator="cpu", devices=4, strategy=FabricStrategy(ADPSGDStrategy(topology="exponential")))
     """
 
-    def __init__(self, strategy: DecentralizedStrategy) -> None:
+    def __init__(self, strategy: DecentralizedStrategy, *, epochs: int | None = None) -> None:
         if not isinstance(strategy, DecentralizedStrategy):
             raise ConfigurationError(
-                f"FabricStrategy({strategy!r}) takes a strategy of this package. Write for example FabricStrategy(ADPSGDStrategy())."
+                f"FabricStrategy({strategy!r}) takes a strategy of this package. Write for example"
+                " FabricStrategy(ADPSGDStrategy())."
             )
         if strategy.island != 1:
             raise ConfigurationError(
@@ -66,6 +67,7 @@ class FabricStrategy(DDPStrategy):
             )
         super().__init__(start_method=strategy._start_method, process_group_backend=strategy._process_group_backend)
         self.decentralized = strategy
+        self.epochs = epochs
         self._backward_sync_control = _AccumulationControl(self)
         self._training: FabricTraining | None = None
         self._mean_states: dict[int, dict[str, Any]] = {}  # of optimizers, while a checkpoint is written
@@ -129,13 +131,19 @@ class FabricStrategy(DDPStrategy):
         if self._training is not None:
             self._training.close(error)
 
+    @override
+    def teardown(self) -> None:
+        self.leave(None)
+        super().teardown()
+
     # -- model, optimizers, data ---------------------------------------------------------------------------------------
 
     @override
     def setup_module(self, module: Module) -> Module:  # type: ignore[override]
         check_model(module, sync_batchnorm=False)
         self.training.add(module)
-        start_equal(module, self.decentralized.all_workers)
+        if self.decentralized.workers > 1:
+            start_equal(module, self.decentralized.all_workers)
         return module
 
     @override
@@ -156,6 +164,7 @@ class FabricStrategy(DDPStrategy):
     @override
     def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
         output = super().optimizer_step(optimizer, **kwargs)
+        self.training.planned_epochs = self.epochs
         self.training.step(max(float(group["lr"]) for group in optimizer.param_groups))
         return output
 
@@ -264,5 +273,3 @@ class _AccumulationControl(_BackwardSyncControl):
             yield
         finally:
             training.accumulates = before
-
-

@@ -6,6 +6,7 @@ import logging
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from lightning.fabric.utilities import rank_zero_warn
@@ -47,6 +48,7 @@ class FabricTraining:
         self._timeline = strategy.timeline = Timeline()
         self.account = Account(strategy.global_rank, self._timeline)
         self.accumulates = False  # whether the gradients of the backward pass under way are not a whole step's
+        self.planned_epochs: int | None = None  # of the whole run
         self.samples = 0
         self.batches: EpochBatches | None = None  # of the epoch under way, where they are assigned by this package
         self._modules = nn.ModuleList()
@@ -57,6 +59,7 @@ class FabricTraining:
         self._in_session = False
         self._in_batch = False  # a batch is under way that is not counted yet
         self._epochs = 0
+        self._share = 0.0  # of the epoch, that is done with the batch at hand
         self._loaders = 0
         self._key, self._seed = "", 0
         self._lost = LostBatches(self, lambda: strategy.members)
@@ -91,9 +94,7 @@ class FabricTraining:
     @property
     def progress(self) -> float:
         """Epochs that all have trained, with the share of the one under way."""
-        batches = self.batches
-        share = None if batches is None else batches.progress
-        return self._epochs + (0.0 if share is None else float(share))
+        return self._epochs + self._share
 
     @property
     def left_early(self) -> bool:
@@ -161,6 +162,8 @@ class FabricTraining:
         # a second optimizer's step on the same batch is a step too
         self.account.forward_passes = max(1, self.account.forward_passes)
         step = self.account.count_step(lr=lr, epoch=self._epochs)
+        if self.planned_epochs is not None:
+            step = replace(step, progress=min(1.0, self.progress / self.planned_epochs))
         if self._algorithm is None:
             return
         self._algorithm.step(step)
@@ -185,8 +188,8 @@ class FabricTraining:
             return True
         if warns and warn_once(what):
             rank_zero_warn(
-                f"Between two batches {what} needs all workers, and each is at a step of its own. Each worker gets its own value."
-                " Make it when the loader has ended, or after fabric.strategy.synchronize()."
+                f"Between two batches {what} needs all workers, and each is at a step of its own. Each worker gets its own"
+                " value. Make it when the loader has ended, or after fabric.strategy.synchronize()."
             )
         return False
 
@@ -224,6 +227,8 @@ class FabricTraining:
             self.batches.close()
         if self._algorithm is not None:
             self._algorithm.close(together=error is None and not self._in_session)
+        if members is not None:
+            members.rest()  # rank 0 may hold the store: it does not leave before the others
 
     # -- details -----------------------------------------------------------------------------------------------------
 
@@ -253,11 +258,13 @@ class FabricTraining:
         if not self._in_session:
             self._open()
         self._in_batch = True
+        if self.batches is not None and (share := self.batches.progress) is not None:
+            self._share = float(share)
         if self._algorithm is not None and self.account.forward_passes == 0:
             self._algorithm.begin_step()
 
     def _end_batch(self) -> None:
-        """Count the batch under way, at its optimizer's step, or, while gradients accumulate, when the next one is asked for."""
+        """Count the batch under way: at its optimizer's step, or, if it has none, when the next batch is asked for."""
         if not self._in_batch:
             return
         self._in_batch = False
@@ -275,7 +282,7 @@ class FabricTraining:
             continue
         if self._makes_up():
             return True
-        self._epochs += 1
+        self._epochs, self._share = self._epochs + 1, 0.0
         self.batches = None
         return False
 
@@ -361,4 +368,3 @@ class FabricTraining:
 
     def _note_change(self) -> None:
         self._members_changed = True
-

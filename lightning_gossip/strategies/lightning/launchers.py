@@ -200,14 +200,18 @@ class CheckedMultiProcessingLauncher(_MultiProcessingLauncher):
 
 
 class PatientStart:
-    """Stands in for ``torch.multiprocessing`` in Lightning's launcher."""
+    """Stands in for ``torch.multiprocessing`` in a launcher of the Trainer's or Fabric's."""
 
     get_context = staticmethod(mp.get_context)
+    current_process = staticmethod(mp.current_process)
 
     @staticmethod
-    def start_processes(*args: Any, **options: Any) -> PatientContext:
-        """Start the workers, and wait for them patiently."""
-        return PatientContext(mp.start_processes(*args, **options))  # type: ignore[attr-defined, no-untyped-call]
+    def start_processes(*args: Any, join: bool = True, **options: Any) -> PatientContext:
+        """Start the workers, to wait for them patiently; here, if ``join``."""
+        context = PatientContext(mp.start_processes(*args, **options, join=False))  # type: ignore[attr-defined, misc, no-untyped-call]
+        while join and not context.join():
+            continue
+        return context
 
 
 class PatientContext:
