@@ -38,6 +38,7 @@ def _trained(ended: Ended) -> None:
     "command",
     [
         pytest.param(["script.py"], id="script"),
+        pytest.param(["fabric.py"], id="fabric", marks=pytest.mark.slow),
         pytest.param(
             ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "torchrun.py"],
             id="torchrun",

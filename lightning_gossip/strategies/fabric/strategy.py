@@ -177,9 +177,14 @@ class FabricStrategy(DDPStrategy):
 
     @property
     def progress(self) -> float:
-        """Epochs that all workers together have trained, with the share of the one under way: what a schedule of the learning
-        rate should follow, since fast workers make more steps than slow ones."""
+        """Epochs that all workers together have trained, with :attr:`share_of_epoch`."""
         return self.training.progress
+
+    @property
+    def share_of_epoch(self) -> float:
+        """Which share of the epoch under way all workers together have done with the batch at hand, in [0, 1]: what a schedule
+        of the learning rate should follow, since fast workers make more steps than slow ones."""
+        return self.training.share_of_epoch
 
     def synchronize(self) -> None:
         """All workers meet, and the model is the exact mean. Every worker calls it; nothing where none has trained since.

@@ -59,7 +59,7 @@ class FabricTraining:
         self._in_session = False
         self._in_batch = False  # a batch is under way that is not counted yet
         self._epochs = 0
-        self._share = 0.0  # of the epoch, that is done with the batch at hand
+        self.share_of_epoch = 0.0  # of the epoch, that is done with the batch at hand
         self._loaders = 0
         self._key, self._seed = "", 0
         self._lost = LostBatches(self, lambda: strategy.members)
@@ -94,7 +94,7 @@ class FabricTraining:
     @property
     def progress(self) -> float:
         """Epochs that all have trained, with the share of the one under way."""
-        return self._epochs + self._share
+        return self._epochs + self.share_of_epoch
 
     @property
     def left_early(self) -> bool:
@@ -259,7 +259,7 @@ class FabricTraining:
             self._open()
         self._in_batch = True
         if self.batches is not None and (share := self.batches.progress) is not None:
-            self._share = float(share)
+            self.share_of_epoch = float(share)
         if self._algorithm is not None and self.account.forward_passes == 0:
             self._algorithm.begin_step()
 
@@ -282,7 +282,7 @@ class FabricTraining:
             continue
         if self._makes_up():
             return True
-        self._epochs, self._share = self._epochs + 1, 0.0
+        self._epochs, self.share_of_epoch = self._epochs + 1, 0.0
         self.batches = None
         return False
 
