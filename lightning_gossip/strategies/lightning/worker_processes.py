@@ -44,7 +44,7 @@ from lightning_gossip.runtime.process_groups import (
     where_collectives_run,
     with_host_backend,
 )
-from lightning_gossip.runtime.store_client import check_answers, check_port_is_free, connect, uses_agent_store
+from lightning_gossip.runtime.store_client import check_answers, check_port_is_free, connect, meet, uses_agent_store
 from lightning_gossip.runtime.workers import FixedWorkers, Workers
 from lightning_gossip.strategies.islands.flat_parameters import FlatParameters
 from lightning_gossip.strategies.islands.island_model import ReplicatedModel
@@ -407,8 +407,12 @@ class WorkerProcesses(DDPStrategy):
         assert self._members is not None
         said = self.all_workers.gather((self.groups.place.island, aborted or not dist.is_initialized()), kind="the islands")
         if any(is_broken for island, is_broken in said if island == self.groups.place.island):
-            store = PrefixStore(f"{self.keys}/island/{self.groups.place.island}/{use}", self._members.store)
+            members = self._members
+            keys = f"{self.keys}/island/{self.groups.place.island}/{members.me.incarnation}/{use}"
+            store = PrefixStore(keys, members.store)
             with peer_errors("connecting the island"):
+                if members.outside:
+                    meet(store, islands.size)  # the others of a job that begins have met already
                 self.groups.make_island(store, self._make_group)
             call_at_exit(self.groups.drop_all)
 
