@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader, DistributedSampler
 
-from lightning_gossip import ADPSGDStrategy, ConfigurationError
+from lightning_gossip import AdaptivePeriod, ADPSGDStrategy, ConfigurationError, PeriodicAveragingStrategy
 from tests.strategies.jobs import job, store, survivors
 from tests.strategies.launch import launch
 from tests.strategies.models import Net, flat, loader, samples, trainer
@@ -121,7 +121,7 @@ def _hashes(optimizer: str, clipped: bool) -> list[tuple[str, list[float]]]:
         model = Losses(OPTIMIZERS[optimizer])
         data = samples(192)
         fit = trainer(strategy=strategy, max_epochs=2, use_distributed_sampler=False, **options)
-        sampler = DistributedSampler(data, num_replicas=2, rank=int(dist_rank()), shuffle=True)
+        sampler: Any = DistributedSampler(data, num_replicas=2, rank=int(dist_rank()), shuffle=True)
         fit.fit(model, DataLoader(data, batch_size=8, sampler=sampler))
         # the buffers of other ranks are their own until DDP sends them rank 0's before the next forward pass
         weights = flat(model) if dist_rank() == "0" else torch.cat([p.detach().reshape(-1) for p in model.parameters()])
@@ -226,7 +226,7 @@ def test_what_is_not_possible_is_refused_with_what_to_write_instead() -> None:
 
 
 class Killed(Callback):
-    """Ends or freezes the process of a rank in a batch of an epoch."""
+    """Ends or freezes the process of a rank in the first batch of an epoch: each island is sure of one."""
 
     def __init__(self, rank: int, *, epoch: int = 1, signal_number: int = signal.SIGKILL) -> None:
         self._rank, self._epoch, self._signal = rank, epoch, signal_number
@@ -321,3 +321,36 @@ def test_an_island_comes_back_whole() -> None:
         assert outcome["epoch"] == found[0]["epoch"]
         assert len(outcome["exchanges"]) == 2
         assert min(outcome["momentum"]) > 0
+
+
+# -- averaging ---------------------------------------------------------------------------------------------------------------
+
+
+def _averaging(name: str) -> Any:
+    seed_everything(2)
+    period: Any = AdaptivePeriod(sample=20) if name == "adaptive" else 5
+    strategy = PeriodicAveragingStrategy(island=2, period=period, overlap=1 if name == "overlapped" else False, timeout=60.0)
+    model = Net()
+    fit = trainer(strategy=strategy, max_epochs=3)
+    fit.fit(model, loader(SAMPLES), loader(50, shuffle=False))
+    fit.validate(model, loader(50, shuffle=False), verbose=False)
+    return {
+        "model": flat(model),
+        "loss": float(fit.callback_metrics["val_loss"]),
+        "report": [(worker.rank, worker.steps, worker.averagings, worker.period_mean) for worker in strategy.report.workers],
+        "seen": model.seen,
+        "deviation": [worker.deviation for worker in strategy.report.workers],
+    }
+
+
+@processes
+@pytest.mark.parametrize("name", ["constant", "adaptive", pytest.param("overlapped", marks=pytest.mark.slow)])
+def test_islands_average_part_by_part(name: str) -> None:
+    ranks = launch(_averaging, name, workers=4)
+    for rank in ranks:
+        assert torch.equal(rank["model"], ranks[0]["model"])
+        assert (rank["loss"], rank["report"]) == (ranks[0]["loss"], ranks[0]["report"])
+    assert len(ranks[0]["report"]) == 2
+    assert all(averagings >= 3 for _, _, averagings, _ in ranks[0]["report"])
+    assert ranks[0]["deviation"][0] == ranks[0]["deviation"][1]  # of the whole model, known to all
+    assert {sample for rank in ranks for sample in rank["seen"]} == set(range(SAMPLES))
