@@ -51,6 +51,12 @@ STRATEGIES = {
     ),
     "qsgd": Registered(QSGDStrategy, "all-reduce SGD with quantized gradients (QSGD, arXiv 1610.02132)"),
 }
+# the same with islands as workers, by a name of their own for Trainer(strategy=...) and configurations
+WITH_ISLANDS = {
+    "adpsgd_islands": Registered(
+        ADPSGDStrategy, "gossip between nodes, whose ranks train together (docs/islands.md)", {"island": "node"}
+    ),
+}
 _START_METHODS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
 
 
@@ -59,7 +65,7 @@ def register() -> None:
 
     The same names are registered with the package ``pytorch_lightning`` where it is in use, to say that they do not work there.
     """
-    for name, (cls, description, options) in STRATEGIES.items():
+    for name, (cls, description, options) in {**STRATEGIES, **WITH_ISLANDS}.items():
         for suffix, start_method in _START_METHODS.items():
             what = f"{description}, workers started by {start_method}"
             if name + suffix not in StrategyRegistry:
