@@ -38,6 +38,7 @@ from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.lightning.fault_tolerance import JoinerOptimizer, OnPeerFailure, Survival
 from lightning_gossip.strategies.lightning.replicated_processes import ReplicatedProcesses
+from lightning_gossip.strategies.lightning.sharded_processes import ShardedProcesses
 from lightning_gossip.strategies.options import check_nonfinite, seconds_of
 from lightning_gossip.strategies.report import WorkerReport
 from lightning_gossip.strategies.state.nonfinite import error_of, mean_of_healthy
@@ -221,6 +222,27 @@ class ADPSGDStrategy(GossipStrategy, ReplicatedProcesses):
         trainer = Trainer(strategy="adpsgd", devices=4)                                # a ring
         trainer = Trainer(strategy=ADPSGDStrategy(topology="exponential"), devices=8)
         trainer = Trainer(strategy=ADPSGDStrategy(local_steps=50, outer=Outer(), wire="int8"), devices=8)    # = "noloco"
+    """
+
+
+class ShardedADPSGDStrategy(GossipStrategy, ShardedProcesses):
+    """AD-PSGD between islands of ranks that have one model in shards (FSDP2, tensor parallelism): for models that fit no rank.
+
+    Inside an island this is Lightning's ModelParallelStrategy: the same ``configure_model``, with ``self.device_mesh`` of the
+    island. Each rank averages its own shards with those of the same rank in other islands (docs/islands.md).
+
+    Args:
+        data_parallel_size: ranks of an island that train on batches of their own; ``"auto"``: those of a node, divided by
+            ``tensor_parallel_size``.
+        tensor_parallel_size: ranks that compute one batch together.
+        save_distributed_checkpoint: each rank of one island writes its shard, into a folder; otherwise one file is written.
+        options: of :class:`ADPSGDStrategy`, counted in islands. ``outer``, ``on_nonfinite="adopt"``, ``checkpoint="replicas"``
+            and every ``start_method`` but ``"popen"`` are refused.
+
+    Example::
+
+        trainer = Trainer(strategy="adpsgd_sharded", devices=8, num_nodes=4)    # 4 islands of 8
+        trainer = Trainer(strategy=ShardedADPSGDStrategy(data_parallel_size=2, tensor_parallel_size=4), devices=8, num_nodes=4)
     """
 
 

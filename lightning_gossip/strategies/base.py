@@ -124,6 +124,11 @@ class DecentralizedStrategy(WorkerProcesses):
         if not is_overridden("configure_model", model):  # else its layers come later
             check_averaged_buffers(model, self.fit_options.averaged_buffers)
 
+    @property
+    @override
+    def is_aborted(self) -> bool:
+        return self._fit is not None and self._fit.aborted
+
     # -- setup and teardown ------------------------------------------------------------------------------------------
 
     @override
@@ -321,7 +326,10 @@ class DecentralizedStrategy(WorkerProcesses):
     @override
     def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
-        self._loaded = (checkpoint, checkpoint_path)
+        if self._fit is not None and self.restore_checkpoint_after_setup:
+            self._fit.resume_from(checkpoint.get(checkpoint_contents.KEY), checkpoint_path)
+        else:
+            self._loaded = (checkpoint, checkpoint_path)
         return checkpoint
 
     @override

@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 from lightning_gossip.algorithm.outer import DILOCO, Outer
 from lightning_gossip.algorithm.periodic_averaging.adaptive_period import AdaptivePeriod
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.strategies.adpsgd import ADPSGDStrategy
+from lightning_gossip.strategies.adpsgd import ADPSGDStrategy, ShardedADPSGDStrategy
 from lightning_gossip.strategies.apsgd import APSGDStrategy
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.dpsgd import DPSGDStrategy
@@ -29,6 +29,10 @@ class Registered(NamedTuple):
 
 STRATEGIES = {
     "adpsgd": Registered(ADPSGDStrategy, "asynchronous pairwise gossip (AD-PSGD, arXiv 1710.06952)"),
+    "adpsgd_sharded": Registered(
+        ShardedADPSGDStrategy,
+        "asynchronous pairwise gossip between islands of ranks that have a model in shards (FSDP2, tensor parallelism)",
+    ),
     "dpsgd": Registered(DPSGDStrategy, "synchronous averaging with the neighbours (D-PSGD, arXiv 1705.09056)"),
     "apsgd": Registered(APSGDStrategy, "asynchronous SGD with a parameter server (A-PSGD)"),
     "periodic_averaging": Registered(PeriodicAveragingStrategy, "local SGD with an average every few steps (CPSGD)"),

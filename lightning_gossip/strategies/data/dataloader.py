@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 import lightning.pytorch as pl
@@ -146,7 +146,7 @@ class TrainingLoader:
             "training": lambda: self._iterating,
         }
         if islands is not None:
-            options |= {"island": islands.size, "index": islands.place(self._trainer.global_rank).index}
+            options |= asdict(self._trainer.strategy.batches_of_rank)  # type: ignore[attr-defined]
         if reason is not None or self._option is False or workers == 1:
             if self._option == "auto" and reason is not None:
                 rank_zero_info(f"Each worker keeps an equal static share of the data: {reason}.")
@@ -154,7 +154,7 @@ class TrainingLoader:
         shared: Any
         if members is None:
             shared, renew = ReportingStore(dist.distributed_c10d._get_default_store()), lambda: False
-        elif options.get("index", 0) > 0:  # it waits for the first rank's claims only, and by torch's errors
+        elif options.get("leads") is False:  # it waits for the first rank's claims only, and by torch's errors
             shared, renew = another(members.store), lambda: False
         else:
             shared = JobStore(members, own=True)

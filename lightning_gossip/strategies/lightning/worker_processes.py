@@ -10,7 +10,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, ClassVar, Literal
 
@@ -63,6 +63,21 @@ _STORE_S = 30.0  # that an external store may take to answer
 _DEFAULT_TIMEOUT_S = 1800.0  # of torch's process groups
 
 
+@dataclass(frozen=True)
+class BatchesOfRank:
+    """The batches that an island takes at once, as one of its ranks sees them.
+
+    Args:
+        island: how many they are.
+        index: which of them is this rank's.
+        leads: whether it claims them for the island; None where it is alone in it.
+    """
+
+    island: int
+    index: int
+    leads: bool | None
+
+
 class WorkerProcesses(ParallelStrategy):
     """Starts the workers and connects them. A single worker has no process group.
 
@@ -82,6 +97,7 @@ class WorkerProcesses(ParallelStrategy):
 
     survival: Survival | None = None  # where there is a membership: what happens when a worker fails
     has_islands: ClassVar[bool] = False  # whether a worker may be several ranks
+    is_sharded: ClassVar[bool] = False  # whether no rank has a whole model
 
     # what every strategy of Lightning's that starts processes has
     num_nodes: int
@@ -155,6 +171,14 @@ class WorkerProcesses(ParallelStrategy):
         """This worker's place among those that share an epoch's batches, and how many these are: workers, or islands."""
         size = 1 if self.islands is None else self.islands.size
         return self.global_rank // size, self.world_size // size
+
+    @property
+    def batches_of_rank(self) -> BatchesOfRank:
+        """What this rank trains on of what its island takes at once."""
+        if self.islands is None:
+            return BatchesOfRank(1, 0, None)
+        index = self.islands.place(self.global_rank).index
+        return BatchesOfRank(self.islands.size, index, index == 0)
 
     @property
     def collectives_device(self) -> torch.device:
@@ -385,6 +409,11 @@ class WorkerProcesses(ParallelStrategy):
             with peer_errors("connecting the island"):
                 self.groups.make_island(store, self._make_group)
             call_at_exit(self.groups.drop_all)
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether an exception has ended the work of this process, and the others do not come any more."""
+        return False
 
     @property
     def collective_timeout_s(self) -> float:
