@@ -48,6 +48,7 @@ from lightning_gossip.strategies.report import FitReport
 from lightning_gossip.strategies.state import checkpoint_contents
 from lightning_gossip.strategies.state.shared_tensors import check_averaged_buffers
 from lightning_gossip.strategies.worker_algorithm import Algorithm
+from lightning_gossip.transport.peer_errors import is_of_the_network
 
 
 class DecentralizedStrategy(WorkerProcesses):
@@ -230,6 +231,8 @@ class DecentralizedStrategy(WorkerProcesses):
     @override
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
+        if self.members is not None and self.islands is not None and is_of_the_network(exception):
+            self.members.monitor.await_island()
         if not isinstance(exception, SIGTERMException):
             uses.abort()
             self.tell_once(exception)  # before the others hear of it, and fail by it

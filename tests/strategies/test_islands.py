@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_gossip import ADPSGDStrategy, ConfigurationError
+from tests.strategies.jobs import job, store, survivors
 from tests.strategies.launch import launch
 from tests.strategies.models import Net, flat, loader, samples, trainer
 
@@ -217,3 +219,55 @@ def test_what_is_not_possible_is_refused_with_what_to_write_instead() -> None:
         ADPSGDStrategy(island=2, on_nonfinite="adopt")
     with pytest.raises(ConfigurationError, match="island=3 does not divide the 4 ranks of the job"):
         trainer(strategy=ADPSGDStrategy(island=3), devices=4).fit(Net(), loader())
+
+
+# -- death and return --------------------------------------------------------------------------------------------------------
+
+
+class Killed(Callback):
+    """Ends or freezes the process of a rank in a batch of an epoch."""
+
+    def __init__(self, rank: int, *, epoch: int = 1, signal_number: int = signal.SIGKILL) -> None:
+        self._rank, self._epoch, self._signal = rank, epoch, signal_number
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if os.environ["RANK"] == str(self._rank) and (trainer.current_epoch, batch_idx) == (self._epoch, 3):
+            os.kill(os.getpid(), self._signal)
+
+
+def _losing(rank: int, signal_number: int, store: str | None) -> Any:
+    seed_everything(1)
+    model, strategy = Net(), islands(store=store, peer_timeout_s=5.0)
+    fit = trainer(strategy=strategy, callbacks=[Killed(rank, signal_number=signal_number)], max_epochs=3)
+    fit.fit(model, loader(403), loader(50, shuffle=False))
+    return {
+        "seen": model.seen,
+        "model": flat(model),
+        "ranks": (fit.global_rank, fit.world_size),
+        "lost": strategy.report.lost,
+        "loss": float(fit.callback_metrics["val_loss"]),
+    }
+
+
+@processes
+@pytest.mark.parametrize(("rank", "signal_number"), [(2, signal.SIGKILL), (1, signal.SIGKILL), (3, signal.SIGSTOP)])
+def test_an_island_dies_with_the_first_of_its_ranks_and_the_others_take_over_its_batches(rank: int, signal_number: int) -> None:
+    with store() as address, job(_losing, rank, int(signal_number), address, workers=4) as running:
+        pids = running.start_all()
+        if signal_number == signal.SIGSTOP:
+            left = _without(running, pids[rank])
+        else:
+            left = survivors(running.outcomes(timeout_s=90.0))
+    assert [outcome["ranks"] for outcome in left] == [(0, 2), (1, 2)]
+    assert all(outcome["lost"] == [rank // 2] for outcome in left)
+    assert torch.equal(left[0]["model"], left[1]["model"])
+    counts = Counter(sample for outcome in left for sample in outcome["seen"])
+    assert set(counts) == set(range(403))
+    assert min(counts.values()) >= 1  # the last epoch is theirs alone
+
+
+def _without(running: Any, frozen: int) -> list[Any]:
+    """The survivors of a job in which one process is frozen, which is ended when the others have."""
+    ends = running.ends(timeout_s=60.0)
+    os.kill(frozen, signal.SIGKILL)
+    return [end.value for end in ends if end.how == "told" and end.ok]

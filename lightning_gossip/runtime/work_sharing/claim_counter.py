@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any, Protocol
 
 from lightning_gossip.algorithm.effects import perform
@@ -38,10 +37,7 @@ class Store(Protocol):
         """Delete a value; False if there is none."""
 
     def get(self, key: str, /) -> bytes:
-        """The value of a key."""
-
-    def wait(self, keys: list[str], timeout: timedelta, /) -> None:
-        """Wait until keys are set; a DistStoreError when the time is over."""
+        """The value of a key; waits until it is set."""
 
 
 class Speeds:

@@ -7,8 +7,6 @@ the store on the way to a step.
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import torch.distributed as dist
 
 from lightning_gossip.algorithm.work_sharing import Ledger
@@ -17,7 +15,6 @@ from lightning_gossip.runtime.work_sharing.claim_counter import Store
 from lightning_gossip.transport.threads import new_thread
 
 _END = "end"
-_LOOK_S = 1.0  # how soon one that waits for the next position notices that it is not wanted any more
 _READ_BY_ALL = 2  # steps after which each mate has read a position: it is in the same step as the first rank, or the one before
 
 
@@ -117,17 +114,22 @@ class FollowedClaims:
         self._closed = True
 
     def read(self) -> str | None:
-        """Wait for the next position; None if it is not wanted any more. On a thread of its own."""
-        key = f"{self._key}/{self._number}"
-        while not self._closed:
-            try:
-                self._store.wait([key], timedelta(seconds=_LOOK_S))
-            except dist.DistNetworkError as error:
-                raise store_lost() from error
-            except dist.DistStoreError:
-                continue  # the first rank has not claimed yet; if it has died, so will this process
-            return self._store.get(key).decode()
-        return None
+        """Wait for the next position; None if it is not wanted any more. On a thread of its own.
+
+        The first rank ends its list when it leaves it, so that nobody waits for what does not come.
+        """
+        told = None
+        while told is None and not self._closed:
+            told = self._told()
+        return told
+
+    def _told(self) -> str | None:
+        try:
+            return self._store.get(f"{self._key}/{self._number}").decode()
+        except dist.DistStoreError:
+            return None  # the first rank has not claimed for very long; if it has died, so will this process
+        except dist.DistError as error:
+            raise store_lost() from error
 
 
 class _Read:

@@ -16,12 +16,12 @@ from lightning_gossip.algorithm.islands import Islands
 from lightning_gossip.algorithm.membership.rounds import Survivable
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.runtime.island_groups import IslandGroups
 from lightning_gossip.runtime.membership import membership
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
 from lightning_gossip.runtime.membership.stores import Stores, address_text, locate
 from lightning_gossip.runtime.process_end import call_at_exit
-from lightning_gossip.runtime.process_groups import MemberGroups
 from lightning_gossip.runtime.store_client import another, connect, parse_address
 from lightning_gossip.strategies.options import check_choice, seconds_of
 from lightning_gossip.transport.endpoint import endpoint
@@ -98,7 +98,7 @@ def begin(
     timeout_s: float,
     collective_timeout_s: float,
     interface: str | None = None,
-    groups: MemberGroups | None = None,
+    groups: IslandGroups | None = None,
 ) -> Membership:
     """Prepare to meet the other workers of the job, which :meth:`Membership.hello` does, or to join if they have begun.
 
@@ -111,7 +111,7 @@ def begin(
         timeout_s: how long to wait for them.
         collective_timeout_s: how long one of the algorithm's own collectives may take.
         interface: on which a store that this process serves listens.
-        groups: what ``make_group`` makes; the default group if None.
+        groups: what ``make_group`` makes with islands; the default group if None.
 
     Raises:
         ConfigurationError: if there may not be so many, or this one comes later and is of another version.
@@ -145,7 +145,14 @@ def begin(
     theirs = store.compare_set(f"{prefix}/version", "", version.mine()).decode()
     if late or not version.understands(theirs):  # else all hear of it in the first round
         version.check([theirs, version.mine()], ["the job", f"rank {initial_rank}"])
-    monitor = HeartbeatMonitor(another(store), prefix, me, fail_after_s=survival.peer_timeout_s, stores=stores)
+    monitor = HeartbeatMonitor(
+        another(store),
+        prefix,
+        me,
+        fail_after_s=survival.peer_timeout_s,
+        stores=stores,
+        islands=None if groups is None else groups.islands,
+    )
     members = [me] if late else [WorkerId(rank, 1) for rank in range(workers)]
     made = Membership(
         store,

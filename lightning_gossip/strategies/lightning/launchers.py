@@ -27,9 +27,11 @@ from lightning.pytorch.trainer.call import _interrupt
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from typing_extensions import override
 
+from lightning_gossip.algorithm.islands import Islands
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime.clock import now_s
+from lightning_gossip.runtime.island_groups import IslandGroups
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.strategies.lightning.patches import Patches
 
@@ -118,6 +120,7 @@ class PatientObserver(_ChildProcessObserver):
             if code is not None and code < 0 and number not in self._told and members is not None:
                 self._told.add(number)
                 members.monitor.process_ended(WorkerId(number, 1))  # one that came back was started by somebody else
+                self._end_mates(number, members)
                 log.warning(
                     "Rank %d was killed by %s; the others go on. To bring it back: MASTER_ADDR=%s MASTER_PORT=%s WORLD_SIZE=%s"
                     " NODE_RANK=%s LOCAL_RANK=%d %s",
@@ -130,6 +133,13 @@ class PatientObserver(_ChildProcessObserver):
             if code is not None and code > 0:
                 return bool(super()._run())
         return all(child.returncode is not None for child in self._child_processes)
+
+    def _end_mates(self, number: int, members: Membership) -> None:
+        """The island of a rank that was killed is dead: end what is left of it, which may wait in a device's collective."""
+        if isinstance(members.groups, IslandGroups):
+            for mate in members.groups.islands.mates(number):
+                if 0 <= mate - self._first < len(self._child_processes):
+                    self._child_processes[mate - self._first].kill()
 
 
 class CheckedMultiProcessingLauncher(_MultiProcessingLauncher):
@@ -148,7 +158,7 @@ class CheckedMultiProcessingLauncher(_MultiProcessingLauncher):
         self._strategy.launch = next(_launches)  # type: ignore[attr-defined]
         patches = Patches()
         if self.survives:
-            patches.set(multiprocessing, "mp", _PatientStart())
+            patches.set(multiprocessing, "mp", _PatientStart(self._strategy.islands))  # type: ignore[attr-defined]
         try:
             return super().launch(function, *args, trainer=trainer, **kwargs)
         finally:
@@ -189,10 +199,12 @@ class _PatientStart:
 
     get_context = staticmethod(mp.get_context)
 
-    @staticmethod
-    def start_processes(*args: Any, **options: Any) -> PatientContext:
+    def __init__(self, islands: Islands | None) -> None:
+        self._islands = islands
+
+    def start_processes(self, *args: Any, **options: Any) -> PatientContext:
         """Start the workers, and wait for them patiently."""
-        return PatientContext(mp.start_processes(*args, **options))  # type: ignore[attr-defined, no-untyped-call]
+        return PatientContext(mp.start_processes(*args, **options), self._islands)  # type: ignore[attr-defined, no-untyped-call]
 
 
 class PatientContext:
@@ -200,9 +212,11 @@ class PatientContext:
 
     Args:
         context: torch's, which ends all with the first that fails.
+        islands: how ranks are islands, each of which ends with the first of its ranks; None without islands.
     """
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: Any, islands: Islands | None = None) -> None:
+        self._islands = islands
         self.processes: list[Any] = context.processes
         self._context = context
         self._told: set[int] = set()
@@ -220,6 +234,8 @@ class PatientContext:
             if process.exitcode is not None and process.exitcode < 0 and number not in self._told:
                 self._told.add(number)
                 log.warning("Rank %d was killed by %s; the others go on.", number, signal.Signals(-process.exitcode).name)
+                for mate in [] if self._islands is None else self._islands.mates(number):
+                    self.processes[mate].kill()
         if any(process.exitcode for number, process in enumerate(self.processes) if number not in self._told):
             return bool(self._context.join())
         ended = all(not process.is_alive() for process in self.processes)
