@@ -29,10 +29,6 @@ class Registered(NamedTuple):
 
 STRATEGIES = {
     "adpsgd": Registered(ADPSGDStrategy, "asynchronous pairwise gossip (AD-PSGD, arXiv 1710.06952)"),
-    "adpsgd_sharded": Registered(
-        ShardedADPSGDStrategy,
-        "asynchronous pairwise gossip between islands of ranks that have a model in shards (FSDP2, tensor parallelism)",
-    ),
     "dpsgd": Registered(DPSGDStrategy, "synchronous averaging with the neighbours (D-PSGD, arXiv 1705.09056)"),
     "apsgd": Registered(APSGDStrategy, "asynchronous SGD with a parameter server (A-PSGD)"),
     "periodic_averaging": Registered(PeriodicAveragingStrategy, "local SGD with an average every few steps (CPSGD)"),
@@ -53,6 +49,12 @@ STRATEGIES = {
     ),
     "qsgd": Registered(QSGDStrategy, "all-reduce SGD with quantized gradients (QSGD, arXiv 1610.02132)"),
 }
+ISLANDS = {
+    "adpsgd_sharded": Registered(
+        ShardedADPSGDStrategy,
+        "asynchronous pairwise gossip between islands of ranks that have a model in shards (FSDP2, tensor parallelism)",
+    ),
+}  # the same algorithms, between ranks that train together
 _START_METHODS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
 
 
@@ -62,7 +64,7 @@ def register() -> None:
     The same names are registered with Fabric, and with the package ``pytorch_lightning`` where it is in use, to say that they
     do not work there.
     """
-    for name, (cls, description, options) in STRATEGIES.items():
+    for name, (cls, description, options) in (STRATEGIES | ISLANDS).items():
         for suffix, start_method in _START_METHODS.items():
             if name + suffix not in StrategyRegistry:
                 what = f"{description}, workers started by {start_method}"

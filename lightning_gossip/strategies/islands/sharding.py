@@ -17,6 +17,7 @@ from lightning_gossip.errors import ConfigurationError
 
 DATA, TENSOR = "data_parallel", "tensor_parallel"
 _DIMENSIONS = (DATA, TENSOR)
+_DATA, _TENSOR = 0, 1  # their numbers
 
 
 class Sharding:
@@ -32,12 +33,16 @@ class Sharding:
         self._coordinates = [mesh[name].get_local_rank() for name in _DIMENSIONS]
 
     def owns(self, tensor: Tensor) -> bool:
-        """Whether this rank exchanges its shard of a parameter, or a buffer, with other islands."""
-        return owns(self._coordinates, self._replicated(tensor))
+        """Whether this rank exchanges its shard of a parameter, or its own buffer, with other islands.
+
+        The first one along the tensor-parallel dimension does for all that have the same. Along the data-parallel one shards
+        differ, and so do buffers, which each rank has of its own batches.
+        """
+        return owns(self._coordinates, [_TENSOR] if self.is_handed_round(tensor) else [])
 
     def is_handed_round(self, tensor: Tensor) -> bool:
         """Whether mates along the tensor-parallel dimension have the same shard, or buffer."""
-        return self._dimension(TENSOR) in self._replicated(tensor)
+        return _TENSOR in self._replicated(tensor)
 
     def check(self, model: nn.Module) -> None:
         """Refuse parameters of which an element has no owner, or several.
@@ -72,7 +77,7 @@ class Sharding:
                     f"The parameter {name} has a Partial placement: its value is a sum over ranks, which no rank holds. Make it"
                     " Shard or Replicate: parameter.redistribute(placements=[...])."
                 )
-        if parameter.requires_grad and self._dimension(DATA) in self._replicated(parameter):
+        if parameter.requires_grad and _DATA in self._replicated(parameter):
             raise ConfigurationError(
                 f"The parameter {name} is whole on each of the {self._sizes[0]} data-parallel ranks of an island, where nothing"
                 " keeps it equal. Shard the module that holds it, or the whole model: fully_shard(self.net,"
@@ -97,9 +102,6 @@ class Sharding:
             if theirs.shape == mine.shape and theirs.tolist() == mine.tolist():
                 return names
         return None
-
-    def _dimension(self, name: str) -> int:
-        return _DIMENSIONS.index(name)
 
 
 def sharded_modules(model: nn.Module) -> list[FSDPModule]:
