@@ -45,6 +45,8 @@ class IslandGroups(MemberGroups):
         self._everyone: dist.ProcessGroup | None = None
         self._peers: dist.ProcessGroup | None = None
         self._mates: dist.ProcessGroup | None = None
+        self._store: Store | None = None  # that the groups between islands were made with
+        self._further = 0  # groups, so far
 
     def make(self, store: Store, rank: int, world_size: int) -> None:
         """Make the groups between islands. Collective.
@@ -59,6 +61,23 @@ class IslandGroups(MemberGroups):
         peers = [theirs for theirs in self.members() if self.islands.place(theirs).index == index]
         self._everyone = host_group(PrefixStore("everyone", store), rank, world_size, self._timeout_s)
         self._peers = host_group(PrefixStore(f"peers/{index}", store), peers.index(self._rank), len(peers), self._timeout_s)
+        self._store = store
+
+    def further(self, timeout_s: float) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+        """Another group of the peers and one of all ranks, for an algorithm's own collectives. Collective.
+
+        Args:
+            timeout_s: of their collectives, in seconds.
+        """
+        if self._store is None:
+            raise dist.DistBackendError("The process groups of the islands are not made.")
+        self._further += 1
+        store, everyone, peers = PrefixStore(f"further/{self._further}", self._store), self._made(self._everyone), self.peers
+        mine = PrefixStore(f"peers/{self.place.index}", store)
+        return (
+            host_group(mine, peers.rank(), peers.size(), timeout_s),
+            host_group(PrefixStore("everyone", store), everyone.rank(), everyone.size(), timeout_s),
+        )
 
     def make_island(self, store: Store, make: Callable[[Store, int, int], None]) -> None:
         """Make the island's groups, the default group among them, in place of those before. Collective in the island.
@@ -108,3 +127,19 @@ class IslandGroups(MemberGroups):
         if group is None:
             raise dist.DistBackendError("The process groups of the islands are not made, or were dropped after a failure.")
         return group
+
+
+class _Process:
+    """What belongs to this process, as its default group does."""
+
+    kept: tuple[str, Store, IslandGroups] | None = None  # between two Trainers
+
+
+def kept(prefix: str) -> tuple[Store, IslandGroups] | None:
+    """The store and the groups of an earlier Trainer of this process, if they are of the job whose keys have this prefix."""
+    return _Process.kept[1:] if _Process.kept is not None and _Process.kept[0] == prefix else None
+
+
+def keep(prefix: str, store: Store, groups: IslandGroups) -> None:
+    """Keep them for the next Trainer of this process, where no membership does."""
+    _Process.kept = prefix, store, groups

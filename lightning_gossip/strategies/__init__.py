@@ -6,11 +6,12 @@ from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.dpsgd import DPSGDStrategy
 from lightning_gossip.strategies.periodic_averaging import PeriodicAveragingStrategy
 from lightning_gossip.strategies.qsgd import QSGDStrategy
-from lightning_gossip.strategies.registry import STRATEGIES, register
+from lightning_gossip.strategies.registry import STRATEGIES, WITH_ISLANDS, register
 from lightning_gossip.strategies.report import FitReport, WorkerReport, report
 
 __all__ = [
     "STRATEGIES",
+    "WITH_ISLANDS",
     "ADPSGDStrategy",
     "APSGDStrategy",
     "DPSGDStrategy",

@@ -112,7 +112,7 @@ class GossipStrategy(DecentralizedStrategy):
         self.topology = self.gossip_options.topology
         self.exchanges_per_step = self.gossip_options.exchanges_per_step
         self.outer = self.gossip_options.outer
-        self.name = "adpsgd" if self.outer is None else "noloco"
+        self.name = "noloco" if self.outer is not None else "adpsgd" if self.island == 1 else "adpsgd_islands"
         self._exchange_timeout_s = seconds_of("exchange_timeout_s", exchange_timeout_s)
         self._seed = seed
 

@@ -49,12 +49,18 @@ STRATEGIES = {
     ),
     "qsgd": Registered(QSGDStrategy, "all-reduce SGD with quantized gradients (QSGD, arXiv 1610.02132)"),
 }
-ISLANDS = {
-    "adpsgd_sharded": Registered(
-        ShardedADPSGDStrategy,
-        "asynchronous pairwise gossip between islands of ranks that have a model in shards (FSDP2, tensor parallelism)",
+# the same with islands as workers, by a name of their own for Trainer(strategy=...) and configurations
+WITH_ISLANDS = {
+    "adpsgd_islands": Registered(
+        ADPSGDStrategy, "gossip between nodes, whose ranks train together (docs/islands.md)", {"island": "node"}
     ),
-}  # the same algorithms, between ranks that train together
+}
+# and with islands of which no rank has a whole model: the user's module shards it, so there is no configuration of it
+IN_SHARDS = {
+    "adpsgd_sharded": Registered(
+        ShardedADPSGDStrategy, "gossip between islands, each with one model in shards: FSDP2, tensor parallelism (docs/islands.md)"
+    ),
+}
 _START_METHODS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
 
 
@@ -64,7 +70,7 @@ def register() -> None:
     The same names are registered with Fabric, and with the package ``pytorch_lightning`` where it is in use, to say that they
     do not work there.
     """
-    for name, (cls, description, options) in (STRATEGIES | ISLANDS).items():
+    for name, (cls, description, options) in {**STRATEGIES, **WITH_ISLANDS, **IN_SHARDS}.items():
         for suffix, start_method in _START_METHODS.items():
             if name + suffix not in StrategyRegistry:
                 what = f"{description}, workers started by {start_method}"

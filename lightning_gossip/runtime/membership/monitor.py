@@ -294,13 +294,13 @@ class HeartbeatMonitor:
             self._connect_anew(error)
 
     def _end_with_island(self) -> None:
-        """End this process if its island is dead. Not by an exception: the training thread may wait in a device's collective."""
+        """End this process if its island is dead; by no exception, for which the training thread may have no ear."""
         with self.lock:
             is_dead = self.protocol.has_lost_island and not self._stopped
         if is_dead:
             end_at_once(
-                f"{self.me.spoken}: a rank of its island has failed, and an island trains with all its ranks or not at all: this"
-                " one ends, too. The other islands go on."
+                f"{self.me.spoken}: a rank of its island has failed, and an island trains with all its ranks or not at all:"
+                " this one ends, too. The other islands go on."
             )
 
     def _connect_anew(self, error: dist.DistError) -> None:

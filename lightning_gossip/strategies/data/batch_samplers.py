@@ -325,6 +325,10 @@ class SharedBatches(EpochBatches):
         listed = f"{self._key}/{scope}/{self._epoch()}/{self.assignments}/island/{self.rank}"
         if self._claims is not None and self._leads is not None:
             self._claims.close()  # of an assignment that was left early: nobody waits for the rest of its list
+        if self._leads is False and scope != "together":
+            self._claims = None  # nothing is trained on before the island is taken in, and its first rank tells nobody
+            yield from (batches[position] for position in equal_share(len(batches), self.rank, self.workers))
+            return
         if self._leads is False:
             self._claims = FollowedClaims(self._store, listed, len(batches))
             yield from (batches[position] for position in self._claims)

@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
+from lightning_gossip.algorithm.islands import Islands
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.workers import Workers
@@ -125,7 +126,7 @@ class MembershipChanges:
             self._members.close_admission()
 
     def _admit(self, members: Membership) -> None:
-        free = self._survival.most(self._trainer.strategy.workers) - len(members.members)  # type: ignore[attr-defined]
+        free = self._survival.most(self._strategy.workers) - len(members.members)
         joiners = self._fitting(members)[: max(0, free)]
         if joiners:
             snapshot = members.broadcast(state_transfer.take_snapshot(self._trainer, self._work, steps=self._account.steps))
@@ -144,7 +145,11 @@ class MembershipChanges:
                     f"Rank {worker.initial_rank} came later with another model, data or batches ({theirs}) than the others"
                     f" ({self._about}), who go on without it. Start it with the same command.",
                 )
-        return fit
+        islands: Islands | None = self._strategy.islands
+        if islands is None:
+            return fit
+        missing = islands.incomplete(worker.initial_rank for worker in fit)  # these wait for the rest of their island
+        return sorted(worker for worker in fit if islands.place(worker.initial_rank).island not in missing)
 
     @property
     def _about(self) -> str:
@@ -175,7 +180,7 @@ class MembershipChanges:
     @property
     def _survival(self) -> Survival:
         survival: Survival = self._strategy.survival
-        return survival
+        return survival.of_ranks(self._strategy.islands)
 
     @property
     def _initial_ranks(self) -> range:

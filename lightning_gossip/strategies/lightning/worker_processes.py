@@ -29,7 +29,7 @@ from typing_extensions import override
 from lightning_gossip import version
 from lightning_gossip.algorithm.islands import Islands
 from lightning_gossip.errors import ConfigurationError, PeerError
-from lightning_gossip.runtime import causes, open_files
+from lightning_gossip.runtime import causes, island_groups, open_files
 from lightning_gossip.runtime.group_abort import prepare_nccl
 from lightning_gossip.runtime.island_groups import IslandGroups
 from lightning_gossip.runtime.membership import uses
@@ -42,7 +42,7 @@ from lightning_gossip.runtime.process_groups import (
     where_collectives_run,
     with_host_backend,
 )
-from lightning_gossip.runtime.store_client import check_answers, check_port_is_free, connect, uses_agent_store
+from lightning_gossip.runtime.store_client import check_answers, check_port_is_free, connect, meet, uses_agent_store
 from lightning_gossip.runtime.workers import FixedWorkers, Workers
 from lightning_gossip.strategies.lightning import fault_tolerance
 from lightning_gossip.strategies.lightning.fault_tolerance import Survival
@@ -306,7 +306,10 @@ class WorkerProcesses(ParallelStrategy):
         if self.workers > 1 and self.survival is not None:
             self._connect_members(self.survival, use, aborted)
             if self.islands is not None:
-                self._connect_island(self.islands, use, aborted)
+                assert self._members is not None
+                self._connect_island(self.islands, self._members.store, use, aborted)
+        elif self.workers > 1 and self.islands is not None:
+            self._connect_islands(self.islands, use, aborted)
         elif self.workers > 1:
             served = self._serve_store()
             with self._naming_the_address(endpoint()), self.all_workers.answering("setup"):
@@ -389,24 +392,51 @@ class WorkerProcesses(ParallelStrategy):
 
     def _take_groups(self, members: Membership) -> None:
         """With islands, take over the groups of an earlier Trainer of this process, whose membership goes on."""
-        before = members.groups.islands if isinstance(members.groups, IslandGroups) else None
+        self._check_size(members.groups.islands if isinstance(members.groups, IslandGroups) else None)
+        if isinstance(members.groups, IslandGroups):
+            self.groups = members.groups
+            self.groups.members = lambda: [worker.initial_rank for worker in members.members]
+
+    def _connect_islands(self, islands: Islands, use: int, aborted: bool) -> None:
+        """Connect all ranks, which end together if one does, and those of the island."""
+        reset_seed()
+        self.set_world_ranks()
+        environment = self.cluster_environment
+        assert environment is not None
+        islands.count(self.workers)
+        rank = int(environment.global_rank())
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
+        self._process_group_backend = self._get_process_group_backend()
+        with self._naming_the_address(endpoint()), self.all_workers.answering("setup"):
+            before = island_groups.kept(self.keys)
+            if before is None:
+                store = connect(None, rank=rank, timeout_s=self.timeout_s, interface=self.interface)
+                before = store, IslandGroups(islands, rank, self.timeout_s)
+                island_groups.keep(self.keys, *before)
+            store, self.groups = before
+            self._check_size(self.groups.islands)
+            self.groups.members = lambda: range(self.workers)
+            self.groups.make(PrefixStore(f"{self.keys}/use/{use}", store), rank, self.workers)
+            self._connect_island(islands, store, use, aborted)
+
+    def _check_size(self, before: Islands | None) -> None:
         if before != self.islands:
             raise ConfigurationError(
                 f"An earlier Trainer of this process has connected the ranks with island={before.size if before else 1}, and"
                 f" island={self.island!r} is another size. Use one size in a script, or start the script anew."
             )
-        if isinstance(members.groups, IslandGroups):
-            self.groups = members.groups
-            self.groups.members = lambda: [worker.initial_rank for worker in members.members]
 
-    def _connect_island(self, islands: Islands, use: int, aborted: bool) -> None:
+    def _connect_island(self, islands: Islands, store: Store, use: int, aborted: bool) -> None:
         """Make the default group that of the island, if it is not as it was."""
         assert self.groups is not None
-        assert self._members is not None
+        members = self._members
         said = self.all_workers.gather((self.groups.place.island, aborted or not dist.is_initialized()), kind="the islands")
         if any(is_broken for island, is_broken in said if island == self.groups.place.island):
-            store = PrefixStore(f"{self.keys}/island/{self.groups.place.island}/{use}", self._members.store)
+            life = 1 if members is None else members.me.incarnation
+            store = PrefixStore(f"{self.keys}/island/{self.groups.place.island}/{life}/{use}", store)
             with peer_errors("connecting the island"):
+                if members is not None and members.outside:
+                    meet(store, islands.size)  # the others of a job that begins have met already
                 self.groups.make_island(store, self._make_group)
             call_at_exit(self.groups.drop_all)
 
