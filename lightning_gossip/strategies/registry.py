@@ -58,7 +58,8 @@ WITH_ISLANDS = {
 # and with islands of which no rank has a whole model: the user's module shards it, so there is no configuration of it
 IN_SHARDS = {
     "adpsgd_sharded": Registered(
-        ShardedADPSGDStrategy, "gossip between islands, each with one model in shards: FSDP2, tensor parallelism (docs/islands.md)"
+        ShardedADPSGDStrategy,
+        "gossip between islands with one model in shards each: FSDP2, tensor parallelism (docs/islands.md)",
     ),
 }
 _START_METHODS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}

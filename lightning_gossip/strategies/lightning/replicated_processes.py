@@ -116,6 +116,11 @@ class ReplicatedProcesses(WorkerProcesses, DDPStrategy):
             super(DDPStrategy, self).setup(trainer)  # DDP's would broadcast on a group that does not exist
 
     @override
+    def start_equal(self) -> None:
+        assert self.lightning_module is not None
+        start_equal(self.lightning_module, self.all_workers)
+
+    @override
     def _setup_model(self, model: Module) -> Module:  # type: ignore[override]
         return model if self.islands is None else super()._setup_model(model)
 
@@ -127,8 +132,8 @@ class ReplicatedProcesses(WorkerProcesses, DDPStrategy):
             self.flat = FlatParameters(self.model, self.islands.size)  # before DDP looks at the parameters
             super().configure_ddp()
 
+    @override
     def shared_model(self, module: Module, averaged_buffers: Sequence[str]) -> SharedModel:
-        """The model of a fit: what of it this rank shares with other workers or islands."""
         if self.islands is None:
             return SharedModel(module, averaged_buffers)
         assert self.groups is not None

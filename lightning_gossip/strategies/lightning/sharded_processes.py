@@ -195,8 +195,18 @@ class ShardedProcesses(WorkerProcesses, ModelParallelStrategy):
         self.sharding.check(self.model)
         super().setup(trainer)
         if self.units > 1:
-            assert self.groups is not None
-            start_equal_shards(self.model, self.all_workers, self.groups, self.sharding, self.device_mesh)
+            self.start_equal()
+
+    @override
+    def start_equal(self) -> None:
+        assert self.model is not None
+        assert self.groups is not None
+        start_equal_shards(self.model, self.all_workers, self.groups, self.sharding, self.device_mesh)
+
+    @property
+    @override
+    def group_of_part(self) -> dist.ProcessGroup | None:
+        return self.all_workers.group if self.groups is None else self.groups.peers
 
     @override
     def shared_model(self, module: Module, averaged_buffers: Sequence[str]) -> SharedModel:

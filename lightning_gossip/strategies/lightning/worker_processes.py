@@ -451,6 +451,15 @@ class WorkerProcesses(ParallelStrategy):
         return self.timeout_s
 
     @abstractmethod
+    def start_equal(self) -> None:
+        """Copy rank 0's model to all ranks, or that of its island, shard by shard. Collective."""
+
+    @property
+    def group_of_part(self) -> dist.ProcessGroup | None:
+        """The ranks that have the same part of a model and of optimizer states, those of rank 0's island first."""
+        return self.all_workers.group
+
+    @abstractmethod
     def shared_model(self, module: Module, averaged_buffers: Sequence[str]) -> SharedModel:
         """The model of a fit: what of it this rank shares with other workers or islands."""
 
