@@ -1,6 +1,6 @@
 """Lightning glue: translate, delegate, return."""
 
-from lightning_gossip.strategies.adpsgd import ADPSGDStrategy
+from lightning_gossip.strategies.adpsgd import ADPSGDStrategy, ShardedADPSGDStrategy
 from lightning_gossip.strategies.apsgd import APSGDStrategy
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.dpsgd import DPSGDStrategy
@@ -21,6 +21,7 @@ __all__ = [
     "FitReport",
     "PeriodicAveragingStrategy",
     "QSGDStrategy",
+    "ShardedADPSGDStrategy",
     "WorkerReport",
     "register",
     "report",

@@ -37,6 +37,8 @@ from lightning_gossip.runtime.store_client import another
 from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.lightning.fault_tolerance import JoinerOptimizer, OnPeerFailure, Survival
+from lightning_gossip.strategies.lightning.replicated_processes import ReplicatedProcesses
+from lightning_gossip.strategies.lightning.sharded_processes import ShardedProcesses
 from lightning_gossip.strategies.options import check_nonfinite, seconds_of
 from lightning_gossip.strategies.report import WorkerReport
 from lightning_gossip.strategies.state.nonfinite import error_of, mean_of_healthy
@@ -55,53 +57,8 @@ _SEED_STRIDE = 1_000_003
 _PART_STRIDE = 7_368_787
 
 
-class ADPSGDStrategy(DecentralizedStrategy):
-    """Asynchronous Decentralized Parallel SGD: each worker trains on its own model and averages it, in the background, with a
-    random neighbour's.
-
-    Args:
-        topology: who averages with whom: a name of :data:`~lightning_gossip.algorithm.TOPOLOGIES`, a
-            :class:`~lightning_gossip.algorithm.Topology`, or the edges as pairs of ranks.
-        roles: ``"bipartite"`` as in the paper (one side initiates, the other responds), ``"symmetric"`` (everybody does both; a
-            busy worker refuses), or ``"auto"``: bipartite where the graph allows it.
-        exchanges_per_step: averagings that a worker takes part in per step of its neighbourhood (on a regular
-            graph); 0 for none. Default: 1, and 3/``local_steps`` where these are given.
-        local_steps: own steps of a round: between two outer steps, and what few exchanges are counted by. Default: 50 with
-            ``outer``.
-        outer: an :class:`~lightning_gossip.Outer` step at the end of each round of own steps (docs/outer.md); None for none.
-        dense_share: share of the run at whose beginning there is an exchange in every step and no outer step. Default: 0.05
-            where ``local_steps`` are given, else 0.
-        push_every: steps between two pushes of this worker's model. Between them a step costs nothing, neighbours see the model
-            without its last updates, and theirs come later. For links on which exchanges are rarer than steps.
-        exchange_timeout_s: deadline, in seconds, of an answer and of each chunk of a model.
-        seed: of the partner choice.
-        on_peer_failure: ``"continue"``: a worker whose process ends without a word (killed, machine gone) is excluded, and the
-            others go on; ``"raise"``: all end. An exception in a worker's code ends all either way.
-        min_workers: with fewer left the job ends, with a PeerError; None: 1, and, where the store is not one of its own, more
-            than half of the members if the others may be alive behind a network that is cut (docs/survival.md).
-        max_workers: how many may be in the job when workers come later; as many as it began with, if None.
-        peer_timeout_s: time without a heartbeat, in seconds, after which a worker has failed although no connection was lost.
-        joiner_optimizer: a worker that comes later begins with a ``"copy"`` of another one's optimizer state, or ``"fresh"``.
-        refuse_nonfinite: keep NaN and infinities out: an exchange that would bring them into a healthy model is refused and
-            counted, and the mean at a synchronisation point is never made with one.
-        wire: how a model is sent: ``"float32"`` as it is; ``"int8"`` or ``"int16"`` in a quarter or half of the bytes, as the
-            last digits of each element, in a unit that follows the difference of the two models; ``"bfloat16"`` rounded.
-            Whatever the rounding, what one end adds the other subtracts.
-        partner_choice: ``"uniform"`` among a worker's neighbours, or ``"fast_links"``: the shorter their exchanges last the
-            more often, and each with at least a quarter of its uniform share.
-        on_nonfinite: what a worker does whose own model is not finite: ``"raise"`` ends the job with a NonFiniteError;
-            ``"adopt"`` makes it go on from a neighbour's model (at a synchronisation point, the mean of the healthy ones) with
-            a fresh optimizer state.
-        store: ``"tcp://host:port"``, where the workers meet, if it is to outlive rank 0 (``python -m lightning_gossip.store``).
-        options: see :class:`~lightning_gossip.strategies.DecentralizedStrategy`.
-
-    Example::
-
-        import lightning_gossip
-        trainer = Trainer(strategy="adpsgd", devices=4)                                # a ring
-        trainer = Trainer(strategy=ADPSGDStrategy(topology="exponential"), devices=8)
-        trainer = Trainer(strategy=ADPSGDStrategy(local_steps=50, outer=Outer(), wire="int8"), devices=8)    # = "noloco"
-    """
+class GossipStrategy(DecentralizedStrategy):
+    """AD-PSGD, whatever its workers are. :class:`ADPSGDStrategy` describes the arguments."""
 
     name = "adpsgd"
     has_islands = True
@@ -219,6 +176,76 @@ class ADPSGDStrategy(DecentralizedStrategy):
         return peers.index(members.me), peers
 
 
+class ADPSGDStrategy(GossipStrategy, ReplicatedProcesses):
+    """Asynchronous Decentralized Parallel SGD: each worker trains on its own model and averages it, in the background, with a
+    random neighbour's.
+
+    Args:
+        topology: who averages with whom: a name of :data:`~lightning_gossip.algorithm.TOPOLOGIES`, a
+            :class:`~lightning_gossip.algorithm.Topology`, or the edges as pairs of ranks.
+        roles: ``"bipartite"`` as in the paper (one side initiates, the other responds), ``"symmetric"`` (everybody does both; a
+            busy worker refuses), or ``"auto"``: bipartite where the graph allows it.
+        exchanges_per_step: averagings that a worker takes part in per step of its neighbourhood (on a regular
+            graph); 0 for none. Default: 1, and 3/``local_steps`` where these are given.
+        local_steps: own steps of a round: between two outer steps, and what few exchanges are counted by. Default: 50 with
+            ``outer``.
+        outer: an :class:`~lightning_gossip.Outer` step at the end of each round of own steps (docs/outer.md); None for none.
+        dense_share: share of the run at whose beginning there is an exchange in every step and no outer step. Default: 0.05
+            where ``local_steps`` are given, else 0.
+        push_every: steps between two pushes of this worker's model. Between them a step costs nothing, neighbours see the model
+            without its last updates, and theirs come later. For links on which exchanges are rarer than steps.
+        exchange_timeout_s: deadline, in seconds, of an answer and of each chunk of a model.
+        seed: of the partner choice.
+        on_peer_failure: ``"continue"``: a worker whose process ends without a word (killed, machine gone) is excluded, and the
+            others go on; ``"raise"``: all end. An exception in a worker's code ends all either way.
+        min_workers: with fewer left the job ends, with a PeerError; None: 1, and, where the store is not one of its own, more
+            than half of the members if the others may be alive behind a network that is cut (docs/survival.md).
+        max_workers: how many may be in the job when workers come later; as many as it began with, if None.
+        peer_timeout_s: time without a heartbeat, in seconds, after which a worker has failed although no connection was lost.
+        joiner_optimizer: a worker that comes later begins with a ``"copy"`` of another one's optimizer state, or ``"fresh"``.
+        refuse_nonfinite: keep NaN and infinities out: an exchange that would bring them into a healthy model is refused and
+            counted, and the mean at a synchronisation point is never made with one.
+        wire: how a model is sent: ``"float32"`` as it is; ``"int8"`` or ``"int16"`` in a quarter or half of the bytes, as the
+            last digits of each element, in a unit that follows the difference of the two models; ``"bfloat16"`` rounded.
+            Whatever the rounding, what one end adds the other subtracts.
+        partner_choice: ``"uniform"`` among a worker's neighbours, or ``"fast_links"``: the shorter their exchanges last the
+            more often, and each with at least a quarter of its uniform share.
+        on_nonfinite: what a worker does whose own model is not finite: ``"raise"`` ends the job with a NonFiniteError;
+            ``"adopt"`` makes it go on from a neighbour's model (at a synchronisation point, the mean of the healthy ones) with
+            a fresh optimizer state.
+        store: ``"tcp://host:port"``, where the workers meet, if it is to outlive rank 0 (``python -m lightning_gossip.store``).
+        options: see :class:`~lightning_gossip.strategies.DecentralizedStrategy`.
+
+    Example::
+
+        import lightning_gossip
+        trainer = Trainer(strategy="adpsgd", devices=4)                                # a ring
+        trainer = Trainer(strategy=ADPSGDStrategy(topology="exponential"), devices=8)
+        trainer = Trainer(strategy=ADPSGDStrategy(local_steps=50, outer=Outer(), wire="int8"), devices=8)    # = "noloco"
+    """
+
+
+class ShardedADPSGDStrategy(GossipStrategy, ShardedProcesses):
+    """AD-PSGD between islands of ranks that have one model in shards (FSDP2, tensor parallelism): for models that fit no rank.
+
+    Inside an island this is Lightning's ModelParallelStrategy: the same ``configure_model``, with ``self.device_mesh`` of the
+    island. Each rank averages its own shards with those of the same rank in other islands (docs/islands.md).
+
+    Args:
+        data_parallel_size: ranks of an island that train on batches of their own; ``"auto"``: those of a node, divided by
+            ``tensor_parallel_size``.
+        tensor_parallel_size: ranks that compute one batch together.
+        save_distributed_checkpoint: each rank of one island writes its shard, into a folder; otherwise one file is written.
+        options: of :class:`ADPSGDStrategy`, counted in islands. ``outer``, ``on_nonfinite="adopt"``, ``checkpoint="replicas"``
+            and every ``start_method`` but ``"popen"`` are refused.
+
+    Example::
+
+        trainer = Trainer(strategy="adpsgd_sharded", devices=8, num_nodes=4)    # 4 islands of 8
+        trainer = Trainer(strategy=ShardedADPSGDStrategy(data_parallel_size=2, tensor_parallel_size=4), devices=8, num_nodes=4)
+    """
+
+
 _FOREVER_S = 10 * 365 * 86400.0  # the listener ends by a message, never by a time-out
 
 
@@ -231,7 +258,7 @@ class GossipAlgorithm(Algorithm):
         timeout_s: the longest deadline of an answer and of each chunk.
     """
 
-    def __init__(self, strategy: ADPSGDStrategy, timeline: Timeline, timeout_s: float) -> None:
+    def __init__(self, strategy: GossipStrategy, timeline: Timeline, timeout_s: float) -> None:
         self._strategy = strategy
         self._timeline = timeline
         self._timeout_s = timeout_s

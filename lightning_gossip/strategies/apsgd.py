@@ -23,6 +23,7 @@ from lightning_gossip.runtime.apsgd.server import Server
 from lightning_gossip.runtime.clock import Timeline, now_s
 from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.base import DecentralizedStrategy
+from lightning_gossip.strategies.lightning.replicated_processes import ReplicatedProcesses
 from lightning_gossip.strategies.options import check_nonfinite, seconds_of
 from lightning_gossip.strategies.report import WorkerReport
 from lightning_gossip.strategies.state.nonfinite import error_of
@@ -35,7 +36,7 @@ from lightning_gossip.transport.messages import Kind, Message
 log = logging.getLogger(__name__)
 
 
-class APSGDStrategy(DecentralizedStrategy):
+class APSGDStrategy(DecentralizedStrategy, ReplicatedProcesses):
     """Asynchronous SGD: each worker pushes its updates to a server and pulls the model, at its own pace.
 
     Args:

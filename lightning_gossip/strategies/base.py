@@ -125,6 +125,11 @@ class DecentralizedStrategy(WorkerProcesses):
         if not is_overridden("configure_model", model):  # else its layers come later
             check_averaged_buffers(model, self.fit_options.averaged_buffers)
 
+    @property
+    @override
+    def is_aborted(self) -> bool:
+        return self._fit is not None and self._fit.aborted
+
     # -- setup and teardown ------------------------------------------------------------------------------------------
 
     @override
@@ -258,14 +263,17 @@ class DecentralizedStrategy(WorkerProcesses):
         if not self._all_are_here("a reduction"):
             return tensor
         if group is not None or not isinstance(tensor, Tensor):
-            return super().reduce(tensor, group, reduce_op)
+            return self._reduced_by_lightning(tensor, group, reduce_op)
         self._wait_for_all()
         if self.islands is not None:
             return self.all_workers.attempt(lambda: reduced(tensor, self.all_workers, reduce_op))
         if reduce_op in ("mean", "avg") and lacks_mean(tensor.device):
-            total = self.all_workers.attempt(lambda: super(DecentralizedStrategy, self).reduce(tensor.clone(), None, "sum"))
+            total = self.all_workers.attempt(lambda: self._reduced_by_lightning(tensor.clone(), None, "sum"))
             return total.copy_(total / self.world_size)
-        return self.all_workers.attempt(lambda: super(DecentralizedStrategy, self).reduce(tensor.clone(), group, reduce_op))
+        return self.all_workers.attempt(lambda: self._reduced_by_lightning(tensor.clone(), group, reduce_op))
+
+    def _reduced_by_lightning(self, tensor: Tensor, group: Any | None, reduce_op: ReduceOp | str | None) -> Tensor:
+        return super().reduce(tensor, group, reduce_op)  # type: ignore[safe-super]  # of the class behind the mixins
 
     @override
     def all_gather(self, tensor: Tensor, group: Any | None = None, sync_grads: bool = False) -> Tensor:
@@ -321,16 +329,18 @@ class DecentralizedStrategy(WorkerProcesses):
     @override
     def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
-        self._loaded = (checkpoint, checkpoint_path)
+        if self._fit is not None and self.restore_checkpoint_after_setup:
+            self._fit.resume_from(checkpoint.get(checkpoint_contents.KEY), checkpoint_path)
+        else:
+            self._loaded = (checkpoint, checkpoint_path)
         return checkpoint
 
     @override
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        state = super().optimizer_state(optimizer)
         # inside an epoch somebody dumps a checkpoint without saving it: this worker's own
         if self._fit is None or self._fit.aborted or self._fit.in_session or not _distributed_is_initialized():
-            return state
-        return checkpoint_contents.mean_optimizer_state(state, self.collectives_device, self.all_workers)
+            return super().optimizer_state(optimizer)
+        return self.mean_optimizer_state(optimizer)
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:

@@ -28,6 +28,7 @@ from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.periodic_averaging.averager import Averager
 from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.base import DecentralizedStrategy
+from lightning_gossip.strategies.lightning.replicated_processes import ReplicatedProcesses
 from lightning_gossip.strategies.report import WorkerReport
 from lightning_gossip.strategies.state.optimizer_state import OptimizerStates, Slot
 from lightning_gossip.strategies.state.outer_warnings import warn_of_few_rounds, warn_of_statistics
@@ -36,7 +37,7 @@ from lightning_gossip.strategies.synchronous import SynchronousAlgorithm
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 
 
-class PeriodicAveragingStrategy(DecentralizedStrategy):
+class PeriodicAveragingStrategy(DecentralizedStrategy, ReplicatedProcesses):
     """Local steps, then one exact average of all models; in between nothing is sent.
 
     Args:

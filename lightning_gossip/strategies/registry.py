@@ -12,7 +12,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 from lightning_gossip.algorithm.outer import DILOCO, Outer
 from lightning_gossip.algorithm.periodic_averaging.adaptive_period import AdaptivePeriod
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.strategies.adpsgd import ADPSGDStrategy
+from lightning_gossip.strategies.adpsgd import ADPSGDStrategy, ShardedADPSGDStrategy
 from lightning_gossip.strategies.apsgd import APSGDStrategy
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.dpsgd import DPSGDStrategy
@@ -57,6 +57,13 @@ WITH_ISLANDS = {
         ADPSGDStrategy, "gossip between nodes, whose ranks train together (docs/islands.md)", {"island": "node"}
     ),
 }
+# and with islands of which no rank has a whole model: the user's module shards it, so there is no configuration of it
+IN_SHARDS = {
+    "adpsgd_sharded": Registered(
+        ShardedADPSGDStrategy,
+        "gossip between islands with one model in shards each: FSDP2, tensor parallelism (docs/islands.md)",
+    ),
+}
 _START_METHODS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
 
 
@@ -65,7 +72,7 @@ def register() -> None:
 
     The same names are registered with the package ``pytorch_lightning`` where it is in use, to say that they do not work there.
     """
-    for name, (cls, description, options) in {**STRATEGIES, **WITH_ISLANDS}.items():
+    for name, (cls, description, options) in {**STRATEGIES, **WITH_ISLANDS, **IN_SHARDS}.items():
         for suffix, start_method in _START_METHODS.items():
             what = f"{description}, workers started by {start_method}"
             if name + suffix not in StrategyRegistry:

@@ -46,7 +46,9 @@ class EpochBatches(Sampler[Batch], ABC):
         completion_log: where finished batches are noted, for the others if this worker fails; None if nobody asks.
         island: ranks of an island (:mod:`lightning_gossip.algorithm.islands`); 1 without islands. A worker is an island then,
             what it takes at a position are as many batches, and ``rank`` is the island's place among the islands.
-        index: this process's place in its island.
+        index: which of them is this process's.
+        leads: whether this process claims for its island, or follows its claims; None where it has no mates. Default: the first
+            one does. (Tensor-parallel ranks take the same batch, so there may be more mates than batches.)
     """
 
     def __init__(
@@ -60,12 +62,14 @@ class EpochBatches(Sampler[Batch], ABC):
         completion_log: CompletionLog | None = None,
         island: int = 1,
         index: int = 0,
+        leads: bool | None = None,
     ) -> None:
         self.plan = plan
         self.rank = rank
         self.workers = workers
         self.island = island
         self.index = index
+        self._leads = (index == 0 if island > 1 else None) if leads is None else leads
         self.completion_log = completion_log
         self._agreed: int | None = None  # the first position that nobody has claimed
         self.unassigned: list[int] = []  # claimed by workers that were excluded: as if this one held them
@@ -163,7 +167,7 @@ class EpochBatches(Sampler[Batch], ABC):
         return [position for position in range(len(self._batches)) if position not in known]
 
     def _note(self, position: int) -> None:
-        if self.completion_log is not None and self.index == 0:  # what an island has finished its first rank has
+        if self.completion_log is not None and self._leads is not False:  # what an island has finished its first rank has
             self.completion_log.finished(position)
 
     def first_unclaimed(self) -> int | None:
@@ -244,8 +248,8 @@ class SharedBatches(EpochBatches):
     """The batches that this worker claims from the epoch shared by all. Nobody knows how many they will be.
 
     Args:
-        plan, rank, workers, epoch, training, completion_log, island, index: see :class:`EpochBatches`. In an island the first
-            rank claims, and its mates follow.
+        plan, rank, workers, epoch, training, completion_log, island, index, leads: see :class:`EpochBatches`. In an island the
+            first rank claims, and its mates follow.
         store: holds the shared counter; a connection for nothing else, since a claim may be under way while training goes on.
         renew: called when an assignment begins: connects with the store of the present members; whether it is another one.
         key: prefix of this fit's keys in the store, the same on all workers and new for each fit.
@@ -271,6 +275,7 @@ class SharedBatches(EpochBatches):
         failed_ranks: Callable[[], Callable[[], frozenset[int]]] = lambda: frozenset,
         island: int = 1,
         index: int = 0,
+        leads: bool | None = None,
     ) -> None:
         check_enough_batches(len(plan), workers * island)
         super().__init__(
@@ -282,6 +287,7 @@ class SharedBatches(EpochBatches):
             completion_log=completion_log,
             island=island,
             index=index,
+            leads=leads,
         )
         self._claims: Claims | FollowedClaims | None = None
         self._list: ClaimList | None = None  # of the first rank of an island
@@ -317,17 +323,17 @@ class SharedBatches(EpochBatches):
         log = self.completion_log
         scope, generation = ("together", 0) if log is None else (log.scope, log.generation)
         listed = f"{self._key}/{scope}/{self._epoch()}/{self.assignments}/island/{self.rank}"
-        if self._claims is not None and self.island > 1:
+        if self._claims is not None and self._leads is not None:
             self._claims.close()  # of an assignment that was left early: nobody waits for the rest of its list
-        if self.index > 0 and scope != "together":
+        if self._leads is False and scope != "together":
             self._claims = None  # nothing is trained on before the island is taken in, and its first rank tells nobody
             yield from (batches[position] for position in equal_share(len(batches), self.rank, self.workers))
             return
-        if self.index > 0:
+        if self._leads is False:
             self._claims = FollowedClaims(self._store, listed, len(batches))
             yield from (batches[position] for position in self._claims)
             return
-        self._list = ClaimList(self._store, listed) if self.island > 1 else None
+        self._list = ClaimList(self._store, listed) if self._leads else None
         speeds_key = f"{self._key}/{scope}/{generation}"
         if self._speeds is None or self._speeds.key != speeds_key:
             if self._speeds is not None:

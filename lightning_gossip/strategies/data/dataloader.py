@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 import lightning.pytorch as pl
@@ -182,13 +182,13 @@ def assigned_batches(
         "training": training,
     }
     if islands is not None:
-        options |= {"island": islands.size, "index": islands.place(strategy.global_rank).index}
+        options |= asdict(strategy.batches_of_rank)
     if static or workers == 1:
         return StaticBatches(plan, **options)
     shared: Any
     if members is None:
         shared, renew = ReportingStore(dist.distributed_c10d._get_default_store()), lambda: False
-    elif options.get("index", 0) > 0:  # it waits for the first rank's claims only, and by torch's errors
+    elif options.get("leads") is False:  # it waits for the first rank's claims only, and by torch's errors
         shared, renew = another(members.store), lambda: False
     else:
         shared = JobStore(members, own=True)

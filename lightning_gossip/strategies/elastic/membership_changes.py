@@ -17,7 +17,7 @@ from lightning_gossip.strategies.elastic import state_transfer
 from lightning_gossip.strategies.elastic.lost_batches import LostBatchesOfFit
 from lightning_gossip.strategies.lightning import csv_logger_takeover
 from lightning_gossip.strategies.lightning.fault_tolerance import Survival
-from lightning_gossip.strategies.state.shared_tensors import SharedModel, fingerprint, start_equal
+from lightning_gossip.strategies.state.shared_tensors import SharedModel, fingerprint
 from lightning_gossip.strategies.worker_algorithm import Algorithm
 
 
@@ -165,7 +165,7 @@ class MembershipChanges:
 
     def _share_state(self, members: Membership, *, receives: bool) -> None:
         """Send joiners the mean model, and by option an optimizer state, of rank 0, which is never a joiner; all take part."""
-        start_equal(self._trainer.lightning_module, members)
+        self._strategy.start_equal()
         self._model.agree(members)
         if receives:
             members.check_admitters()

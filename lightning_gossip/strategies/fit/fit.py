@@ -40,7 +40,7 @@ from lightning_gossip.strategies.state import checkpoint_contents
 from lightning_gossip.strategies.state.averaged_weights import AveragedWeights
 from lightning_gossip.strategies.state.local_model import OwnModel
 from lightning_gossip.strategies.state.nonfinite import warn_of_mean
-from lightning_gossip.strategies.state.one_model import Differences, United, compare_rest, unite
+from lightning_gossip.strategies.state.one_model import Rest, United, compare_rest
 from lightning_gossip.strategies.state.shared_tensors import SharedModel, check_averaged_buffers
 from lightning_gossip.strategies.state.step_watch import StepWatch
 from lightning_gossip.strategies.worker_algorithm import Algorithm
@@ -122,6 +122,15 @@ class Fit:
         self.changes = MembershipChanges(trainer, self.work, self.account, self._model)
 
     # -- in the order of the training loop ---------------------------------------------------------------------------
+
+    def resume_from(self, restored: dict[str, Any] | None, path: str | os.PathLike[str]) -> None:
+        """A checkpoint is loaded after the fit was set up; see the class.
+
+        Args:
+            restored: our part of it, if any.
+            path: where it lies.
+        """
+        self._restored, self._restored_from = restored, path
 
     def begin(self) -> None:
         """All workers have loaded what there was to load and start to train; again if a tuner trains first."""
@@ -498,14 +507,13 @@ class Fit:
         self.account.waited(arrived_s, algorithm)
         algorithm.settle()
 
-        def meet() -> tuple[Differences, United, float]:  # changes nothing that is needed if it has to be made again
-            rest = compare_rest(self._model, self._sync_point, flag=self._averages.are_there)
+        def meet() -> tuple[Rest, United, float]:  # changes nothing that is needed if it has to be made again
+            rest = compare_rest(self._model, self._sync_point, parts=self._parts, flag=self._averages.are_there)
             if self._options.at_rendezvous == "evaluate":
                 self._own_model.set_aside(self._model.tensors, rest.tensors)
             distance = algorithm.average(self._parts)
-            united = unite(rest, self._sync_point)
-            is_mine = self._island is None or self._island.is_first  # of a part of the model, or of what a whole island has
-            self.account.own.distance = distance + (united.distance if is_mine else 0.0)
+            united = rest.unite(counts=self._island is None or self._island.is_first)
+            self.account.own.distance = distance + united.distance
             parts = 1 if self._island is None else self._island.size
             return rest, united, parts * self._sync_point.mean(self.account.own.distance)
 

@@ -1,34 +1,32 @@
-"""The worker processes of a strategy: a DDPStrategy without DDP, or, with islands, with DDP inside each.
+"""The worker processes of a strategy, whatever a model is to them: how they are started, connected and counted.
 
-Lightning treats its DDPStrategy specially (samplers, launchers, compiled models), so ours is one. It wraps nothing, unless
-workers are islands: then the default group is the island's, and Lightning's own wrapping trains on that.
+:mod:`lightning_gossip.strategies.lightning.replicated_processes` puts a whole model into each, on Lightning's DDPStrategy;
+:mod:`lightning_gossip.strategies.lightning.sharded_processes` a shard, on its ModelParallelStrategy.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Literal
 
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.fabric.utilities.seed import reset_seed
-from lightning.pytorch.accelerators import Accelerator
-from lightning.pytorch.plugins import Precision
-from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.strategies import ParallelStrategy
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.nn import Module
+from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gossip import version
-from lightning_gossip.algorithm.checks import check_choice
 from lightning_gossip.algorithm.islands import Islands
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime import causes, island_groups, open_files
@@ -46,8 +44,6 @@ from lightning_gossip.runtime.process_groups import (
 )
 from lightning_gossip.runtime.store_client import check_answers, check_port_is_free, connect, meet, uses_agent_store
 from lightning_gossip.runtime.workers import FixedWorkers, Workers
-from lightning_gossip.strategies.islands.flat_parameters import FlatParameters
-from lightning_gossip.strategies.islands.island_model import ReplicatedModel
 from lightning_gossip.strategies.lightning import fault_tolerance
 from lightning_gossip.strategies.lightning.fault_tolerance import Survival
 from lightning_gossip.strategies.lightning.launchers import (
@@ -55,17 +51,10 @@ from lightning_gossip.strategies.lightning.launchers import (
     CheckedSubprocessLauncher,
     PatientObserver,
 )
-from lightning_gossip.strategies.lightning.validation import check_model, check_plugins, check_trainer
-from lightning_gossip.strategies.options import (
-    DDP_OPTIONS,
-    IslandSize,
-    StartMethod,
-    check_island,
-    refuse_unknown,
-    seconds_of,
-)
+from lightning_gossip.strategies.lightning.validation import check_plugins, check_trainer
+from lightning_gossip.strategies.options import IslandSize, refuse_unknown, seconds_of
 from lightning_gossip.strategies.state.atomic_checkpoint_io import WholeFiles
-from lightning_gossip.strategies.state.shared_tensors import SharedModel, start_equal
+from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.transport import network_interface
 from lightning_gossip.transport.endpoint import Endpoint, advice, endpoint
 from lightning_gossip.transport.peer_errors import peer_errors
@@ -74,19 +63,33 @@ _STORE_S = 30.0  # that an external store may take to answer
 _DEFAULT_TIMEOUT_S = 1800.0  # of torch's process groups
 
 
-class WorkerProcesses(DDPStrategy):
-    """Starts the workers, connects them, and gives them equal models. A single worker has no process group.
+@dataclass(frozen=True)
+class BatchesOfRank:
+    """The batches that an island takes at once, as one of its ranks sees them.
 
     Args:
-        start_method: how Lightning starts the workers: ``"popen"``, ``"spawn"``, ``"fork"`` or ``"forkserver"``.
+        island: how many they are.
+        index: which of them is this rank's.
+        leads: whether it claims them for the island; None where it is alone in it.
+    """
+
+    island: int
+    index: int
+    leads: bool | None
+
+
+class WorkerProcesses(ParallelStrategy):
+    """Starts the workers and connects them. A single worker has no process group.
+
+    To be mixed into one of Lightning's strategies, which comes after it among the bases.
+
+    Args:
+        of_base: arguments of Lightning's strategy.
         process_group_backend, timeout: of the default process group, as for DDP. Beside a backend that works on devices only
             there is Gloo for host memory, which makes the average (docs/gpu.md). ``timeout``, in seconds or as a
             timedelta, bounds the wait at a synchronisation point.
-        island: ranks that train together as one worker: a number, or ``"node"`` for all of a node. They are a
-            DistributedDataParallel group of their own, whose options are accepted then, too (docs/islands.md).
         interface: network interface, as ``"eth0"``, on which this job's sockets listen, and no other; None leaves that to torch
             (docs/security.md).
-        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as for every Lightning strategy.
 
     Raises:
         ConfigurationError: for a value that cannot work, and for an unknown argument.
@@ -94,48 +97,35 @@ class WorkerProcesses(DDPStrategy):
 
     survival: Survival | None = None  # where there is a membership: what happens when a worker fails
     has_islands: ClassVar[bool] = False  # whether a worker may be several ranks
+    is_sharded: ClassVar[bool] = False  # whether no rank has a whole model
+
+    # what every strategy of Lightning's that starts processes has
+    num_nodes: int
+    num_processes: int
+    _process_group_backend: str | None
+    _timeout: timedelta | None
+    set_world_ranks: Callable[[], None]
+
+    island: IslandSize | Literal["mesh"] = 1  # ranks of a worker, as the user has written it
 
     def __init__(
         self,
+        of_base: Mapping[str, Any],
         *,
-        start_method: StartMethod = "popen",
-        island: IslandSize = 1,
         process_group_backend: str | None = None,
         timeout: float | timedelta | None = timedelta(minutes=30),
         interface: str | None = None,
-        accelerator: Accelerator | None = None,
-        parallel_devices: list[torch.device] | None = None,
-        cluster_environment: ClusterEnvironment | None = None,
-        checkpoint_io: CheckpointIO | None = None,
-        precision_plugin: Precision | None = None,
         **unknown: Any,
     ) -> None:
-        check_island(type(self), island, allowed=self.has_islands)
-        of_ddp = {name: unknown.pop(name) for name in DDP_OPTIONS.intersection(unknown)} if island != 1 else {}
         refuse_unknown(type(self), unknown)
-        check_choice("start_method", start_method, get_args(StartMethod))
-        check_plugins(
-            accelerator=accelerator,
-            cluster_environment=cluster_environment,
-            checkpoint_io=checkpoint_io,
-            precision_plugin=precision_plugin,
-        )
         super().__init__(
-            accelerator=accelerator,
-            parallel_devices=parallel_devices,
-            cluster_environment=cluster_environment,
-            checkpoint_io=checkpoint_io,
-            precision_plugin=precision_plugin,
-            process_group_backend=process_group_backend,
+            process_group_backend=process_group_backend,  # type: ignore[call-arg]
             timeout=None if timeout is None else timedelta(seconds=seconds_of("timeout", timeout)),
-            start_method=start_method,
-            **of_ddp,
+            **of_base,
         )
-        self.island = island
         self.groups: IslandGroups | None = None  # of the present use of a Trainer, with islands
         self.interface = interface
         self.launch = 0  # number of the launch that has started these workers, if they are started anew for each fit
-        self.flat: FlatParameters | None = None  # of the present fit, with islands
         self._environment: dict[str, str | None] = {}
         self._members: Membership | None = None
 
@@ -170,8 +160,7 @@ class WorkerProcesses(DDPStrategy):
     @property
     def islands(self) -> Islands | None:
         """How the ranks are islands; None where each is a worker."""
-        size = self.num_processes if self.island == "node" else self.island
-        return None if size == 1 else Islands(size)
+        return None
 
     @property
     def units(self) -> int:
@@ -183,6 +172,14 @@ class WorkerProcesses(DDPStrategy):
         """This worker's place among those that share an epoch's batches, and how many these are: workers, or islands."""
         size = 1 if self.islands is None else self.islands.size
         return self.global_rank // size, self.world_size // size
+
+    @property
+    def batches_of_rank(self) -> BatchesOfRank:
+        """What this rank trains on of what its island takes at once."""
+        if self.islands is None:
+            return BatchesOfRank(1, 0, None)
+        index = self.islands.place(self.global_rank).index
+        return BatchesOfRank(self.islands.size, index, index == 0)
 
     @property
     def collectives_device(self) -> torch.device:
@@ -207,8 +204,6 @@ class WorkerProcesses(DDPStrategy):
         """
         check_plugins(callbacks=trainer.callbacks, logger=trainer.loggers)  # type: ignore[attr-defined]
         check_trainer(trainer)
-        if self.islands is None:
-            check_model(model, sync_batchnorm=self._layer_sync is not None)
         self.check_processes()
 
     def check_processes(self) -> None:
@@ -300,18 +295,17 @@ class WorkerProcesses(DDPStrategy):
 
     @override
     def _configure_launcher(self) -> None:
-        assert self.cluster_environment is not None
-        launcher: CheckedSubprocessLauncher | CheckedMultiProcessingLauncher
-        if self._start_method == "popen":
-            launcher = CheckedSubprocessLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
-        else:
-            launcher = CheckedMultiProcessingLauncher(self, start_method=self._start_method)
+        launcher = self._new_launcher()
         launcher.preflight = self.preflight
         launcher.survives = self.survival is not None and self.survival.survives
         self._launcher = launcher
 
-    @override
+    def _new_launcher(self) -> CheckedSubprocessLauncher | CheckedMultiProcessingLauncher:
+        assert self.cluster_environment is not None
+        return CheckedSubprocessLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
+
     def setup_distributed(self) -> None:
+        """Connect the workers, and with islands the ranks of each."""
         if self.interface is not None and self.workers > 1:
             self._environment = self._environment or network_interface.bind(self.interface)
         use, aborted = uses.begin() if self.workers > 1 else (0, False)
@@ -331,7 +325,7 @@ class WorkerProcesses(DDPStrategy):
                 if dist.is_initialized():
                     self._process_group_backend = self._get_process_group_backend()
                     renew(f"{self.keys}/use/{use}", self._make_group, aborted=aborted)
-                super().setup_distributed()
+                self._connect_all()
             del served  # now torch's own connection keeps the server
         else:  # plain training: no group
             reset_seed()
@@ -340,6 +334,10 @@ class WorkerProcesses(DDPStrategy):
         if self.workers > 1:
             end_groups_at_exit()
             version.check(self.all_workers.gather(version.mine(), kind="the versions"))
+
+    @abstractmethod
+    def _connect_all(self) -> None:
+        """Make the default group that of all workers, where none of them may fail; Lightning's way."""
 
     @contextmanager
     def _naming_the_address(self, mine: Endpoint) -> Iterator[None]:
@@ -361,9 +359,9 @@ class WorkerProcesses(DDPStrategy):
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
         return connect(None, rank=0, timeout_s=self.timeout_s, interface=self.interface)  # torchrun's agent has its own
 
-    @override
     def _get_process_group_backend(self) -> str:
-        return with_host_backend(super()._get_process_group_backend(), self.root_device)
+        chosen: str = super()._get_process_group_backend()  # type: ignore[misc]
+        return with_host_backend(chosen, self.root_device)
 
     @property
     def _make_group(self) -> Callable[[Store, int, int], None]:
@@ -452,9 +450,31 @@ class WorkerProcesses(DDPStrategy):
             call_at_exit(self.groups.drop_all)
 
     @property
+    def is_aborted(self) -> bool:
+        """Whether an exception has ended the work of this process, and the others do not come any more."""
+        return False
+
+    @property
     def collective_timeout_s(self) -> float:
         """Seconds that one of the algorithm's own collectives may take when all have met, where failures are survived."""
         return self.timeout_s
+
+    @abstractmethod
+    def start_equal(self) -> None:
+        """Copy rank 0's model to all ranks, or that of its island, shard by shard. Collective."""
+
+    @property
+    def group_of_part(self) -> dist.ProcessGroup | None:
+        """The ranks that have the same part of a model and of optimizer states, those of rank 0's island first."""
+        return self.all_workers.group
+
+    @abstractmethod
+    def shared_model(self, module: Module, averaged_buffers: Sequence[str]) -> SharedModel:
+        """The model of a fit: what of it this rank shares with other workers or islands."""
+
+    @abstractmethod
+    def mean_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The state of an optimizer, as Lightning writes it, with the means over all workers in it. Collective."""
 
     @override
     def teardown(self) -> None:
@@ -464,40 +484,6 @@ class WorkerProcesses(DDPStrategy):
         network_interface.restore(self._environment)
         self._environment = {}
         super().teardown()
-
-    @override
-    def setup(self, trainer: pl.Trainer) -> None:
-        if self.workers > 1:
-            super().setup(trainer)
-            if self.islands is not None and trainer.state.fn != TrainerFn.FITTING:
-                assert self.model is not None
-                start_equal(self.model, self.all_workers)  # DDP has done so inside the island only
-        else:
-            super(DDPStrategy, self).setup(trainer)  # DDP's would broadcast on a group that does not exist
-
-    @override
-    def _setup_model(self, model: Module) -> Module:  # type: ignore[override]
-        return model if self.islands is None else super()._setup_model(model)
-
-    @override
-    def configure_ddp(self) -> None:
-        assert isinstance(self.model, pl.LightningModule)
-        start_equal(self.model, self.all_workers)
-        if self.islands is not None:
-            self.flat = FlatParameters(self.model, self.islands.size)  # before DDP looks at the parameters
-            super().configure_ddp()
-
-    def shared_model(self, module: Module, averaged_buffers: Sequence[str]) -> SharedModel:
-        """The model of a fit: what of it this rank shares with other workers or islands."""
-        if self.islands is None:
-            return SharedModel(module, averaged_buffers)
-        assert self.groups is not None
-
-        def flat() -> FlatParameters:
-            assert self.flat is not None
-            return self.flat
-
-        return ReplicatedModel(module, averaged_buffers, flat=flat, place=self.groups.place, size=self.islands.size)
 
 
 def _endpoint_or_error() -> Endpoint | ConfigurationError:
