@@ -25,6 +25,7 @@ from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.fabric.launchers import FabricMultiProcessingLauncher, FabricSubprocessLauncher
 from lightning_gossip.strategies.fabric.loaders import EpochLoader
 from lightning_gossip.strategies.fabric.training import FabricTraining
+from lightning_gossip.strategies.lightning.replicated_processes import ReplicatedProcesses
 from lightning_gossip.strategies.lightning.validation import check_model
 from lightning_gossip.strategies.report import FitReport
 from lightning_gossip.strategies.state import checkpoint_contents
@@ -56,9 +57,10 @@ class FabricStrategy(DDPStrategy):
                 f"FabricStrategy({strategy!r}) takes a strategy of this package. Write for example"
                 " FabricStrategy(ADPSGDStrategy())."
             )
-        if strategy.island != 1:
+        if not isinstance(strategy, ReplicatedProcesses) or strategy.island != 1:
             raise ConfigurationError(
-                "island=... needs the Trainer of lightning.pytorch. Leave it out with Fabric: each process is a worker."
+                "Islands (island=..., sharded models) need the Trainer of lightning.pytorch. Leave them out with Fabric: there each"
+                " process is a worker."
             )
         if strategy.fit_options.at_rendezvous != "adopt" or strategy.fit_options.checkpoint != "mean":
             raise ConfigurationError(
@@ -92,7 +94,7 @@ class FabricStrategy(DDPStrategy):
         """Tell the strategy that is held what Fabric has found out."""
         held = self.decentralized
         held.cluster_environment, held.parallel_devices = self.cluster_environment, self.parallel_devices
-        held._num_nodes = self._num_nodes
+        held.num_nodes = self._num_nodes
 
     @override
     def _setup_distributed(self) -> None:

@@ -25,7 +25,7 @@ from lightning_gossip.strategies.data.dataloader import assigned_batches, lookah
 from lightning_gossip.strategies.data.step_accounting import Account
 from lightning_gossip.strategies.elastic.lost_batches import LostBatches
 from lightning_gossip.strategies.fit.fit import warn_once
-from lightning_gossip.strategies.state.one_model import compare_rest, unite
+from lightning_gossip.strategies.fit.meeting import meet
 from lightning_gossip.strategies.state.shared_tensors import check_averaged_buffers
 from lightning_gossip.strategies.worker_algorithm import Algorithm
 
@@ -326,26 +326,18 @@ class FabricTraining:
         return agreement
 
     def _meet(self, algorithm: Algorithm, arrival: Arrival) -> Agreement:
-        arrived_s = now_s()
-        algorithm.arrive()
-        agreement = self._sync_point.agree(arrival)
-        self.account.waited(arrived_s, algorithm)
-        algorithm.settle()
-
-        def meet() -> Any:  # changes nothing that is needed if it has to be made again
-            rest = compare_rest(self._model, self._sync_point)
-            self.account.own.distance = algorithm.average(self._sync_point)
-            united = unite(rest, self._sync_point)
-            return united, self._sync_point.mean(self.account.own.distance + united.distance)
-
-        (united, self.account.report.consensus_distance), told = self._sync_point.workers.attempt_and_tell(
-            meet, lambda: self.account.described(self, algorithm)
+        met = meet(
+            algorithm,
+            self._model,
+            self.account,
+            self._sync_point,
+            arrival,
+            arrived_s=now_s(),
+            tell=lambda: self.account.described(self, algorithm),
         )
-        algorithm.adopt()
-        united.write()
-        self.account.publish(told, lost=self._sync_point.workers.excluded)
+        self.account.publish(met.told, lost=self._sync_point.workers.excluded)
         self._strategy.report = self.account.report
-        return agreement
+        return met.agreement
 
     def _makes_up(self) -> bool:
         """Assign what a worker that has failed has left of the epoch; False if there is nothing. All members call it."""

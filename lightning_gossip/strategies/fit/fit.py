@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import uuid
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.data.step_accounting import Account
 from lightning_gossip.strategies.elastic.membership_changes import MembershipChanges
 from lightning_gossip.strategies.fit import resume
+from lightning_gossip.strategies.fit.meeting import Parts, meet
 from lightning_gossip.strategies.fit.metrics import LocalMetrics, logs_something
 from lightning_gossip.strategies.islands.in_fit import FitIsland
 from lightning_gossip.strategies.lightning.asking import Ask
@@ -39,8 +39,7 @@ from lightning_gossip.strategies.options import FitOptions
 from lightning_gossip.strategies.state import checkpoint_contents
 from lightning_gossip.strategies.state.averaged_weights import AveragedWeights
 from lightning_gossip.strategies.state.local_model import OwnModel
-from lightning_gossip.strategies.state.nonfinite import warn_of_mean
-from lightning_gossip.strategies.state.one_model import Rest, United, compare_rest
+from lightning_gossip.strategies.state.one_model import Rest
 from lightning_gossip.strategies.state.shared_tensors import SharedModel, check_averaged_buffers
 from lightning_gossip.strategies.state.step_watch import StepWatch
 from lightning_gossip.strategies.worker_algorithm import Algorithm
@@ -500,38 +499,36 @@ class Fit:
         if algorithm is None:
             return agree([arrival])
         arrived_s = now_s()
+        parts = None
         if self._island is not None:
             self._island.arrive()
-        algorithm.arrive()
-        agreement = self._sync_point.agree(arrival)
-        self.account.waited(arrived_s, algorithm)
-        algorithm.settle()
+            parts = Parts(self._parts, self._island.size, self._island.is_first)
 
-        def meet() -> tuple[Rest, United, float]:  # changes nothing that is needed if it has to be made again
-            rest = compare_rest(self._model, self._sync_point, parts=self._parts, flag=self._averages.are_there)
+        def set_aside(rest: Rest) -> None:
             if self._options.at_rendezvous == "evaluate":
                 self._own_model.set_aside(self._model.tensors, rest.tensors)
-            distance = algorithm.average(self._parts)
-            united = rest.unite(counts=self._island is None or self._island.is_first)
-            self.account.own.distance = distance + united.distance
-            parts = 1 if self._island is None else self._island.size
-            return rest, united, parts * self._sync_point.mean(self.account.own.distance)
 
         def tell() -> tuple[int, dict[str, Any], bool]:
             return *self.account.described(self.work, algorithm), logs_something(self.trainer)
 
-        (rest, united, self.account.report.consensus_distance), told = self._sync_point.workers.attempt_and_tell(meet, tell)
-        algorithm.adopt()
-        self._model.hand_round_all()
-        united.write()
-        if not math.isfinite(self.account.own.distance or 0.0):
-            warn_of_mean(self._model.tensors)
+        met = meet(
+            algorithm,
+            self._model,
+            self.account,
+            self._sync_point,
+            arrival,
+            arrived_s=arrived_s,
+            tell=tell,
+            parts=parts,
+            flag=self._averages.are_there,
+            before=set_aside,
+        )
         self._own_model.is_replaced()
-        self._accounts = [(steps, account) for steps, account, _ in told]
-        self.logs_nothing = not any(logs for _, _, logs in told)
-        if rest.flag:
-            self._averages.unite(self._sync_point, steps=mean_step(agreement.optimizer_steps))
-        return agreement
+        self._accounts = [(steps, account) for steps, account, _ in met.told]
+        self.logs_nothing = not any(logs for _, _, logs in met.told)
+        if met.flag:
+            self._averages.unite(self._sync_point, steps=mean_step(met.agreement.optimizer_steps))
+        return met.agreement
 
     def _carry_out(self, agreement: Agreement) -> None:
         """Do what rank 0 was asked for; all workers do, in the middle of the epoch, with one view of what is left of it."""
