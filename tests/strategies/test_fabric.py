@@ -51,7 +51,7 @@ def test_every_strategy_is_known_to_fabric_by_its_name() -> None:
         (lambda: FabricStrategy("adpsgd"), "FabricStrategy(ADPSGDStrategy())"),
         (lambda: FabricStrategy(ADPSGDStrategy(at_rendezvous="evaluate")), "need the Trainer"),
         (lambda: FabricStrategy(ADPSGDStrategy(checkpoint="replicas")), "need the Trainer"),
-        (lambda: FabricStrategy(ADPSGDStrategy(island=2)), "process is a worker"),
+        (lambda: FabricStrategy(ADPSGDStrategy(island=2)), "each process is a worker"),
         (lambda: FabricStrategy(ADPSGDStrategy()).synchronize(), "fabric.launch()"),
     ],
 )

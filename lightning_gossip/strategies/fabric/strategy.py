@@ -59,8 +59,8 @@ class FabricStrategy(DDPStrategy):
             )
         if not isinstance(strategy, ReplicatedProcesses) or strategy.island != 1:
             raise ConfigurationError(
-                "Islands (island=..., sharded models) need the Trainer of lightning.pytorch. Leave them out with Fabric, where each"
-                " process is a worker."
+                "Islands (island=..., sharded models) need the Trainer of lightning.pytorch. Leave them out with Fabric: there"
+                " each process is a worker."
             )
         if strategy.fit_options.at_rendezvous != "adopt" or strategy.fit_options.checkpoint != "mean":
             raise ConfigurationError(
