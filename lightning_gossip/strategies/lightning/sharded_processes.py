@@ -31,7 +31,7 @@ from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.process_end import end_groups_at_exit
 from lightning_gossip.strategies.islands.sharded_checkpoint import gathered, mean_state, remove, write_shards
 from lightning_gossip.strategies.islands.sharded_model import ShardedModel, start_equal_shards
-from lightning_gossip.strategies.islands.sharding import Sharding
+from lightning_gossip.strategies.islands.sharding import Sharding, reshard, sharded_modules
 from lightning_gossip.strategies.lightning.worker_processes import BatchesOfRank, WorkerProcesses
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 
@@ -251,6 +251,7 @@ class ShardedProcesses(WorkerProcesses, ModelParallelStrategy):
             optimizer = optimizer._optimizer
         assert self.model is not None
         distributed = self._save_distributed_checkpoint
+        reshard(sharded_modules(self.model))  # the optimizer's parameters are looked for in the model
         state = get_optimizer_state_dict(self.model, optimizer, options=StateDictOptions(cpu_offload=distributed))
         if self.units > 1:
             assert self.groups is not None
