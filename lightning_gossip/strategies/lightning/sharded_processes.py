@@ -235,8 +235,8 @@ class ShardedProcesses(WorkerProcesses, ModelParallelStrategy):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         assert self.model is not None
         full = not self._save_distributed_checkpoint
-        if full and (not self._writes or self.is_aborted):
-            return {}
+        if full and self.is_aborted:
+            return {}  # nobody else comes to gather it
         return get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=full, cpu_offload=True))
 
     @override
@@ -258,7 +258,7 @@ class ShardedProcesses(WorkerProcesses, ModelParallelStrategy):
             state = mean_state(state, self.model, self.all_workers, self.groups)
         if distributed:
             return state
-        return gathered(state, self.model, keep=self._is_first) if self._writes else {}
+        return gathered(state, self.model, keep=self._is_first)  # in each island: the one that writes may fail meanwhile
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
