@@ -488,11 +488,17 @@ class GossipAlgorithm(Algorithm):
             "picker": self._peers.picker.state_dict(),
             "staleness": self._counters.staleness.state_dict(),
             "local_steps": self._local_steps.state_dict(),
+            "island": self._island_size,
         }
+
+    @property
+    def _island_size(self) -> int:
+        return 1 if self._strategy.groups is None else self._strategy.groups.islands.size
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._restored_picker = state["picker"]
+        if state.get("island", 1) == self._island_size:  # else it drew among others
+            self._restored_picker = state["picker"]
         self._counters.staleness.load_state_dict(state["staleness"])
         if "local_steps" in state:  # an earlier version has written none
             self._local_steps.load_state_dict(state["local_steps"])

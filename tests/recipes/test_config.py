@@ -62,7 +62,7 @@ OPTIONS = [(group, option) for group in GROUPS if group != "strategy" for option
 def check_composed(strategy: str, group: str, option: str) -> None:
     cfg = composed(f"strategy={strategy}", f"{group}={option}")
     if strategy in WITH_ISLANDS and group == "outer":
-        with pytest.raises(InstantiationException, match="outer=... with island=... is not possible yet"):
+        with pytest.raises(InstantiationException, match="is not possible yet"):
             instantiate(cfg.strategy)
         return
     assert isinstance(instantiate(cfg.strategy), DDPStrategy)
