@@ -23,6 +23,7 @@ from lightning_gossip import (
     ConstantPeriod,
     EventTrigger,
     Outer,
+    PiecewisePeriod,
     PostLocal,
 )
 from lightning_gossip.algorithm.topology.generators import TOPOLOGIES
@@ -108,6 +109,8 @@ def test_the_schedule_reaches_the_strategy_and_names_it() -> None:
         ("periodic_averaging", "schedule=adaptive", "schedule.sample=20"): AdaptivePeriod(sample=20),
         ("adaptive_averaging", "schedule=constant", "schedule.period=3"): ConstantPeriod(3),
         ("periodic_averaging", "schedule=post_local"): PostLocal(after_epochs=1),
+        ("periodic_averaging", "schedule=piecewise"): PiecewisePeriod(),
+        ("periodic_averaging", "schedule=piecewise", "schedule.milestones=[100]"): PiecewisePeriod(milestones=(100,)),
     }
     for (strategy, *overrides), period in periods.items():
         made = instantiate(composed(f"strategy={strategy}", *overrides).strategy)
@@ -135,7 +138,7 @@ def test_the_outer_step_reaches_the_strategy_and_names_it() -> None:
 
 def test_there_is_a_configuration_for_every_schedule() -> None:
     targets = {OmegaConf.load(path)._target_ for path in (LIBRARY / "schedule").glob("*.yaml")}
-    controllers = (ConstantPeriod, AdaptivePeriod, PostLocal)
+    controllers = (ConstantPeriod, AdaptivePeriod, PiecewisePeriod, PostLocal)
     assert targets == {f"lightning_gossip.algorithm.{controller.__name__}" for controller in controllers}
 
 
