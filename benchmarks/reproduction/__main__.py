@@ -22,6 +22,8 @@ HEADLINES = {
     "speed_up": "linear speed-up of the time to a loss",
     "convergence": "convergence per sample, AD-PSGD against all-reduce",
     "adaptive": "adaptive against constant period",
+    "budget": "averaging early against averaging late",
+    "eamsgd": "elastic averaging against gossip and periodic averaging",
     "staleness": "staleness of A-PSGD",
     "schedule": "workers, staleness bound and event threshold of A-PSGD, predicted and simulated",
 }
