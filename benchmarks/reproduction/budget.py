@@ -2,8 +2,8 @@
 
 Local SGD on digits with a hidden layer of 64 and momentum 0.9, 960 steps, 120 averagings: every 8 steps, or every 4 in the
 first third and every 16 later (early), or every 16 in the first two thirds and every 4 later (late). Two learning rates, with
-and without a schedule that divides them by ten at 30 % and at 60 %; pairs of runs with the same seed. No epoch's end is in them,
-so an averaging is one that the period asked for.
+and without a schedule that divides them by ten at 30 % and at 60 %; pairs of runs with the same seed. No epoch's end is in
+them, so an averaging is one that the period asked for.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 A row of the AD-PSGD paper's table.
 
 Digits with a hidden layer of 64, work shared, steps of 1 s ± 10 %; Nesterov momentum 0.9 (none in EASGD), the learning rate
-divided by ten at half and at three quarters of the run. Three learning rates, the same for all; the one whose mean loss at the
-end is the lowest is shown. At an epoch's end nobody takes a mean over, so that each algorithm is by itself: the loss is that of
-the mean of the models, of EAMSGD's and EASGD's that of the centre too.
+divided by ten at half and at three quarters of the run. Four learning rates (five times as large for EASGD); the one whose
+mean loss at the end is the lowest is shown. At an epoch's end nobody takes a mean over, so that each algorithm is by itself: the loss is that of
+the mean of the models, of EAMSGD and EASGD that of the centre.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from lightning_gossip.simulation import (
 )
 
 SEEDS = (0, 1, 2)
-RATES = (0.05, 0.1, 0.2)
+RATES = (0.02, 0.05, 0.1, 0.2)
 SETTINGS = ((4, 8, 20), (16, 4, 12))  # workers, batch size, epochs
 STRATEGIES: dict[str, Strategy] = {
     "all-reduce": AllReduce(),
@@ -55,7 +55,6 @@ class Outcome(NamedTuple):
     loss: float
     accuracy: float
     nbytes: int
-    mean_loss: float  # of the workers' mean
 
 
 def train(
@@ -73,9 +72,7 @@ def train(
     )
     last = result.points[-1]
     assert last.accuracy is not None
-    assert result.models is not None
-    mean_loss = objective.loss(result.models.mean(0))
-    return Outcome(last.loss, last.accuracy, sum(worker.bytes_sent for worker in result.workers), mean_loss)
+    return Outcome(last.loss, last.accuracy, sum(worker.bytes_sent for worker in result.workers))
 
 
 def best(runs: dict[float, list[Outcome]]) -> float:
@@ -91,22 +88,22 @@ def show(report: Report) -> dict[str, Any]:
     for axes, (workers, batch_size, epochs) in zip(panels, SETTINGS, strict=True):
         for (name, strategy), colour in zip(STRATEGIES.items(), _COLOURS, strict=True):
             with progress(f"{workers} workers, {name}"):
-                rates = [10 * lr if name == "EASGD, 8" else lr for lr in RATES]  # momentum 0.9 makes steps ten times as long
+                rates = [5 * lr if name == "EASGD, 8" else lr for lr in RATES]  # without momentum steps are shorter
                 runs = {
                     lr: [train(objective, strategy, workers, batch_size, epochs, lr, seed) for seed in SEEDS] for lr in rates
                 }
             rows.append(_row(f"{workers}", name, runs))
             losses = [statistics.fmean(outcome.loss for outcome in runs[lr]) for lr in rates]
             axes.loglog(RATES, losses, "o-", color=colour, label=name, ms=4, lw=1.2)
-        axes.set(title=f"{workers} workers", xlabel="learning rate (a tenth of EASGD's)", ylim=(1e-3, 3.0))
+        axes.set(title=f"{workers} workers", xlabel="learning rate (a fifth of EASGD's)", ylim=(1e-3, 3.0))
     panels[0].set_ylabel("training loss at the end")
     panels[1].legend(frameon=False, fontsize=8)
     report.table(
-        "Digits, MLP-64: each at its best learning rate of three",
-        ("n", "algorithm", "best lr", "loss", "of the mean", "test accuracy", "MB sent"),
+        "Digits, MLP-64: each at its best learning rate of four",
+        ("n", "algorithm", "best lr", "loss", "test accuracy", "MB sent"),
         rows,
-        caption=f"{len(SEEDS)} seeds, mean ± standard deviation. Loss of EAMSGD and EASGD: the centre's, and beside it that of"
-        " the workers' mean. MB of all workers.",
+        caption=f"{len(SEEDS)} seeds, mean ± standard deviation; loss on the training set, of EAMSGD and EASGD the centre's."
+        " MB of all workers.",
     )
     report.figure(figure)
     return {"seeds": SEEDS, "rates": RATES, "settings": SETTINGS, "momentum": 0.9, "milestones": [0.5, 0.75]}
@@ -120,7 +117,6 @@ def _row(workers: str, name: str, runs: dict[float, list[Outcome]]) -> list[str]
         name,
         f"{lr:g}",
         mean_and_deviation([outcome.loss for outcome in outcomes], 4),
-        f"{statistics.fmean(outcome.mean_loss for outcome in outcomes):.4f}",
         f"{statistics.fmean(outcome.accuracy for outcome in outcomes):.3f}",
         f"{statistics.fmean(outcome.nbytes for outcome in outcomes) / 1e6:.0f}",
     ]
