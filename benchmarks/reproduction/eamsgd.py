@@ -4,8 +4,8 @@ A row of the AD-PSGD paper's table.
 
 Digits with a hidden layer of 64, work shared, steps of 1 s ± 10 %; Nesterov momentum 0.9 (none in EASGD), the learning rate
 divided by ten at half and at three quarters of the run. Four learning rates (five times as large for EASGD); the one whose
-mean loss at the end is the lowest is shown. At an epoch's end nobody takes a mean over, so that each algorithm is by itself: the loss is that of
-the mean of the models, of EAMSGD and EASGD that of the centre.
+mean loss at the end is the lowest is shown. At an epoch's end nobody takes a mean over: each algorithm is by itself. The
+loss is that of the mean of the models, of EAMSGD and EASGD that of the centre.
 """
 
 from __future__ import annotations
