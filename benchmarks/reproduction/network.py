@@ -21,16 +21,16 @@ from lightning_gossip.simulation import Classifier, digits
 HIDDEN = 16
 TARGET, END = 0.5, 0.26
 LR, LR_BOUNDED = 0.01, 0.025
-SEEDS = range(3)
-NUMBERS = [2, 4, 8, 12, 16, 24, 32, 48, 64]
-BOUNDS = [2, 4, 6, 8, 12, 16, 24, None]
+SEEDS = range(1)
+NUMBERS = [4, 8, 16, 24, 32, 48]
+BOUNDS = [4, 8, 12, 16, None]
 ACTIVE = 24
 _CHUNK = 64
 
 
-def network() -> Classifier:
+def network(dtype: torch.dtype = torch.float32) -> Classifier:
     """The objective."""
-    return Classifier(digits(), hidden=HIDDEN, dtype=torch.float64)
+    return Classifier(digits(), hidden=HIDDEN, dtype=dtype)
 
 
 def gradients(objective: Classifier, models: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def show(report: Report) -> dict[str, Any]:
     """Run it, and put it on the report."""
     objective = network()
     with progress("the Hessian at the target"):
-        problem, excess, negative = quadratic_model(objective)
+        problem, excess, negative = quadratic_model(network(torch.float64))
     workers = [
         Scene(
             f"digits, MLP-{HIDDEN}, {name}",
