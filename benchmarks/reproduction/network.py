@@ -39,8 +39,8 @@ def gradients(objective: Classifier, models: Tensor) -> Tensor:
     return objective.gradients(models, list(range(k)), [everything] * k, [np.random.default_rng(0)] * k)
 
 
-def hessian(objective: Classifier, at: Tensor, *, epsilon: float = 1e-5) -> Tensor:
-    """By central differences, shape (d, d)."""
+def hessian(objective: Classifier, at: Tensor, *, epsilon: float = 1e-8) -> Tensor:
+    """By central differences, shape (d, d); so short ones that hardly any of them crosses a kink of a rectified unit."""
     shifts = torch.eye(len(at), dtype=at.dtype) * epsilon
     rows = [
         (gradients(objective, at + part) - gradients(objective, at - part)) / (2.0 * epsilon) for part in shifts.split(_CHUNK)
