@@ -58,7 +58,7 @@ class ADPSGDStrategy(DecentralizedStrategy):
     random neighbour's.
 
     Args:
-        topology: who averages with whom: a name of :data:`~lightning_gossip.algorithm.TOPOLOGIES`, a
+        topology: who averages with whom: ``"auto"`` (a ring below 8 workers, the exponential graph from 8 on), another name of :data:`~lightning_gossip.algorithm.TOPOLOGIES`, a
             :class:`~lightning_gossip.algorithm.Topology`, or the edges as pairs of ranks.
         roles: ``"bipartite"`` as in the paper (one side initiates, the other responds), ``"symmetric"`` (everybody does both; a
             busy worker refuses), or ``"auto"``: bipartite where the graph allows it.
@@ -96,8 +96,8 @@ class ADPSGDStrategy(DecentralizedStrategy):
     Example::
 
         import lightning_gossip
-        trainer = Trainer(strategy="adpsgd", devices=4)                                # a ring
-        trainer = Trainer(strategy=ADPSGDStrategy(topology="exponential"), devices=8)
+        trainer = Trainer(strategy="adpsgd", devices=4)                                # a ring; from 8 on exponential
+        trainer = Trainer(strategy=ADPSGDStrategy(topology="torus"), devices=16)
         trainer = Trainer(strategy=ADPSGDStrategy(local_steps=50, outer=Outer(), wire="int8"), devices=8)    # = "noloco"
     """
 
@@ -106,7 +106,7 @@ class ADPSGDStrategy(DecentralizedStrategy):
     def __init__(
         self,
         *,
-        topology: TopologySpec = "ring",
+        topology: TopologySpec = "auto",
         roles: Roles = "auto",
         exchanges_per_step: float | None = None,
         local_steps: int | None = None,
