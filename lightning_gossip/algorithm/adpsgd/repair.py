@@ -45,7 +45,8 @@ def topology_for(spec: TopologySpec, workers: Sequence[int], size: int, roles: R
     """The topology of the present members.
 
     A graph given by its name is what a run started with that many workers would have, where the name takes their number; any
-    other is repaired. With ``"auto"`` a run that began with an exponential graph keeps to it. A member beyond the graph's size (a new worker) is tied to the one of fewest neighbours.
+    other is repaired. With ``"auto"`` a run that began with an exponential graph keeps to it. A member beyond the graph's
+    size (a new worker) is tied to the one of fewest neighbours.
 
     Args:
         spec: the option.
