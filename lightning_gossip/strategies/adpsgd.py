@@ -301,9 +301,10 @@ class GossipAlgorithm(Algorithm):
         self._count(step)
         replica, was_dense = self._replica, self._local_steps.is_dense
         assert replica is not None
+        x = [] if self._strategy.gossip_options.outer is None else self._parameters
         with self._watching_health():
             self._local_steps.step(
-                self._parameters,
+                x,
                 progress=step.progress,
                 push_pull=lambda: self._push_pull(step),
                 publish=lambda: replica.publish(self._model.tensors),
