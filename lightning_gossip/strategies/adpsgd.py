@@ -439,6 +439,8 @@ class GossipAlgorithm(Algorithm):
 
     @override
     def common_tensors(self, sync_point: SyncPoint, *, adopts: bool) -> dict[str, Tensor]:
+        if self._strategy.gossip_options.outer is None:
+            return {}  # at all
         state = self._local_steps.state
         sizes = sync_point.workers.gather(None if state is None else state.slow.numel(), kind="the outer state")
         if state is None or set(sizes) != {state.slow.numel()}:
