@@ -102,6 +102,12 @@ def test_the_topology_reaches_the_strategy(strategy: str, name: str) -> None:
     assert instantiate(composed(f"strategy={strategy}", f"topology={name}").strategy).topology == name
 
 
+def test_without_a_word_adpsgd_has_auto_and_dpsgd_a_ring_as_in_code() -> None:
+    for name, topology in (("adpsgd", "auto"), ("noloco", "auto"), ("dpsgd", "ring")):
+        assert instantiate(composed(f"strategy={name}").strategy).topology == topology
+        assert inspect.signature(STRATEGIES[name].cls).parameters["topology"].default == topology
+
+
 def test_the_schedule_reaches_the_strategy_and_names_it() -> None:
     periods = {
         ("periodic_averaging",): ConstantPeriod(8),
