@@ -15,8 +15,8 @@ models changes by local updates only.
 *arrive*, at a synchronisation point: Complete what was begun for a step that was not made; then Begin(arrived), Complete until
 no edge is open. A worker that has arrived goes on making rounds with those that have not, and its model takes part.
 
-**Graphs that change.** W is that of the round (:mod:`lightning_gossip.algorithm.topology.sequence`). Rounds are counted from the
-beginning of the session, and in each a worker has to do with that round's peers only.
+**Graphs that change.** W is that of the round (:mod:`lightning_gossip.algorithm.topology.sequence`). Rounds are counted from
+the beginning of the session, and in each a worker has to do with that round's peers only.
 
 **When an edge is closed.** Where W is symmetric, by the round of the edge in which both ends have arrived; that round does not
 average over it. Where it is not, as in the one-peer exponential graph, a worker that left alone would change the mean. So
