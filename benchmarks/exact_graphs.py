@@ -30,7 +30,10 @@ FIGURES = (25, 32)
 NEAR = 1e-6
 ROUNDS = 24
 COORDINATES = 256
-WIDE = {"50 ms, 1 Gbit/s": Links(latency_s=0.05, bandwidth=1.25e8), "50 ms, 100 Mbit/s": Links(latency_s=0.05, bandwidth=1.25e7)}
+WIDE = {
+    "50 ms, 1 Gbit/s": Links(latency_s=0.05, bandwidth=1.25e8),
+    "50 ms, 100 Mbit/s": Links(latency_s=0.05, bandwidth=1.25e7),
+}
 MODELS = {"1 MB": 1e6, "10 MB": 1e7, "100 MB": 1e8}
 
 
@@ -139,7 +142,9 @@ def main() -> None:
     draw()
     worst = max(of["deviation"] for of in rows if of["deviation"] is not None)
     path = write_results("exact_graphs", {"rounds": rows, "averages": averages, "largest_deviation": worst})
-    console.print(f"Largest deviation of a product from 11ᵀ/n: {worst:.1g} ({math.log2(worst or 1e-300):.0f} bits). Wrote {path}")
+    console.print(
+        f"Largest deviation of a product from 11ᵀ/n: {worst:.1g} ({math.log2(worst or 1e-300):.0f} bits). Wrote {path}"
+    )
 
 
 if __name__ == "__main__":
