@@ -9,6 +9,7 @@ time; one with a process that has ended is lost at once, unless its host has end
 |---|---|
 | all that come out of one call have the same result, on whichever side of a partition they are | at each call |
 | who was killed excepted, all go on after the loss of a store, unless hosts or the network have failed | at the end |
+| if a long partition, or the end of a host, is all that happens, more than half of the members go on, all of them | at the end |
 | after a partition, or the end of hosts, at most one side goes on, and the other says why it ends | at the end |
 """
 
@@ -41,6 +42,7 @@ from lightning_gossip.algorithm.membership.store import (
     Read,
     ReadAll,
     Reconnect,
+    Seek,
     StoreLostError,
     Swap,
     Write,
@@ -51,6 +53,7 @@ from tests.schedules.choices import Choices
 from tests.schedules.membership import FAIL_AFTER_S, HEARTBEAT_S, SHORT_S, TIMEOUT_S, Thread, Until, Worker, World
 from tests.schedules.violation import Violation, judge
 
+LONG_S = 30.0  # a trouble that is longer has the job go on elsewhere
 LOST_S = 6.0  # that the kernel waits for a host that does not answer
 CONNECT_S = 1.0
 _PRIMARY = "primary"
@@ -306,6 +309,8 @@ class Hosted(World):
                 worker.job = thread.server = (address, view)
             case Publish(view, address):
                 self._publish(worker, view, address)
+            case Seek(view, address):
+                self.servers[str(worker.began_as)]["meet|seeks"] = json.dumps([view, address]).encode()
             case _:
                 return super()._do(thread)
         return None
@@ -436,6 +441,23 @@ class Hosted(World):
         if len({(worker.membership.members, worker.membership.generation) for worker in done}) > 1 and not self.aborts:
             sides = [(worker.membership.members, worker.failover.view) for worker in done]
             raise Violation(f"two sides are the job at the end: {sides}")
+        self._check_who_goes_on()
+
+    def _check_who_goes_on(self) -> None:
+        """If one trouble for long is all that has happened, those that are enough go on without a loss."""
+        if len(self._all_faults) != 1 or self.primary_lost:
+            return
+        _, kind, whom, how = self._all_faults[0]
+        if kind == "part" and how[0] >= LONG_S:
+            sides = [how[1], frozenset(range(self.n)) - how[1]]
+        elif kind == "power" and self.ended_hosts:
+            sides = [frozenset(range(self.n)) - {whom}]
+        else:
+            return
+        for worker in self.workers:
+            side = next((side for side in sides if worker.began_as.initial_rank in side), frozenset())
+            if 2 * len(side) > self.n and (worker.end != "done" or worker.began_as != worker.membership.me):
+                raise Violation(f"{worker.began_as.spoken} is of {len(side)} of {self.n} workers, and has ended by {worker.end}")
 
 
 def run(choices: Choices, **replacements: Any) -> Hosted:

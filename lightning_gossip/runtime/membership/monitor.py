@@ -28,6 +28,7 @@ from lightning_gossip.algorithm.membership.store import (
     Probe,
     Publish,
     Reached,
+    Seek,
     Steps,
     StoreLostError,
 )
@@ -36,7 +37,7 @@ from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.membership.local_processes import identity
 from lightning_gossip.runtime.membership.store_operations import StoreOperations
-from lightning_gossip.runtime.membership.stores import Stores, parse, reach
+from lightning_gossip.runtime.membership.stores import Stores, parse, reach_all
 from lightning_gossip.runtime.store_client import another, store_lost
 from lightning_gossip.transport.threads import new_thread
 
@@ -346,11 +347,12 @@ class HeartbeatMonitor:
             self._tell_where(stores)
 
         return {
-            Probe: lambda effect: [reach(address)[0] for address in effect.addresses],
+            Probe: lambda effect: reach_all(effect.addresses),
             Enter: enter,
             Adopt: adopt,
             Leave: leave,
             Publish: publish,
+            Seek: lambda effect: stores.seek(effect.view, effect.address),
         }
 
     def _tell_where(self, stores: Stores) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import logging
 import socket
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -26,6 +28,7 @@ log = logging.getLogger(__name__)
 MEETING, LOGS = "meeting", "logs"
 _BACKLOG = 2048  # as torch's store
 _REACH_S = 1.0  # for a host that is there to answer
+_AT_ONCE = 32  # hosts that are asked whether they answer
 _CALL_S = 5.0  # of a meeting's operations: milliseconds
 
 
@@ -73,6 +76,14 @@ def reach(address: str, *, timeout_s: float = _CALL_S) -> tuple[Reached, TCPStor
     return (Reached.OPEN, found[0]) if found else (Reached.SILENT, None)
 
 
+def reach_all(addresses: Sequence[str]) -> list[Reached]:
+    """Look whether somebody listens at addresses, at several at a time: each that is silent takes a second."""
+    if not addresses:
+        return []
+    with ThreadPoolExecutor(min(_AT_ONCE, len(addresses)), thread_name_prefix="gossip-looks-at-stores") as threads:
+        return [reached for reached, _ in threads.map(reach, addresses)]
+
+
 class Stores:
     """The stores that one worker knows.
 
@@ -103,6 +114,10 @@ class Stores:
     def publish(self, view: int, address: str) -> None:
         """Tell those that come to this worker where the job's store is."""
         Space(MEETING, self._reserve).set("where", json.dumps([view, address]))
+
+    def seek(self, view: int, address: str) -> None:
+        """Tell those that come to this worker where it waits for others."""
+        Space(MEETING, self._reserve).set("seeks", json.dumps([view, address]))
 
     def adopt(self, view: int, address: str) -> None:
         """The job's store is here now."""
