@@ -9,7 +9,7 @@ time; one with a process that has ended is lost at once, unless its host has end
 |---|---|
 | all that come out of one call have the same result, on whichever side of a partition they are | at each call |
 | who was killed excepted, all go on after the loss of a store, unless hosts or the network have failed | at the end |
-| if a long partition, or the end of a host, is all that happens, more than half of the members go on, all of them | at the end |
+| if a long partition, or the end of a host, is all that happens, more than half go on, all of them | at the end |
 | after a partition, or the end of hosts, at most one side goes on, and the other says why it ends | at the end |
 """
 
@@ -457,7 +457,7 @@ class Hosted(World):
         for worker in self.workers:
             side = next((side for side in sides if worker.began_as.initial_rank in side), frozenset())
             if 2 * len(side) > self.n and (worker.end != "done" or worker.began_as != worker.membership.me):
-                raise Violation(f"{worker.began_as.spoken} is of {len(side)} of {self.n} workers, and has ended by {worker.end}")
+                raise Violation(f"{worker.began_as.spoken} is one of {len(side)} of {self.n}, and has ended by {worker.end}")
 
 
 def run(choices: Choices, **replacements: Any) -> Hosted:

@@ -168,7 +168,7 @@ class Publish(NamedTuple):
 
 
 class Seek(NamedTuple):
-    """Write where this worker waits for others into the store that it itself keeps, for those that wait elsewhere. No result."""
+    """Write where this worker waits into the store that it itself keeps, for those that wait elsewhere. No result."""
 
     view: int
     address: str

@@ -45,7 +45,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 HEARTBEAT_S = 0.5
-_RECONNECT_S = 2.0  # a store that is there answers in milliseconds; one that has ended is not waited for
 
 
 class HeartbeatMonitor:
@@ -285,7 +284,7 @@ class HeartbeatMonitor:
         log.warning(
             "%s: the failure detector lost its connection with the store, and connects again: %s", self.me.spoken, error
         )
-        self._store = another(self._store, timeout_s=self._fail_after_s, connect_s=_RECONNECT_S)
+        self._store = another(self._store, timeout_s=self._fail_after_s)
         self._operations.use(self._store)
         self._connected_s = now_s()
 

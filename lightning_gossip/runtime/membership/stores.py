@@ -12,14 +12,13 @@ import logging
 import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
 from lightning_gossip.algorithm.membership.store import Reached
-from lightning_gossip.runtime.store_client import Space, cut_connections, end_when_lost
+from lightning_gossip.runtime.store_client import Space, client, cut_connections, end_when_lost
 from lightning_gossip.transport.network_interface import address_of
 from lightning_gossip.transport.threads import new_thread
 
@@ -65,7 +64,7 @@ def reach(address: str, *, timeout_s: float = _CALL_S) -> tuple[Reached, TCPStor
 
     def connect() -> None:
         try:
-            found.append(TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)))
+            found.append(client(host, port, timeout_s=timeout_s))
         except dist.DistError as error:
             log.debug("no store answers at %s: %s", address, error)
 
