@@ -1,6 +1,7 @@
 """Kills, freezes, cut and slow links, and returns, against one job of four hosts.
 
-    python -m tests.cluster.chaos --seed 1 --minutes 3
+    python -m tests.cluster.chaos --seed 1 --minutes 3                # rank 0 has the store, and is a victim as all
+    python -m tests.cluster.chaos --seed 1 --minutes 3 --store-apart  # on one more host, which nothing happens to
 
 The schedule depends on the seed, the minutes and the number of workers alone; it is printed as it happens, so that a seed that
 failed can be run again. At the end: whoever did not come too late has ended all epochs with the same model, the checkpoint
@@ -57,19 +58,21 @@ class Outcome:
     accuracy: float = float("nan")
 
 
-def run(seed: int, minutes: float, folder: Path, say: Callable[[str], None]) -> Outcome:
+def run(seed: int, minutes: float, folder: Path, say: Callable[[str], None], *, store_apart: bool = False) -> Outcome:
     """One job under one schedule.
 
     Args:
         seed, minutes: of the schedule.
         folder: of logs and records.
         say: told what happens, line by line.
+        store_apart: whether the store is on a host of its own.
     """
     outcome = Outcome(seed)
     troubles = schedule(seed, workers=WORKERS, length_s=60 * minutes)
     ideal_s = _SAMPLES / _BATCH * _STEP_S / WORKERS
     outcome.epochs = max(3, round(_BUSY * 60 * minutes / ideal_s))
     options: dict[str, Any] = {"workers": WORKERS, "rate_mbit": RATE_MBIT, "samples": _SAMPLES, "step_s": _STEP_S}
+    options["store_apart"] = store_apart
     say(f"seed {seed}: {len(troubles)} troubles in {minutes:g} minutes, {outcome.epochs} epochs; logs in {folder}")
     with job(folder, epochs=outcome.epochs, **options) as running:
         hosts = [host.namespaces.name for host in running.net.hosts]
@@ -203,6 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, nargs="+", default=[1], help="one run each")
     parser.add_argument("--minutes", type=float, default=3.0, help="length of each schedule")
+    parser.add_argument("--store-apart", action="store_true", help="the store on a host of its own, not in rank 0")
     parser.add_argument("--logs", type=Path, help="keep all logs and records here, not only those of runs that failed")
     options = parser.parse_args(arguments)
     outcomes = []
@@ -211,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with ExitStack() as stack:
                 folder = Path(tempfile.mkdtemp(prefix=f"chaos-{seed}-")) if options.logs is None else options.logs / str(seed)
                 folder.mkdir(parents=True, exist_ok=True)
-                outcomes.append(run(seed, options.minutes, folder, console.print))
+                outcomes.append(run(seed, options.minutes, folder, console.print, store_apart=options.store_apart))
                 if options.logs is None and not outcomes[-1].failures:
                     stack.callback(_remove, folder)
     rows = [

@@ -307,6 +307,10 @@ class Hosted(World):
                 return reached
             case Adopt(view, address):
                 worker.job = thread.server = (address, view)
+                if view < worker.failover._promised and not worker.membership.outside:
+                    if not self._is_unclear():
+                        raise Violation(f"{worker.began_as.spoken} gives its identity up, and nobody was silent for long")
+                    worker.frozen_s = max(worker.frozen_s, 2 * SHORT_S)  # it may be excluded
             case Publish(view, address):
                 self._publish(worker, view, address)
             case Seek(view, address):
@@ -428,8 +432,12 @@ class Hosted(World):
         if isinstance(error, PeerError) and error.phase == "rendezvous" and self.primary_lost and self.now_s >= TIMEOUT_S:
             return True  # some have not met, and end
         if isinstance(error, PeerError) and error.phase == "quorum":
-            return self.unclear or any(worker.frozen_s > SHORT_S for worker in self.workers)
+            return self._is_unclear()
         return super()._may_end_by(error)
+
+    def _is_unclear(self) -> bool:
+        """Whether somebody was silent for long who may be alive."""
+        return self.unclear or any(worker.frozen_s > SHORT_S for worker in self.workers)
 
     @override
     def _check_end(self) -> None:

@@ -214,7 +214,7 @@ class Failover:
         self._silent_s = silent_s
         self._least = least
         self._lost = False  # as the training thread has found out
-        self._elsewhere: tuple[int, str] | None = None  # an earlier view that somebody is in
+        self._elsewhere: tuple[int, str] | None = None  # the latest view that another one is in, and does not leave
         self._here: tuple[WorkerId, ...] = ()  # who was at the last meeting
         self._ahead: WorkerId | None = None  # one that waits for a later view elsewhere
         self._looks = 0  # at those that are missing
@@ -288,26 +288,37 @@ class Failover:
         if reached is not Reached.OPEN:
             return False
         try:
-            where = yield Read("where")
-            if where is not None:
-                later, there = json.loads(where)
-                if later >= self._promised and later > self.view:
-                    if there != address and (yield Enter(there)) is not Reached.OPEN:
-                        return False
-                    return (yield from self._adopt(later, there))
-                self._elsewhere = max(self._elsewhere or (later, there), (later, there))
+            here, sought = yield from self._ask(worker)
+            if here is not None and here[0] >= self._least_view and here[0] > self.view:
+                later, there = here
+                if there != address and (yield Enter(there)) is not Reached.OPEN:
+                    return False
+                return (yield from self._adopt(later, there))
             if self._monitor.is_outside:
                 return False
-            if (sought := (yield Read("seeks"))) is not None:
-                later, there = json.loads(sought)
-                if later > max(self._promised, self.view) and there != address:
-                    if (yield Enter(there)) is Reached.OPEN:
-                        return (yield from self._meet(later, there))
-                    if (yield Enter(address)) is not Reached.OPEN:
-                        return False
+            if sought is not None and sought[0] > max(self._promised, self.view) and sought[1] != address:
+                if (yield Enter(sought[1])) is Reached.OPEN:
+                    return (yield from self._meet(*sought))
+                if (yield Enter(address)) is not Reached.OPEN:
+                    return False
             return (yield from self._meet(view, address))
         except StoreLostError:
             return False
+
+    @property
+    def _least_view(self) -> int:
+        """The first that this worker may take part in; one outside has promised nothing under its next identity."""
+        return 0 if self._monitor.is_outside else self._promised
+
+    def _ask(self, worker: WorkerId) -> Steps[tuple[tuple[int, str] | None, tuple[int, str] | None]]:
+        """The view that a worker is in and the one that it waits for, as it says in its store, with their addresses."""
+        where, seeks = (yield Read("where")), (yield Read("seeks"))
+        here, sought = (
+            None if told is None else (int(json.loads(told)[0]), str(json.loads(told)[1])) for told in (where, seeks)
+        )
+        if here is not None and worker != self._monitor.me and (sought is None or sought[0] <= here[0]):
+            self._elsewhere = max(self._elsewhere or here, here)
+        return here, sought
 
     def _give_up(self) -> Steps[None]:
         """Nobody is there with whom this worker may go on under its identity."""
@@ -411,8 +422,8 @@ class Failover:
         self._looks += 1
         one = there[self._looks % len(there)]
         if (yield Enter(self._monitor.hosts[one])) is Reached.OPEN:
-            where, seeks = (yield Read("where")), (yield Read("seeks"))
-            if any(told is not None and json.loads(told)[0] > view for told in (where, seeks)):
+            here, sought = yield from self._ask(one)
+            if any(place is not None and place[0] > view for place in (here, sought)):
                 self._ahead = one
         if (yield Enter(address)) is not Reached.OPEN:
             raise StoreLostError
@@ -438,7 +449,7 @@ class Failover:
             monitor.renounce()
         monitor.holds_store = address == monitor.address
         monitor.move(news)
-        self.view, self._promised, self._lost = view, max(view, self._promised), False
+        self.view, self._promised, self._lost = view, view if renounces else max(view, self._promised), False
         yield from monitor.send()
         yield Publish(view, address)
         return True
