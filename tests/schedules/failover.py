@@ -433,6 +433,12 @@ class Hosted(World):
             return True  # some have not met, and end
         if isinstance(error, PeerError) and error.phase == "quorum":
             return self._is_unclear()
+        if (
+            isinstance(error, PeerError)
+            and "nobody is in any more" in said
+            and any("two halves" in str(w.end) for w in self.workers)
+        ):
+            return True  # its members have ended
         return super()._may_end_by(error)
 
     def _is_unclear(self) -> bool:
@@ -445,7 +451,8 @@ class Hosted(World):
             if worker.end is not None and "two halves" in worker.end:  # which :meth:`_may_end_by` has seen
                 worker.frozen_s = max(worker.frozen_s, 2 * SHORT_S)
         super()._check_end()
-        done = [worker for worker in self.workers if worker.alive and worker.end == "done" and not worker.membership.outside]
+        ended = [worker for worker in self.workers if worker.alive and worker.end == "done" and not worker.membership.outside]
+        done = [worker for worker in ended if worker.monitor.broken is None]  # a script may catch that
         if len({(worker.membership.members, worker.membership.generation) for worker in done}) > 1 and not self.aborts:
             sides = [(worker.membership.members, worker.failover.view) for worker in done]
             raise Violation(f"two sides are the job at the end: {sides}")

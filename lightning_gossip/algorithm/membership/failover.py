@@ -214,7 +214,7 @@ class Failover:
         self._silent_s = silent_s
         self._least = least
         self._lost = False  # as the training thread has found out
-        self._elsewhere: tuple[int, str] | None = None  # the latest view that another one is in, and does not leave
+        self._elsewhere: dict[WorkerId, tuple[int, str]] = {}  # views that others are in, and do not leave
         self._here: tuple[WorkerId, ...] = ()  # who was at the last meeting
         self._ahead: WorkerId | None = None  # one that waits for a later view elsewhere
         self._looks = 0  # at those that are missing
@@ -249,7 +249,7 @@ class Failover:
     # -- from store to store -----------------------------------------------------------------------------------------
 
     def _find(self) -> Steps[None]:
-        self._elsewhere = self._ahead = None
+        self._elsewhere, self._ahead = {}, None
         yield Leave()
         give_up_s = self._now_s() + _PATIENCE * self._silent_s
         while self._now_s() < give_up_s and (candidates := list(self._candidates())):
@@ -316,14 +316,15 @@ class Failover:
         here, sought = (
             None if told is None else (int(json.loads(told)[0]), str(json.loads(told)[1])) for told in (where, seeks)
         )
+        self._elsewhere.pop(worker, None)
         if here is not None and worker != self._monitor.me and (sought is None or sought[0] <= here[0]):
-            self._elsewhere = max(self._elsewhere or here, here)
+            self._elsewhere[worker] = here
         return here, sought
 
     def _give_up(self) -> Steps[None]:
         """Nobody is there with whom this worker may go on under its identity."""
-        if self._elsewhere is not None and not self._monitor.is_outside:
-            view, address = self._elsewhere
+        if self._elsewhere and not self._monitor.is_outside:
+            view, address = max(self._elsewhere.values())
             try:
                 if (yield Enter(address)) is Reached.OPEN and (yield from self._adopt(view, address, renounces=True)):
                     return
