@@ -36,6 +36,7 @@ from tests.cluster.schedule import Trouble, schedule
 WORKERS, RATE_MBIT, SLOWER = 4, 1000.0, 100.0
 _STEP_S, _SAMPLES, _BATCH = 0.02, 1200, 8
 _BUSY = 0.35  # share of the schedule's time that the epochs would take undisturbed; the rest is waits and returns
+_LOOK_S = 0.2
 _GRACE_S = 90.0  # after the last trouble, beside what the epochs take
 _LATE = r"comes too late|has heard no member"  # said by a worker that came back to a job that had ended
 
@@ -95,6 +96,7 @@ class _Run:
         self._tell = say
         self._troubled: set[int] = set()
         self._known: set[int] = set()  # processes whose end has been looked at
+        self._awaited: set[int] = set()  # workers that come back when another one says where to
 
     def follow(self, troubles: Sequence[Trouble], *, deadline_s: float) -> None:
         """Let all of it happen, and wait for the job's end."""
@@ -119,9 +121,11 @@ class _Run:
             self._look()
             running = [process.sentinel for process in self._job.workers.values() if process.runs]
             left_s = self._start_s + at_s - time.monotonic()
+            for worker in sorted(self._awaited):
+                self._come_back(worker)
             if not running or left_s <= 0:
                 return bool(running)
-            wait(running, left_s)
+            wait(running, min(left_s, _LOOK_S) if self._awaited else left_s)
 
     def _look(self) -> None:
         for worker, process in self._job.workers.items():
@@ -166,8 +170,21 @@ class _Run:
         self._troubled.discard(worker)
         comes_back = not process.runs and process.wait(10.0) != 0 and self._others_train(worker)
         if comes_back:
-            self._job.start(worker)
-        self._say(f"worker {worker} {'comes back' if comes_back else 'is healed'}")
+            self._come_back(worker)
+        else:
+            self._say(f"worker {worker} is healed")
+
+    def _come_back(self, worker: int) -> None:
+        """By rank 0's address, or the one that another worker has said, as users would."""
+        self._awaited.discard(worker)
+        if not self._others_train(worker):
+            return self._say(f"worker {worker} does not come back: nobody trains")
+        by = self._job.way_back(worker)
+        if by is None:
+            self._awaited.add(worker)
+            return None
+        self._job.start(worker, by=by)
+        return self._say(f"worker {worker} comes back by {by[0]}")
 
     def _others_train(self, worker: int) -> bool:
         return any(process.runs for other, process in self._job.workers.items() if other != worker)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from benchmarks.cluster import Host, Network, Process, network
 
 _PORT = 29400
 _START_S = 60.0
-_LOOK_S = 0.1
 _BY = r"Workers come back by this one's: MASTER_ADDR=(\S+) MASTER_PORT=(\d+)"
 
 
@@ -78,14 +76,14 @@ class Job:
         for number in range(len(self.hosts)):
             self.start(number)
 
-    def start(self, number: int) -> Process:
+    def start(self, number: int, *, by: tuple[str, str] | None = None) -> Process:
         """Start the worker of a number, for the first time or again; the command is the same.
 
-        If rank 0 has ended, which held the store, it comes back by the address that another one has said, as users would.
+        Args:
+            number: its rank.
+            by: MASTER_ADDR and MASTER_PORT, if they are not rank 0's (:meth:`way_back`).
         """
-        address, port = self.hosts[0].address, str(_PORT)
-        if not self._store_apart and self._first is not None and not self._first.runs:
-            address, port = self._await_address(number)
+        address, port = by or self._first_address
         environment = {
             "MASTER_ADDR": address,
             "MASTER_PORT": port,
@@ -104,17 +102,21 @@ class Job:
             self._first = self.workers[number]
         return self.workers[number]
 
-    def _await_address(self, number: int) -> tuple[str, str]:
-        """By which address a worker comes back, as another one says that runs."""
-        give_up_s = time.monotonic() + _START_S
-        while time.monotonic() < give_up_s:
-            for other, process in self.workers.items():
-                if other != number and process.runs:
-                    said = [match for line in process.lines if (match := re.search(_BY, line))]
-                    if said:
-                        return str(said[-1].group(1)), str(said[-1].group(2))
-            time.sleep(_LOOK_S)
-        raise TimeoutError(f"Nobody has said by which address worker {number} comes back.")
+    @property
+    def _first_address(self) -> tuple[str, str]:
+        return self.hosts[0].address, str(_PORT)
+
+    def way_back(self, number: int) -> tuple[str, str] | None:
+        """By which MASTER_ADDR and MASTER_PORT a worker comes back; None while nobody has said that who runs."""
+        if self._store_apart or self._first is None or self._first.runs:
+            return self._first_address
+        for other, process in self.workers.items():
+            said = (
+                [match for line in process.lines if (match := re.search(_BY, line))] if other != number and process.runs else []
+            )
+            if said:
+                return str(said[-1].group(1)), str(said[-1].group(2))
+        return None
 
     def await_epoch(self, epoch: int, timeout_s: float = 60.0, *, workers: int | None = None) -> None:
         """Until every worker that runs has begun an epoch, with so many workers if that matters."""
