@@ -313,6 +313,7 @@ class Hosted(World):
                     worker.frozen_s = max(worker.frozen_s, 2 * SHORT_S)  # it may be excluded
             case Publish(view, address):
                 self._publish(worker, view, address)
+                self._check_view(worker, view)
             case Seek(view, address):
                 self.servers[str(worker.began_as)]["meet|seeks"] = json.dumps([view, address]).encode()
             case _:
@@ -326,6 +327,16 @@ class Hosted(World):
         if isinstance(outcome, PeerError):
             return thread.steps.throw(outcome)
         return super()._sent(thread, outcome)
+
+    def _check_view(self, worker: Worker, view: int) -> None:
+        """Whoever goes on knows that all who have not come have failed: nobody waits for them once more."""
+        told = self._store_of(worker).get("p/members")
+        if view == 0 or told is None or worker.membership.outside:
+            return  # or the store has ended since
+        present = {WorkerId(*one) for one in json.loads(told)}
+        missing = {*worker.membership.rounds.agreed} - present - worker.monitor.news.failed
+        if worker.membership.me in present and missing:
+            raise Violation(f"{worker.began_as.spoken} goes on, and waits for {sorted(missing)}, who have not come")
 
     @staticmethod
     def _reconnect(thread: Thread) -> None:
@@ -475,8 +486,50 @@ class Hosted(World):
                 raise Violation(f"{worker.began_as.spoken} is one of {len(side)} of {self.n}, and has ended by {worker.end}")
 
 
+class InRounds(Hosted):
+    """Troubles come in the middle of a round: when so many workers have counted themselves as knowing its result.
+
+    By the clock they come most often while all train, or wait.
+    """
+
+    @override
+    def __init__(self, choices: Choices, **replacements: Any) -> None:
+        self.known = 0  # workers that have counted themselves
+        self.due: list[int] = []  # at which of them the troubles come
+        super().__init__(choices, **replacements)
+
+    @override
+    def _drawn_faults(self) -> list[tuple[float, str, int, Any]]:
+        faults = super()._drawn_faults() or [(0.0, "kill", 0, 0.3)]
+        calls = sum(len(use) for use in self.program)
+        self.due = sorted(self.choices.below(2 * self.n * calls) for _ in faults)
+        return [(math.inf, *fault[1:]) for fault in faults]
+
+    @override
+    def _do(self, thread: Thread) -> Any:
+        outcome = super()._do(thread)
+        if isinstance(thread.effect, Count) and "/known/" in thread.effect.key:
+            self.known += 1
+        return outcome
+
+    @override
+    def _advance(self) -> None:
+        if self.due and self.due[0] <= self.known and self.faults:
+            self.due.pop(0)
+            self._strike()
+        else:
+            super()._advance()
+
+
 def run(choices: Choices, **replacements: Any) -> Hosted:
     """Run one schedule; an exception of the product is a violation too."""
     world = Hosted(choices, **replacements)
+    judge(world.run)
+    return world
+
+
+def run_in_rounds(choices: Choices, **replacements: Any) -> Hosted:
+    """Run one schedule whose troubles come in the middle of rounds."""
+    world = InRounds(choices, **replacements)
     judge(world.run)
     return world
