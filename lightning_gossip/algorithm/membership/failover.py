@@ -249,7 +249,7 @@ class Failover:
     # -- from store to store -----------------------------------------------------------------------------------------
 
     def _find(self) -> Steps[None]:
-        self._elsewhere, self._ahead = {}, None
+        self._elsewhere, self._ahead, self._here = {}, None, ()
         yield Leave()
         give_up_s = self._now_s() + _PATIENCE * self._silent_s
         while self._now_s() < give_up_s and (candidates := list(self._candidates())):

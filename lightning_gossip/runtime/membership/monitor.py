@@ -318,6 +318,7 @@ class HeartbeatMonitor:
         except dist.DistError as error:
             if self._failover is None:
                 raise
+            log.info("%s: the store does not answer: %s", self.me.spoken, str(error).split("\n", 1)[0])
             raise StoreLostError(str(error)) from error
 
     @property
@@ -329,6 +330,7 @@ class HeartbeatMonitor:
 
         def enter(effect: Enter) -> Reached:
             reached, store = stores.enter(effect.address)
+            log.info("%s: looks for the next store at %s: %s", self.me.spoken, effect.address, reached.value)
             if store is not None:
                 self._operations.use(store)
             return reached

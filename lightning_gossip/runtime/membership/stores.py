@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 MEETING, LOGS = "meeting", "logs"
 _BACKLOG = 2048  # as torch's store
 _REACH_S = 1.0  # for a host that is there to answer
+_ANSWER_S = 3.0  # for its store, on a busy machine
 _AT_ONCE = 32  # hosts that are asked whether they answer
 _CALL_S = 5.0  # of a meeting's operations: milliseconds
 
@@ -71,7 +72,7 @@ def reach(address: str, *, timeout_s: float = _CALL_S) -> tuple[Reached, TCPStor
     # torch waits for the first answer without a deadline, and a process that is stopped gives none
     thread = new_thread("gossip-connects-with-a-store", connect)
     thread.start()
-    thread.join(_REACH_S)
+    thread.join(_ANSWER_S)
     return (Reached.OPEN, found[0]) if found else (Reached.SILENT, None)
 
 
@@ -112,11 +113,15 @@ class Stores:
 
     def publish(self, view: int, address: str) -> None:
         """Tell those that come to this worker where the job's store is."""
-        Space(MEETING, self._reserve).set("where", json.dumps([view, address]))
+        self._tell("where", view, address)
 
     def seek(self, view: int, address: str) -> None:
         """Tell those that come to this worker where it waits for others."""
-        Space(MEETING, self._reserve).set("seeks", json.dumps([view, address]))
+        self._tell("seeks", view, address)
+
+    def _tell(self, key: str, view: int, address: str) -> None:
+        # by a new connection: leave() cuts all with this worker's store, if it is the job's
+        Space(MEETING, client(*parse(self.own), timeout_s=_CALL_S)).set(key, json.dumps([view, address]))
 
     def adopt(self, view: int, address: str) -> None:
         """The job's store is here now."""
