@@ -227,6 +227,12 @@ class Hosted(World):
         if address not in self.servers:
             return Reached.REFUSED
         owner = self._owner(address)
+        if (
+            owner is not None
+            and owner.end == "done"
+            and not any(other.job and other.job[0] == address for other in self.workers)
+        ):
+            return Reached.REFUSED  # its process has ended
         return Reached.SILENT if owner is not None and owner.frozen_until_s > self.now_s else Reached.OPEN
 
     def _space(self, job: tuple[str, int | str]) -> _Keys:
@@ -296,6 +302,8 @@ class Hosted(World):
             case Reconnect():
                 self._reconnect(thread)
             case Leave():
+                if self._is_unclear():
+                    worker.frozen_s = max(worker.frozen_s, 2 * SHORT_S)  # to those that stay it is as silent
                 for each in worker.threads:
                     each.server = None
                 worker.job = None
@@ -310,7 +318,6 @@ class Hosted(World):
                 if view < worker.failover._promised and not worker.membership.outside:
                     if not self._is_unclear():
                         raise Violation(f"{worker.began_as.spoken} gives its identity up, and nobody was silent for long")
-                    worker.frozen_s = max(worker.frozen_s, 2 * SHORT_S)  # it may be excluded
             case Publish(view, address):
                 self._publish(worker, view, address)
                 self._check_view(worker, view)
