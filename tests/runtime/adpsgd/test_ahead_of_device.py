@@ -1,4 +1,4 @@
-"""Outer steps and a second copy where the host runs ahead of its device: what they follow is what x takes over, when it does."""
+"""Outer steps and a second copy where the host runs ahead of its device: they follow what x takes over, when it does."""
 
 from __future__ import annotations
 
