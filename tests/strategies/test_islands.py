@@ -19,7 +19,16 @@ from lightning.pytorch.strategies import DDPStrategy
 from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split
 
-from lightning_gossip import AdaptivePeriod, ADPSGDStrategy, ConfigurationError, PeriodicAveragingStrategy
+from lightning_gossip import (
+    AdaptivePeriod,
+    ADPSGDStrategy,
+    APSGDStrategy,
+    ConfigurationError,
+    DPSGDStrategy,
+    Outer,
+    PeriodicAveragingStrategy,
+    QSGDStrategy,
+)
 from lightning_gossip.algorithm.work_sharing import EpochPlan
 from tests.strategies.jobs import job, store, survivors
 from tests.strategies.launch import launch
@@ -221,6 +230,17 @@ def test_what_is_not_possible_is_refused_with_what_to_write_instead() -> None:
         ADPSGDStrategy(island=2, checkpoint="replicas")
     with pytest.raises(ConfigurationError, match="on_nonfinite='adopt' with island"):
         ADPSGDStrategy(island=2, on_nonfinite="adopt")
+    with pytest.raises(ConfigurationError, match=r"a2cid2=True with island=\.\.\. is not possible yet"):
+        ADPSGDStrategy(island=2, a2cid2=True)
+    with pytest.raises(ConfigurationError, match=r"outer=\.\.\. with island=\.\.\. is not possible yet"):
+        ADPSGDStrategy(island="node", outer=Outer())
+    with pytest.raises(ConfigurationError, match=r"outer=\.\.\. with island=\.\.\. is not possible yet"):
+        PeriodicAveragingStrategy(island=2, outer=Outer())
+    with pytest.raises(ConfigurationError, match="optimizer_state='average' with island"):
+        PeriodicAveragingStrategy(island=2, optimizer_state="average")
+    for other in (DPSGDStrategy, APSGDStrategy, QSGDStrategy):
+        with pytest.raises(ConfigurationError, match=f"island=2 is not possible with {other.__name__}: its workers are single"):
+            other(island=2)
     with pytest.raises(ConfigurationError, match="island=3 does not divide the 4 ranks of the job"):
         trainer(strategy=ADPSGDStrategy(island=3), devices=4).fit(Net(), loader())
 
