@@ -161,11 +161,14 @@ class ShardedProcesses(WorkerProcesses, ModelParallelStrategy):
                     " checkpoints hold the mean of all islands."
                 )
         super().preflight(trainer, model)
-        if self.units == 1:
-            rank_zero_warn(
-                f"All {self.workers} ranks are one island, so nothing is gossiped: this is Lightning's ModelParallelStrategy."
-                " Choose data_parallel_size × tensor_parallel_size smaller than the number of ranks, or use that strategy."
-            )
+
+    @property
+    @override
+    def _said_of_one_island(self) -> str:
+        return (
+            f"All {self.workers} ranks are one island, which has nobody to gossip with: Lightning's ModelParallelStrategy does"
+            " the same. Choose data_parallel_size × tensor_parallel_size smaller than the number of ranks."
+        )
 
     @override
     def setup_environment(self) -> None:
