@@ -115,7 +115,8 @@ class GossipStrategy(DecentralizedStrategy):
         self.topology = self.gossip_options.topology
         self.exchanges_per_step = self.gossip_options.exchanges_per_step
         self.outer = self.gossip_options.outer
-        self.name = "noloco" if self.outer is not None else "adpsgd" if self.island == 1 else "adpsgd_islands"
+        kind = "_sharded" if self.is_sharded else "" if self.island == 1 else "_islands"
+        self.name = "noloco" if self.outer is not None else f"adpsgd{kind}"
         self._exchange_timeout_s = seconds_of("exchange_timeout_s", exchange_timeout_s)
         self._seed = seed
 
