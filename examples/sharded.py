@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from lightning_gossip.strategies import ShardedADPSGDStrategy
+from lightning_gossip import ShardedADPSGDStrategy
 
 
 class Block(nn.Module):

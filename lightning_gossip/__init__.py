@@ -1,15 +1,17 @@
 """Decentralized training for PyTorch Lightning. Importing this package makes ``Trainer(strategy="adpsgd")`` known."""
 
-from lightning_gossip.algorithm import AdaptivePeriod, ConstantPeriod, EventTrigger, Outer, PostLocal
+from lightning_gossip.algorithm import AdaptivePeriod, ConstantPeriod, EventTrigger, Outer, PiecewisePeriod, PostLocal
 from lightning_gossip.errors import ConfigurationError, GossipError, NonFiniteError, PeerError, ProtocolError
 from lightning_gossip.strategies import (
     ADPSGDStrategy,
     APSGDStrategy,
     DPSGDStrategy,
+    EAMSGDStrategy,
     FabricStrategy,
     FitReport,
     PeriodicAveragingStrategy,
     QSGDStrategy,
+    ShardedADPSGDStrategy,
     WorkerReport,
     register,
     report,
@@ -25,6 +27,7 @@ __all__ = [
     "ConfigurationError",
     "ConstantPeriod",
     "DPSGDStrategy",
+    "EAMSGDStrategy",
     "EventTrigger",
     "FabricStrategy",
     "FitReport",
@@ -33,9 +36,11 @@ __all__ = [
     "Outer",
     "PeerError",
     "PeriodicAveragingStrategy",
+    "PiecewisePeriod",
     "PostLocal",
     "ProtocolError",
     "QSGDStrategy",
+    "ShardedADPSGDStrategy",
     "WorkerReport",
     "__version__",
     "report",

@@ -45,6 +45,7 @@ def _trained(ended: Ended) -> None:
             marks=pytest.mark.slow,
         ),
         pytest.param(["cli.py", "fit", "--config", "cli.yaml"], id="cli", marks=pytest.mark.slow),
+        pytest.param(["sharded.py"], id="sharded", marks=pytest.mark.slow),
         pytest.param(["hydra_app/train.py", "topology=exponential"], id="hydra", marks=pytest.mark.slow),
     ],
 )

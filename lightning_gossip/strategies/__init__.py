@@ -4,6 +4,7 @@ from lightning_gossip.strategies.adpsgd import ADPSGDStrategy, ShardedADPSGDStra
 from lightning_gossip.strategies.apsgd import APSGDStrategy
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.dpsgd import DPSGDStrategy
+from lightning_gossip.strategies.eamsgd import EAMSGDStrategy
 from lightning_gossip.strategies.fabric.strategy import FabricStrategy
 from lightning_gossip.strategies.periodic_averaging import PeriodicAveragingStrategy
 from lightning_gossip.strategies.qsgd import QSGDStrategy
@@ -17,6 +18,7 @@ __all__ = [
     "APSGDStrategy",
     "DPSGDStrategy",
     "DecentralizedStrategy",
+    "EAMSGDStrategy",
     "FabricStrategy",
     "FitReport",
     "PeriodicAveragingStrategy",

@@ -102,6 +102,7 @@ class DecentralizedStrategy(WorkerProcesses):
         self._fit: Fit | None = None
         self._patches = Patches()
         self._metrics: LocalMetrics | None = None  # outside of a fit, with islands
+        self._has_saved = False  # a checkpoint, with all workers, since the last barrier
         self._loaded: tuple[dict[str, Any], _PATH] | None = None
 
     @abstractmethod
@@ -247,6 +248,9 @@ class DecentralizedStrategy(WorkerProcesses):
 
     @override
     def barrier(self, *args: Any, **kwargs: Any) -> None:
+        has_saved, self._has_saved = self._has_saved, False
+        if has_saved and args == ("Trainer.save_checkpoint",):
+            return  # all have just heard that it is written
         if self._all_are_here("a barrier"):
             self.all_workers.gather(None, kind="a barrier")
 
@@ -274,6 +278,13 @@ class DecentralizedStrategy(WorkerProcesses):
 
     def _reduced_by_lightning(self, tensor: Tensor, group: Any | None, reduce_op: ReduceOp | str | None) -> Tensor:
         return super().reduce(tensor, group, reduce_op)  # type: ignore[safe-super]  # of the class behind the mixins
+
+    @override
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        if not self._all_are_here("a decision"):
+            return bool(decision) and not (all and self.world_size > 1)
+        decisions = self.all_workers.gather(bool(decision), kind="a decision")
+        return False not in decisions if all else True in decisions
 
     @override
     def all_gather(self, tensor: Tensor, group: Any | None = None, sync_grads: bool = False) -> Tensor:
@@ -357,6 +368,7 @@ class DecentralizedStrategy(WorkerProcesses):
             writer = members.members[0]
             super().save_checkpoint(checkpoint, filepath, storage_options)
             self.all_workers.gather(None, kind="the end of a checkpoint's writing")
+        self._has_saved = True
 
     @override
     def remove_checkpoint(self, filepath: _PATH) -> None:

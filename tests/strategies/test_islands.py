@@ -13,17 +13,29 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
-from torch.utils.data import DataLoader, DistributedSampler
+from sklearn.datasets import load_digits
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split
 
-from lightning_gossip import AdaptivePeriod, ADPSGDStrategy, ConfigurationError, PeriodicAveragingStrategy
+from lightning_gossip import (
+    AdaptivePeriod,
+    ADPSGDStrategy,
+    APSGDStrategy,
+    ConfigurationError,
+    DPSGDStrategy,
+    Outer,
+    PeriodicAveragingStrategy,
+    QSGDStrategy,
+)
+from lightning_gossip.algorithm.work_sharing import EpochPlan
 from tests.strategies.jobs import job, store, survivors
 from tests.strategies.launch import launch
 from tests.strategies.models import Net, flat, loader, samples, trainer
 
 processes = pytest.mark.processes
+MANY = 811
 SAMPLES = 203  # 26 batches of 8: six groups of four, and one cut anew
 
 
@@ -218,6 +230,17 @@ def test_what_is_not_possible_is_refused_with_what_to_write_instead() -> None:
         ADPSGDStrategy(island=2, checkpoint="replicas")
     with pytest.raises(ConfigurationError, match="on_nonfinite='adopt' with island"):
         ADPSGDStrategy(island=2, on_nonfinite="adopt")
+    with pytest.raises(ConfigurationError, match=r"a2cid2=True with island=\.\.\. is not possible yet"):
+        ADPSGDStrategy(island=2, a2cid2=True)
+    with pytest.raises(ConfigurationError, match=r"outer=\.\.\. with island=\.\.\. is not possible yet"):
+        ADPSGDStrategy(island="node", outer=Outer())
+    with pytest.raises(ConfigurationError, match=r"outer=\.\.\. with island=\.\.\. is not possible yet"):
+        PeriodicAveragingStrategy(island=2, outer=Outer())
+    with pytest.raises(ConfigurationError, match="optimizer_state='average' with island"):
+        PeriodicAveragingStrategy(island=2, optimizer_state="average")
+    for other in (DPSGDStrategy, APSGDStrategy, QSGDStrategy):
+        with pytest.raises(ConfigurationError, match=f"island=2 is not possible with {other.__name__}: its workers are single"):
+            other(island=2)
     with pytest.raises(ConfigurationError, match="island=3 does not divide the 4 ranks of the job"):
         trainer(strategy=ADPSGDStrategy(island=3), devices=4).fit(Net(), loader())
 
@@ -354,3 +377,97 @@ def test_islands_average_part_by_part(name: str) -> None:
     assert all(averagings >= 3 for _, _, averagings, _ in ranks[0]["report"])
     assert ranks[0]["deviation"][0] == ranks[0]["deviation"][1]  # of the whole model, known to all
     assert {sample for rank in ranks for sample in rank["seen"]} == set(range(SAMPLES))
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------------
+
+
+def _saving(folder: str) -> Any:
+    seed_everything(4)
+    saver = ModelCheckpoint(dirpath=folder, filename="{step}", every_n_train_steps=4, save_top_k=-1)
+    fit = trainer(strategy=islands(2), max_epochs=1, callbacks=[saver])
+    fit.fit(Net(), loader(MANY))
+
+
+def _resuming(path: str, island: int) -> Any:
+    seed_everything(9)
+    model, strategy = Net(), islands(island)
+    fit = trainer(strategy=strategy, max_epochs=2)
+    fit.fit(model, loader(MANY), loader(50, shuffle=False), ckpt_path=path)
+    momentum = [float(state["momentum_buffer"].norm()) for state in fit.optimizers[0].state.values()]
+    return {"seen": model.seen, "model": flat(model), "momentum": momentum, "loss": float(fit.callback_metrics["val_loss"])}
+
+
+@processes
+def test_a_checkpoint_in_the_middle_of_an_epoch_resumes_on_other_islands(tmp_path: Path) -> None:
+    launch(_saving, str(tmp_path), workers=4)
+    first = tmp_path / "step=4.ckpt"
+    saved = torch.load(first, weights_only=False)
+    state = saved["lightning_gossip"]["work"]
+    batches = EpochPlan(**state["plan"]).batches(0)
+    left = [sample for number in state["position"]["pending"] for sample in batches[number]]
+    assert 0 < len(left) < MANY
+    for island in (1, 2, 4):
+        ranks = launch(_resuming, str(first), island, workers=4)
+        counts = Counter(sample for rank in ranks for sample in rank["seen"])
+        assert counts == Counter(left) + Counter(range(MANY)), f"resumed with island={island}"
+        for rank in ranks:
+            assert torch.equal(rank["model"], ranks[0]["model"])
+            assert rank["loss"] == ranks[0]["loss"]
+            assert min(rank["momentum"]) > 0
+
+
+# -- the loss of one group ---------------------------------------------------------------------------------------------------
+
+
+class Digits(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = torch.nn.Sequential(
+            torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
+        )
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return torch.nn.functional.cross_entropy(self.network(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", torch.nn.functional.cross_entropy(self.network(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+
+def _digits(seed: int, island: int) -> float:
+    seed_everything(seed)
+    x, y = load_digits(return_X_y=True)
+    data = TensorDataset(torch.tensor(x, dtype=torch.float32) / 16, torch.tensor(y))
+    train, held_out = random_split(data, [1400, 397], torch.Generator().manual_seed(0))
+    fit = trainer(strategy=islands(island), max_epochs=12)
+    fit.fit(Digits(), DataLoader(train, batch_size=16, shuffle=True), DataLoader(held_out, batch_size=64))
+    return float(fit.callback_metrics["val_loss"])
+
+
+@processes
+@pytest.mark.slow
+def test_two_islands_of_two_reach_the_loss_of_one_group() -> None:
+    losses = {island: [launch(_digits, seed, island, workers=4)[0] for seed in range(3)] for island in (2, 4)}
+    means = {island: sum(found) / len(found) for island, found in losses.items()}
+    print(losses)
+    assert means[2] < means[4] + 0.03, losses  # differences below .02 mean nothing with three seeds
+
+
+@processes
+@pytest.mark.slow
+@pytest.mark.parametrize("island", [2, 4])
+def test_eight_ranks_train_as_islands(island: int) -> None:
+    ranks = launch(_train_eight, island, workers=8, timeout_s=240.0)
+    assert Counter(sample for rank in ranks for sample in rank["seen"]) == dict.fromkeys(range(403), 2)
+    assert all(torch.equal(rank["model"], ranks[0]["model"]) for rank in ranks)
+    assert len(ranks[0]["report"]) == 8 // island
+
+
+def _train_eight(island: int) -> Any:
+    seed_everything(1)
+    model, strategy = Net(), islands(island)
+    trainer(strategy=strategy).fit(model, loader(403), loader(50, shuffle=False))
+    return {"seen": model.seen, "model": flat(model), "report": [worker.steps for worker in strategy.report.workers]}

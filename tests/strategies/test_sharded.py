@@ -9,23 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.strategies import ModelParallelStrategy
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split
 
-from lightning_gossip import ConfigurationError, Outer
-from lightning_gossip.strategies import ShardedADPSGDStrategy
+from lightning_gossip import ConfigurationError, Outer, ShardedADPSGDStrategy
+from tests.strategies.jobs import job, store, survivors
 from tests.strategies.launch import launch
 from tests.strategies.models import Net, loader, samples, trainer
+from tests.strategies.test_islands import Back, Killed
 
 processes = pytest.mark.processes
 SAMPLES = 203  # 26 batches of 8: six groups of four, and one cut anew
@@ -138,7 +141,7 @@ def _resume(path: str, distributed: bool, data: int) -> Any:
 @processes
 @pytest.mark.parametrize("distributed", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_islands_train_on_each_sample_once_and_write_one_model_that_others_load(tmp_path: Path, distributed: bool) -> None:
-    ranks = launch(_train, str(tmp_path), distributed, workers=4)
+    ranks = launch(_train, str(tmp_path), distributed, workers=4, timeout_s=240.0)
     assert Counter(sample for rank in ranks for sample in rank["seen"]) == dict.fromkeys(range(SAMPLES), 2)
     assert [rank["group"] for rank in ranks] == [(rank % 2, 2, rank, 4) for rank in range(4)]  # FSDP2's group is the island
     for rank in ranks[1:]:
@@ -185,30 +188,33 @@ class Losses(ShardedNet):
         return loss
 
 
-def _hashes() -> dict[str, list[tuple[str, list[float]]]]:
-    found: dict[str, list[tuple[str, list[float]]]] = {}
-    for optimizer in OPTIMIZERS:
-        for clipped in (False, True):
-            options: dict[str, Any] = {"gradient_clip_val": 0.5, "accumulate_grad_batches": 2} if clipped else {}
-            for strategy in (sharded(2), ModelParallelStrategy(2, 1, process_group_backend="gloo")):
-                seed_everything(3)
-                model = Losses(OPTIMIZERS[optimizer])
-                data = samples(160)
-                fit = trainer(strategy=strategy, max_epochs=2, use_distributed_sampler=False, **options)
-                rank = fit.global_rank
-                batches = DataLoader(data, 8, sampler=DistributedSampler(data, 2, rank, shuffle=False))
-                fit.fit(model, batches, loader(50, shuffle=False))
-                bits = hashlib.sha256(whole(model).tobytes()).hexdigest()
-                found.setdefault(f"{optimizer} {clipped}", []).append((bits, model.losses))
+def _hashes(optimizer: str, clipped: bool) -> list[tuple[str, list[float]]]:
+    found: list[tuple[str, list[float]]] = []
+    options: dict[str, Any] = {"gradient_clip_val": 0.5, "accumulate_grad_batches": 2} if clipped else {}
+    for strategy in (sharded(2), ModelParallelStrategy(2, 1, process_group_backend="gloo")):
+        seed_everything(3)
+        model = Losses(OPTIMIZERS[optimizer])
+        data = samples(320 if clipped else 160)
+        fit = trainer(strategy=strategy, max_epochs=2, use_distributed_sampler=False, **options)
+        batches = DataLoader(data, 8, sampler=DistributedSampler(data, 2, fit.global_rank, shuffle=False))
+        fit.fit(model, batches, loader(50, shuffle=False))
+        assert fit.global_step == 20
+        found.append((hashlib.sha256(whole(model).tobytes()).hexdigest(), model.losses))
     return found
 
 
 @processes
-def test_one_island_is_fsdp2_bit_for_bit() -> None:
-    for rank in launch(_hashes, workers=2):
-        for ours, lightnings in rank.values():
-            assert len(ours[1]) == 20
-            assert ours == lightnings
+@pytest.mark.parametrize(
+    ("optimizer", "clipped"),
+    [
+        ("adamw", True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [("adamw", False), ("sgd", True), ("sgd", False)]),
+    ],
+)
+def test_one_island_is_fsdp2_bit_for_bit(optimizer: str, clipped: bool) -> None:
+    for ours, lightnings in launch(_hashes, optimizer, clipped, workers=2):
+        assert len(ours[1]) == (40 if clipped else 20)
+        assert ours == lightnings
 
 
 # -- the mean ----------------------------------------------------------------------------------------------------------------
@@ -228,6 +234,7 @@ def _network() -> nn.Module:
 
 
 @processes
+@pytest.mark.slow
 def test_without_updates_gossip_keeps_the_mean_of_unlike_islands() -> None:
     """Of uneven shards, and of parameters of which a rank has nothing: Linear(3, 1)."""
     ranks = launch(_stand_still, 1, workers=4)
@@ -312,6 +319,11 @@ class FirstLosses(ShardedNet):
     def on_train_epoch_start(self) -> None:
         self.fresh = True
 
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Leaves an event that the next gather would wait for, and for nothing else; a stand-in of which it would choke."""
+        super().optimizer_step(*args, **kwargs)
+        self.network.set_post_optim_event(object())  # type: ignore[operator]
+
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         if self.fresh:
             self.fresh = False
@@ -333,6 +345,84 @@ def test_full_copies_that_a_validation_leaves_do_not_hide_what_is_written_to_sha
     losses = launch(_put_back, workers=4)
     assert losses[0] != losses[2]
     assert all(len(set(of_rank)) == 1 for of_rank in losses)
+
+
+# -- an island that dies, and comes back ---------------------------------------------------------------------------------------
+
+
+def _until_both_are_back(address: str) -> Any:
+    seed_everything(1)
+    model, strategy = ShardedNet(), sharded(store=address, peer_timeout_s=5.0)
+    fit = trainer(strategy=strategy, callbacks=[Back(), Killed(3)], max_epochs=2000)
+    fit.fit(model, loader(SAMPLES), loader(50, shuffle=False))
+    return {
+        "rank": fit.global_rank,
+        "model": whole(model),
+        "momentum": momentum_of(fit, model),
+        "world": fit.world_size,
+        "epoch": fit.current_epoch,
+        "island": (dist.get_rank(), dist.get_world_size()),
+        "exchanges": [worker.exchanges for worker in strategy.report.workers],
+    }
+
+
+@processes
+@pytest.mark.slow
+def test_an_island_dies_with_one_of_its_ranks_and_comes_back_with_the_shards_of_another() -> None:
+    with store() as address, job(_until_both_are_back, address, workers=4) as running:
+        pids = running.start_all()
+        psutil.wait_procs([psutil.Process(pid) for pid in pids[2:]], timeout=120)
+        running.start(2)
+        running.start(3)
+        found = survivors(running.outcomes(timeout_s=240.0))
+    assert sorted(outcome["rank"] for outcome in found) == [0, 1, 2, 3]
+    for outcome in found:
+        assert outcome["world"] == 4
+        assert outcome["island"] == (outcome["rank"] % 2, 2)
+        assert np.array_equal(outcome["model"], found[0]["model"])
+        assert outcome["epoch"] == found[0]["epoch"]
+        assert len(outcome["exchanges"]) == 2
+        assert np.abs(outcome["momentum"]).sum() > 0
+
+
+# -- the loss of one group ---------------------------------------------------------------------------------------------------
+
+
+class Digits(LightningModule):
+    def __init__(self, optimizer: str) -> None:
+        super().__init__()
+        self.optimizer = optimizer
+        self.network = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+    configure_model = ShardedNet.configure_model
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return nn.functional.cross_entropy(self.network(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", nn.functional.cross_entropy(self.network(batch[0]), batch[1]), sync_dist=True)
+
+    def configure_optimizers(self) -> Any:
+        return OPTIMIZERS[self.optimizer](self)
+
+
+def _digits(optimizer: str, seed: int, data_parallel: int) -> float:
+    seed_everything(seed)
+    x, y = load_digits(return_X_y=True)
+    data = TensorDataset(torch.tensor(x, dtype=torch.float32) / 16, torch.tensor(y))
+    train, held_out = random_split(data, [1400, 397], torch.Generator().manual_seed(0))
+    fit = trainer(strategy=sharded(data_parallel), max_epochs=15)
+    fit.fit(Digits(optimizer), DataLoader(train, batch_size=16, shuffle=True), DataLoader(held_out, batch_size=64))
+    return float(fit.callback_metrics["val_loss"])
+
+
+@processes
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_two_islands_of_two_reach_the_loss_of_one_group(optimizer: str) -> None:
+    losses = {k: [launch(_digits, optimizer, s, k, workers=4, timeout_s=240.0)[0] for s in range(3)] for k in (2, 4)}
+    print(optimizer, losses)
+    assert np.mean(losses[2]) < np.mean(losses[4]) + 0.03, losses  # differences below .02 mean nothing with three seeds
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------------

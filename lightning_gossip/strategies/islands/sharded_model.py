@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from typing_extensions import override
 
@@ -86,10 +87,12 @@ class ShardedModel(SharedModel):
         self._shared: list[ShardPlace] = []  # owned or not: parameters and buffers
         self._whole_parameters = 0  # of them
         self._handed_round: list[ShardPlace] = []
+        self._modules: list[FSDPModule] = []
 
     @override
     def find(self) -> list[Place]:
-        reshard(sharded_modules(self.module))
+        self._modules = sharded_modules(self.module)
+        reshard(self._modules)
         return [ShardPlace(place) for place in super().find()]
 
     @override
@@ -130,7 +133,7 @@ class ShardedModel(SharedModel):
     @override
     def hand_round(self) -> None:
         hand_round([place.tensor for place in self._handed_round], self._mesh())
-        reshard(sharded_modules(self.module))
+        reshard(self._modules)
 
     @override
     def hand_round_all(self) -> None:

@@ -28,7 +28,9 @@ class Sharding:
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
-        self._mesh = mesh
+        self._ranks = [
+            (names, mesh[names if len(names) > 1 else names[0]].mesh.tolist()) for names in ((DATA,), (TENSOR,), _DIMENSIONS)
+        ]
         self._sizes = [mesh[name].size() for name in _DIMENSIONS]
         self._coordinates = [mesh[name].get_local_rank() for name in _DIMENSIONS]
 
@@ -65,6 +67,11 @@ class Sharding:
                 f"The parameter {name} is of the tensor subclass {kind.__name__}, and only plain numbers can be averaged. Keep"
                 " the parameters in float32 or bfloat16, and quantize in the forward pass."
             )
+        if parameter.is_complex():
+            raise ConfigurationError(
+                f"The parameter {name} is of type {parameter.dtype}, which islands do not average yet. Store its real and"
+                " imaginary parts (torch.view_as_real)."
+            )
         if isinstance(parameter, DTensor):
             if self._names(parameter) is None:
                 raise ConfigurationError(
@@ -96,12 +103,8 @@ class Sharding:
 
     def _names(self, tensor: DTensor) -> tuple[str, ...] | None:
         """The dimensions of the island's mesh that a tensor lies on; None if it is on another mesh."""
-        theirs = tensor.device_mesh.mesh
-        for names in ((DATA,), (TENSOR,), _DIMENSIONS):
-            mine = self._mesh[names if len(names) > 1 else names[0]].mesh
-            if theirs.shape == mine.shape and theirs.tolist() == mine.tolist():
-                return names
-        return None
+        theirs = tensor.device_mesh.mesh.tolist()
+        return next((names for names, ranks in self._ranks if ranks == theirs), None)
 
 
 def sharded_modules(model: nn.Module) -> list[FSDPModule]:

@@ -31,7 +31,7 @@ from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.process_end import end_groups_at_exit
 from lightning_gossip.strategies.islands.sharded_checkpoint import gathered, mean_state, remove, write_shards
 from lightning_gossip.strategies.islands.sharded_model import ShardedModel, start_equal_shards
-from lightning_gossip.strategies.islands.sharding import Sharding
+from lightning_gossip.strategies.islands.sharding import Sharding, reshard, sharded_modules
 from lightning_gossip.strategies.lightning.worker_processes import BatchesOfRank, WorkerProcesses
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 
@@ -161,11 +161,14 @@ class ShardedProcesses(WorkerProcesses, ModelParallelStrategy):
                     " checkpoints hold the mean of all islands."
                 )
         super().preflight(trainer, model)
-        if self.units == 1:
-            rank_zero_warn(
-                f"All {self.workers} ranks are one island, so nothing is gossiped: this is Lightning's ModelParallelStrategy."
-                " Choose data_parallel_size × tensor_parallel_size smaller than the number of ranks, or use that strategy."
-            )
+
+    @property
+    @override
+    def _said_of_one_island(self) -> str:
+        return (
+            f"All {self.workers} ranks are one island, which has nobody to gossip with: Lightning's ModelParallelStrategy does"
+            " the same. Choose data_parallel_size × tensor_parallel_size smaller than the number of ranks."
+        )
 
     @override
     def setup_environment(self) -> None:
@@ -235,8 +238,8 @@ class ShardedProcesses(WorkerProcesses, ModelParallelStrategy):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         assert self.model is not None
         full = not self._save_distributed_checkpoint
-        if full and (not self._writes or self.is_aborted):
-            return {}
+        if full and self.is_aborted:
+            return {}  # nobody else comes to gather it
         return get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=full, cpu_offload=True))
 
     @override
@@ -251,13 +254,14 @@ class ShardedProcesses(WorkerProcesses, ModelParallelStrategy):
             optimizer = optimizer._optimizer
         assert self.model is not None
         distributed = self._save_distributed_checkpoint
+        reshard(sharded_modules(self.model))  # the optimizer's parameters are looked for in the model
         state = get_optimizer_state_dict(self.model, optimizer, options=StateDictOptions(cpu_offload=distributed))
         if self.units > 1:
             assert self.groups is not None
             state = mean_state(state, self.model, self.all_workers, self.groups)
         if distributed:
             return state
-        return gathered(state, self.model, keep=self._is_first) if self._writes else {}
+        return gathered(state, self.model, keep=self._is_first)  # in each island: the one that writes may fail meanwhile
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
