@@ -64,7 +64,7 @@ class NeighbourOptions(TopologyOptions):
         check_choice("overlap", self.overlap, (True, False))
         if self.weights != "metropolis" and (isinstance(self.topology, TopologySequence) or self.topology in SEQUENCES):
             raise ConfigurationError(
-                f"weights={self.weights!r}: topology {self.topology_name!r} comes with its own matrices. Leave weights away."
+                f"weights={self.weights!r}: topology {getattr(self.topology, 'name', self.topology)!r} comes with its own matrices. Leave weights away."
             )
 
     @override
