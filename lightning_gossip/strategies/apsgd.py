@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_gossip.algorithm import apsgd_worker
-from lightning_gossip.algorithm.apsgd import APSGDOptions, EventTrigger, OnStale, ParameterServer, put_in
-from lightning_gossip.algorithm.apsgd_worker import Served, WorkerProtocol
+from lightning_gossip.algorithm.apsgd import worker as apsgd_worker
+from lightning_gossip.algorithm.apsgd.server import APSGDOptions, EventTrigger, OnStale, ParameterServer, put_in
+from lightning_gossip.algorithm.apsgd.worker import Served, WorkerProtocol
 from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.tensors.flat import Fading, fading
 from lightning_gossip.runtime.adpsgd.nonfinite_guard import OnNonFinite

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gossip.algorithm import eamsgd
-from lightning_gossip.algorithm.apsgd_worker import Served
+from lightning_gossip.algorithm.apsgd.worker import Served
 from lightning_gossip.algorithm.eamsgd import EAMSGDOptions, ElasticCentre, ElasticProtocol
 from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.tensors.finite import all_finite

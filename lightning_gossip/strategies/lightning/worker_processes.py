@@ -30,9 +30,10 @@ from typing_extensions import override
 from lightning_gossip import version
 from lightning_gossip.algorithm.islands import Islands
 from lightning_gossip.errors import ConfigurationError, PeerError
-from lightning_gossip.runtime import causes, island_groups, open_files
+from lightning_gossip.runtime import causes, open_files
 from lightning_gossip.runtime.group_abort import prepare_nccl
-from lightning_gossip.runtime.island_groups import IslandGroups
+from lightning_gossip.runtime.islands import groups
+from lightning_gossip.runtime.islands.groups import IslandGroups
 from lightning_gossip.runtime.membership import uses
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.process_end import call_at_exit, end_groups_at_exit
@@ -436,11 +437,11 @@ class WorkerProcesses(ParallelStrategy):
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
         self._process_group_backend = self._get_process_group_backend()
         with self._naming_the_address(endpoint()), self.all_workers.answering("setup"):
-            before = island_groups.kept(self.keys)
+            before = groups.kept(self.keys)
             if before is None:
                 store = connect(None, rank=rank, timeout_s=self.timeout_s, interface=self.interface)
                 before = store, IslandGroups(islands, rank, self.timeout_s)
-                island_groups.keep(self.keys, *before)
+                groups.keep(self.keys, *before)
             store, self.groups = before
             self._check_size(self.groups.islands)
             self.groups.members = lambda: range(self.workers)
