@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lightning_gossip.algorithm.failure_detector import FailureDetector, Verdict
-from lightning_gossip.algorithm.islands import Islands
+from lightning_gossip.algorithm.islands.places import Islands
 from lightning_gossip.algorithm.membership.news import Aborted, News
 from lightning_gossip.algorithm.membership.rounds import LOOK
 from lightning_gossip.algorithm.membership.store import (

@@ -8,8 +8,8 @@
 The training thread of the server's rank is a worker like the others, and calls the server directly.
 
 One condition guards the :class:`~lightning_gossip.algorithm.apsgd.server.ParameterServer` and the session. It is held to take
-in what a worker has sent, or to copy what it is sent, never across the network. A thread that serves a slow worker waits for that one
-alone.
+in what a worker has sent, or to copy what it is sent, never across the network. A thread that serves a slow worker waits for
+that one alone.
 
 A failure on a thread ends it, is kept, and is raised on the training thread at its next step.
 """

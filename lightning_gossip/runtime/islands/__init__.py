@@ -1,1 +1,1 @@
-"""The groups between islands, and what ranks of an island tell each other in every step."""
+"""Islands at run time: their process groups, and what their ranks say and gather beside DDP."""
