@@ -25,7 +25,7 @@ from torch import nn
 from benchmarks.harness import print_table, rank, run, write_results
 from lightning_gossip.algorithm.islands import Islands
 from lightning_gossip.runtime.adpsgd.cuda_replica import replica_of
-from lightning_gossip.runtime.island_groups import IslandGroups
+from lightning_gossip.runtime.islands.groups import IslandGroups
 from lightning_gossip.runtime.process_groups import make_default_group
 from lightning_gossip.strategies.islands.flat_parameters import FlatParameters
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline, now_s
-from lightning_gossip.runtime.island_words import Word
+from lightning_gossip.runtime.islands.words import Word
 from lightning_gossip.runtime.sync_point import (
     Agreement,
     Arrival,

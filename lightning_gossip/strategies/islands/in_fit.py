@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lightning_gossip.runtime.island_groups import IslandGroups
-from lightning_gossip.runtime.island_words import IslandWords, Word
+from lightning_gossip.runtime.islands.groups import IslandGroups
+from lightning_gossip.runtime.islands.words import IslandWords, Word
 from lightning_gossip.runtime.sync_point import SyncPoint
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType
 from torch.distributed.tensor import DTensor
 
-from lightning_gossip.runtime.island_groups import IslandGroups
+from lightning_gossip.runtime.islands.groups import IslandGroups
 from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.islands.sharded_model import local
 from lightning_gossip.strategies.islands.sharding import reshard, sharded_modules

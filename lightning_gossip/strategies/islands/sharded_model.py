@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from typing_extensions import override
 
-from lightning_gossip.runtime.island_groups import IslandGroups
+from lightning_gossip.runtime.islands.groups import IslandGroups
 from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.islands.sharding import TENSOR, Sharding, reshard, sharded_modules
 from lightning_gossip.strategies.state.shared_tensors import Place, SharedModel, check_same_tensors, layout, places, retention

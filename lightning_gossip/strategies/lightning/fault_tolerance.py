@@ -16,7 +16,7 @@ from lightning_gossip.algorithm.islands import Islands
 from lightning_gossip.algorithm.membership.rounds import Survivable
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.runtime.island_groups import IslandGroups
+from lightning_gossip.runtime.islands.groups import IslandGroups
 from lightning_gossip.runtime.membership import membership
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor

@@ -31,7 +31,7 @@ from lightning_gossip.algorithm.islands import Islands
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime.clock import now_s
-from lightning_gossip.runtime.island_groups import IslandGroups
+from lightning_gossip.runtime.islands.groups import IslandGroups
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.strategies.lightning.patches import Patches
 

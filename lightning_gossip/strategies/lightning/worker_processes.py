@@ -30,9 +30,10 @@ from typing_extensions import override
 from lightning_gossip import version
 from lightning_gossip.algorithm.islands import Islands
 from lightning_gossip.errors import ConfigurationError, PeerError
-from lightning_gossip.runtime import causes, island_groups, open_files
+from lightning_gossip.runtime import causes, open_files
 from lightning_gossip.runtime.group_abort import prepare_nccl
-from lightning_gossip.runtime.island_groups import IslandGroups
+from lightning_gossip.runtime.islands import groups as island_groups
+from lightning_gossip.runtime.islands.groups import IslandGroups
 from lightning_gossip.runtime.membership import uses
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.process_end import call_at_exit, end_groups_at_exit
