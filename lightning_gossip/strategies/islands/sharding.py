@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from lightning_gossip.algorithm.islands import owns
+from lightning_gossip.algorithm.islands.places import owns
 from lightning_gossip.errors import ConfigurationError
 
 DATA, TENSOR = "data_parallel", "tensor_parallel"
