@@ -449,7 +449,8 @@ class Hosted(World):
         if isinstance(error, PeerError) and error.phase == "rendezvous" and self.primary_lost and self.now_s >= TIMEOUT_S:
             return True  # some have not met, and end
         if isinstance(error, PeerError) and error.phase == "quorum":
-            return self._is_unclear()
+            # or the others have come to the job's end
+            return self._is_unclear() or any(worker.end == "done" for worker in self.workers)
         if (
             isinstance(error, PeerError)
             and "nobody is in any more" in said

@@ -31,6 +31,9 @@ stores that believe to be the job's, one misses so many of its workers that it e
 | nobody has come for twice that time, and no quorum | | to the next one; after a while the end |
 | the time is over, and some worker still is in an earlier view | Adopt | as a worker that was excluded: under a new identity |
 
+A worker that was silent and is found to have ended may have gone on meanwhile, with others, and have come to the job's end. So
+the end of those that might have been enough counts only if it was found in time: before anybody can have excluded this worker.
+
 What a view begins with: the members by the latest result that somebody of the quorum has read; all who have not registered have
 failed; that result. If somebody has acted by it, it is settled; else those that wait for it settle it anew. A round without a
 result is held once more.
@@ -85,6 +88,7 @@ class Registration(NamedTuple):
         agreed: the members by that result.
         taking_part: those of its last round.
         news: as it has read them, with what it has found out.
+        ended: workers whose processes ended before they can have gone on without this one.
     """
 
     worker: WorkerId
@@ -94,6 +98,7 @@ class Registration(NamedTuple):
     agreed: tuple[Span, ...]
     taking_part: tuple[Span, ...]
     news: bytes
+    ended: frozenset[WorkerId]
 
 
 class Opened(NamedTuple):
@@ -138,6 +143,7 @@ class Meeting:
         self._failed = self._ended.union(*(news.failed for news in self._news))
         registered = {one.worker for one in said}
         self.present = tuple(worker for worker in self.members if worker in registered and worker not in self._failed)
+        self._in_time = frozenset[WorkerId]().union(*(one.ended for one in said))
         self.missing = [worker for worker in self.members if worker not in registered and worker not in self._failed]
         self.is_complete = not self.missing
 
@@ -153,9 +159,11 @@ class Meeting:
 
     def may_open(self, least: int | None, *, in_vain: bool) -> bool:
         """Whether those present go on; ``in_vain``: they have waited long enough for the others."""
-        return (self.is_complete or in_vain) and has_quorum(
-            self.present, self.members, self._ended, at_store=False, least=least
-        )
+        # those that were silent, and then ended, may have gone on before, and have come to the job's end: unless too few
+        others = set(self.members).difference(self.present, self._in_time)
+        went_on = has_quorum(others, self.members, self._in_time, at_store=True, least=least)
+        ended = self._in_time if went_on else self._ended
+        return (self.is_complete or in_vain) and has_quorum(self.present, self.members, ended, at_store=False, least=least)
 
     def opened(self, result: bytes) -> Opened:
         """How the view begins."""
@@ -218,6 +226,8 @@ class Failover:
         self._here: tuple[WorkerId, ...] = ()  # who was at the last meeting
         self._ahead: WorkerId | None = None  # one that waits for a later view elsewhere
         self._looks = 0  # at those that are missing
+        self._contact_s = now_s()  # when this worker was last heard in a store of the job
+        self._ended: frozenset[WorkerId] = frozenset()  # found in time: before the others can have excluded this worker
 
     def lose(self, moves: int) -> None:
         """Note that another thread has lost the store that this worker had after so many moves."""
@@ -233,7 +243,9 @@ class Failover:
         try:
             if self._lost:
                 raise StoreLostError
+            began_s = self._now_s()
             yield from self._monitor.tick(self._may_go_on)
+            self._contact_s, self._ended = began_s, self._monitor.ended()
             if self._monitor.is_abandoned:
                 yield from self._find()  # perhaps they go on elsewhere
         except StoreLostError:
@@ -251,6 +263,7 @@ class Failover:
     def _find(self) -> Steps[None]:
         self._elsewhere, self._ahead, self._here = {}, None, ()
         yield Leave()
+        yield from self._look_who_has_ended()
         give_up_s = self._now_s() + _PATIENCE * self._silent_s
         while self._now_s() < give_up_s and (candidates := list(self._candidates())):
             for view, worker in candidates:
@@ -264,6 +277,23 @@ class Failover:
                     break
             yield Pause(_LOOK_S)
         yield from self._give_up()
+
+    def _look_who_has_ended(self) -> Steps[None]:
+        """At once: of those that end later, when this worker is silent, nobody knows whether they went on without it."""
+        began_s = self._now_s()
+        yield from self._probe(self._rounds.agreed)
+        if began_s < self._contact_s + self._monitor.suspect_after_s:
+            self._ended = self._monitor.ended()
+
+    def _probe(self, workers: Collection[WorkerId]) -> Steps[list[WorkerId]]:
+        """Look which of these workers listen, and note which have ended."""
+        monitor, ended = self._monitor, self._monitor.ended()
+        asked = [worker for worker in workers if worker in monitor.hosts and worker not in ended and worker != monitor.me]
+        found = yield Probe(tuple(monitor.hosts[worker] for worker in asked))
+        for worker, reached in zip(asked, found, strict=True):
+            if reached is Reached.REFUSED:
+                monitor.process_ended(worker)
+        return [worker for worker, reached in zip(asked, found, strict=True) if reached is Reached.OPEN]
 
     def _candidates(self) -> Iterator[tuple[int, WorkerId]]:
         """The stores that workers keep, by the views that come next."""
@@ -371,6 +401,7 @@ class Failover:
             spans_of(rounds.agreed or rounds.taking_part),
             spans_of(rounds.taking_part),
             monitor.told().encode(),
+            self._ended,
         )
         if known.result:
             yield Write(f"{view}/result/{monitor.me}", known.result)
@@ -412,12 +443,7 @@ class Failover:
 
         Without that two sides of a network that was cut would go after each other from store to store when it is whole again.
         """
-        asked = [worker for worker in missing if worker in self._monitor.hosts]
-        found = yield Probe(tuple(self._monitor.hosts[worker] for worker in asked))
-        there = [worker for worker, reached in zip(asked, found, strict=True) if reached is Reached.OPEN]
-        for worker, reached in zip(asked, found, strict=True):
-            if reached is Reached.REFUSED:
-                self._monitor.process_ended(worker)
+        there = yield from self._probe(missing)
         if not there:
             return
         self._looks += 1
