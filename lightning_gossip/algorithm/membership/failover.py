@@ -263,7 +263,7 @@ class Failover:
     def _find(self) -> Steps[None]:
         self._elsewhere, self._ahead, self._here = {}, None, ()
         yield Leave()
-        yield from self._look_who_has_ended()
+        yield from self._probe(self._rounds.agreed)  # at once
         give_up_s = self._now_s() + _PATIENCE * self._silent_s
         while self._now_s() < give_up_s and (candidates := list(self._candidates())):
             for view, worker in candidates:
@@ -278,22 +278,21 @@ class Failover:
             yield Pause(_LOOK_S)
         yield from self._give_up()
 
-    def _look_who_has_ended(self) -> Steps[None]:
-        """At once: of those that end later, when this worker is silent, nobody knows whether they went on without it."""
-        began_s = self._now_s()
-        yield from self._probe(self._rounds.agreed)
-        if began_s < self._contact_s + self._monitor.suspect_after_s:
-            self._ended = self._monitor.ended()
-
     def _probe(self, workers: Collection[WorkerId]) -> Steps[list[WorkerId]]:
-        """Look which of these workers listen, and note which have ended."""
-        monitor, ended = self._monitor, self._monitor.ended()
+        """Note which of these workers have ended; the result is those that listen."""
+        monitor, ended, began_s = self._monitor, self._monitor.ended(), self._now_s()
         asked = [worker for worker in workers if worker in monitor.hosts and worker not in ended and worker != monitor.me]
         found = yield Probe(tuple(monitor.hosts[worker] for worker in asked))
         for worker, reached in zip(asked, found, strict=True):
             if reached is Reached.REFUSED:
-                monitor.process_ended(worker)
+                self._note_ended(worker, began_s)
         return [worker for worker, reached in zip(asked, found, strict=True) if reached is Reached.OPEN]
+
+    def _note_ended(self, worker: WorkerId, at_s: float) -> None:
+        """Of those that end later, when this worker is silent, nobody knows whether they went on without it."""
+        self._monitor.process_ended(worker)
+        if at_s < self._contact_s + self._monitor.suspect_after_s:
+            self._ended |= {worker}
 
     def _candidates(self) -> Iterator[tuple[int, WorkerId]]:
         """The stores that workers keep, by the views that come next."""
@@ -314,7 +313,7 @@ class Failover:
         address = self._monitor.hosts[worker]
         reached = yield Enter(address)
         if reached is Reached.REFUSED:
-            self._monitor.process_ended(worker)
+            self._note_ended(worker, self._now_s())
         if reached is not Reached.OPEN:
             return False
         try:
