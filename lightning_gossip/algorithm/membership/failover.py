@@ -125,6 +125,7 @@ class Meeting:
     Args:
         said: by each that came.
         ended: workers whose processes are known to have ended.
+        in_time: those of them whose ends were found before they can have gone on without whoever asks.
 
     Attributes:
         best: the one that knows most.
@@ -134,7 +135,7 @@ class Meeting:
         is_complete: whether all have come that can be expected.
     """
 
-    def __init__(self, said: list[Registration], ended: frozenset[WorkerId]) -> None:
+    def __init__(self, said: list[Registration], ended: frozenset[WorkerId], in_time: frozenset[WorkerId]) -> None:
         self.best = max(said, key=lambda one: (one.view, one.number, one.settled)) if said else None
         self.members = workers_of(self.best.agreed) if self.best is not None else ()
         self._said = said
@@ -143,7 +144,7 @@ class Meeting:
         self._failed = self._ended.union(*(news.failed for news in self._news))
         registered = {one.worker for one in said}
         self.present = tuple(worker for worker in self.members if worker in registered and worker not in self._failed)
-        self._in_time = frozenset[WorkerId]().union(*(one.ended for one in said))
+        self._in_time = in_time.union(*(one.ended for one in said))
         self.missing = [worker for worker in self.members if worker not in registered and worker not in self._failed]
         self.is_complete = not self.missing
 
@@ -422,7 +423,7 @@ class Failover:
                 if place not in said and (value := (yield Read(f"{view}/{place}"))) is not None:
                     (said[place],) = yield Restore((value,))
                     last_s = self._now_s()
-            meeting = self.meeting(list(said.values()), self._monitor.ended())
+            meeting = self.meeting(list(said.values()), self._monitor.ended(), self._ended)
             self._here = meeting.present
             late_s = self._now_s() - came_s - _TURN_S * meeting.place(self._monitor.me)
             if late_s >= 0.0 and not meeting.is_complete and self._now_s() >= probed_s:
