@@ -290,10 +290,15 @@ class Failover:
         return [worker for worker, reached in zip(asked, found, strict=True) if reached is Reached.OPEN]
 
     def _note_ended(self, worker: WorkerId, at_s: float) -> None:
-        """Of those that end later, when this worker is silent, nobody knows whether they went on without it."""
         self._monitor.process_ended(worker)
         if at_s < self._contact_s + self._monitor.suspect_after_s:
             self._ended |= {worker}
+
+    def _ended_in_time(self) -> frozenset[WorkerId]:
+        """Of those that ended later, when this worker was silent, nobody knows whether they went on without it."""
+        if self._now_s() < self._contact_s + self._monitor.suspect_after_s:
+            self._ended = self._monitor.ended()
+        return self._ended
 
     def _candidates(self) -> Iterator[tuple[int, WorkerId]]:
         """The stores that workers keep, by the views that come next."""
@@ -401,7 +406,7 @@ class Failover:
             spans_of(rounds.agreed or rounds.taking_part),
             spans_of(rounds.taking_part),
             monitor.told().encode(),
-            self._ended,
+            self._ended_in_time(),
         )
         if known.result:
             yield Write(f"{view}/result/{monitor.me}", known.result)
@@ -423,7 +428,7 @@ class Failover:
                 if place not in said and (value := (yield Read(f"{view}/{place}"))) is not None:
                     (said[place],) = yield Restore((value,))
                     last_s = self._now_s()
-            meeting = self.meeting(list(said.values()), self._monitor.ended(), self._ended)
+            meeting = self.meeting(list(said.values()), self._monitor.ended(), self._ended_in_time())
             self._here = meeting.present
             late_s = self._now_s() - came_s - _TURN_S * meeting.place(self._monitor.me)
             if late_s >= 0.0 and not meeting.is_complete and self._now_s() >= probed_s:
