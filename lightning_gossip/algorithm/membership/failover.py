@@ -262,22 +262,31 @@ class Failover:
     # -- from store to store -----------------------------------------------------------------------------------------
 
     def _find(self) -> Steps[None]:
-        self._elsewhere, self._ahead, self._here = {}, None, ()
+        self._begin_search()
         yield Leave()
         yield from self._probe(self._rounds.agreed)  # at once
         give_up_s = self._now_s() + _PATIENCE * self._silent_s
-        while self._now_s() < give_up_s and (candidates := list(self._candidates())):
+        while self._now_s() < give_up_s:
+            candidates = list(self._candidates())
+            if not candidates and self._monitor.hosts:
+                break  # all have ended
             for view, worker in candidates:
                 if self.stopped or (yield from self._try(view, worker)):
                     return
-                while (ahead := self._ahead) is not None and self._now_s() < give_up_s:
-                    self._ahead = None
+                while self._now_s() < give_up_s and (ahead := self._take_ahead()) is not None:
                     if self.stopped or (yield from self._try(self._next_view(ahead), ahead)):
                         return
                 if self._now_s() >= give_up_s:
                     break
             yield Pause(_LOOK_S)
         yield from self._give_up()
+
+    def _begin_search(self) -> None:
+        self._elsewhere, self._ahead, self._here = {}, None, ()
+
+    def _take_ahead(self) -> WorkerId | None:
+        ahead, self._ahead = self._ahead, None
+        return ahead
 
     def _probe(self, workers: Collection[WorkerId]) -> Steps[list[WorkerId]]:
         """Note which of these workers have ended; the result is those that listen."""
@@ -324,7 +333,7 @@ class Failover:
             return False
         try:
             here, sought = yield from self._ask(worker)
-            if here is not None and here[0] >= self._least_view and here[0] > self.view:
+            if here is not None and self._may_adopt(here[0]):
                 later, there = here
                 if there != address and (yield Enter(there)) is not Reached.OPEN:
                     return False
@@ -340,10 +349,14 @@ class Failover:
         except StoreLostError:
             return False
 
-    @property
-    def _least_view(self) -> int:
-        """The first that this worker may take part in; one outside has promised nothing under its next identity."""
-        return 0 if self._monitor.is_outside else self._promised
+    def _may_adopt(self, view: int) -> bool:
+        """Whether to go on in a view that others are in.
+
+        A worker outside has promised nothing under its next identity, and may have lost only its connection.
+        """
+        if self._monitor.is_outside:
+            return view > self.view or (view == self.view and not self._monitor.is_abandoned)
+        return view > self.view and view >= self._promised
 
     def _ask(self, worker: WorkerId) -> Steps[tuple[tuple[int, str] | None, tuple[int, str] | None]]:
         """The view that a worker is in and the one that it waits for, as it says in its store, with their addresses."""
