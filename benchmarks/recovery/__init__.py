@@ -8,5 +8,7 @@ the others go on. Beside it DDP under torchrun, which starts all workers anew fr
 restart (Gloo: connection refused, until no restart was left), so each attempt has a new one. And torchft's DDP, whose
 survivors go on as well: eight replica groups of one worker, the lighthouse's times as in its example.
 
+*The store killed*, under AD-PSGD: rank 0, which holds it, in epoch 4 (``--holder``: only this).
+
 *Frozen*: one long epoch, in which rank 3 is stopped for 20 s (SIGSTOP, SIGCONT). AD-PSGD, and DDP.
 """

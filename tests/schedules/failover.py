@@ -56,6 +56,7 @@ from tests.schedules.violation import Violation, judge
 LONG_S = 30.0  # a trouble that is longer has the job go on elsewhere
 LOST_S = 6.0  # that the kernel waits for a host that does not answer
 CONNECT_S = 1.0
+ENDS_S = 10.0  # after which the process of a worker that is done has ended
 _PRIMARY = "primary"
 _OPERATIONS = (Decide, Swap, Write, Count, Read, ReadAll, Await, Delete, DeleteBelow)
 _LOST = object()
@@ -106,6 +107,7 @@ class Hosted(World):
         self.parts: list[tuple[float, float, frozenset[int]]] = []  # from when, until when, one of the sides
         self.agent = False
         self.primary_lost = False
+        self.done_s: dict[str, float] = {}  # when a worker was seen to be done, by the address of its store
         self.unclear = False  # hosts or the network have failed
         super().__init__(choices, **replacements)
         self.fails = any(kind == "fail" for _, kind, _, _ in self.faults)
@@ -227,12 +229,10 @@ class Hosted(World):
         if address not in self.servers:
             return Reached.REFUSED
         owner = self._owner(address)
-        if (
-            owner is not None
-            and owner.end == "done"
-            and not any(other.job and other.job[0] == address for other in self.workers)
-        ):
-            return Reached.REFUSED  # its process has ended
+        if owner is not None and owner.end == "done":
+            self.done_s.setdefault(address, self.now_s)
+            if self.now_s >= self.done_s[address] + ENDS_S and not any(w.job and w.job[0] == address for w in self.workers):
+                return Reached.REFUSED  # its process has ended
         return Reached.SILENT if owner is not None and owner.frozen_until_s > self.now_s else Reached.OPEN
 
     def _space(self, job: tuple[str, int | str]) -> _Keys:
@@ -315,8 +315,7 @@ class Hosted(World):
                 return reached
             case Adopt(view, address):
                 worker.job = thread.server = (address, view)
-                leaves = view < worker.failover._promised and not worker.membership.outside
-                if leaves and not self._is_unclear():
+                if view < worker.failover._promised and not worker.membership.outside and not self._is_unclear():
                     raise Violation(f"{worker.began_as.spoken} gives its identity up, and nobody was silent for long")
             case Publish(view, address):
                 self._publish(worker, view, address)
@@ -450,7 +449,8 @@ class Hosted(World):
         if isinstance(error, PeerError) and error.phase == "rendezvous" and self.primary_lost and self.now_s >= TIMEOUT_S:
             return True  # some have not met, and end
         if isinstance(error, PeerError) and error.phase == "quorum":
-            return self._is_unclear()
+            # or the others have come to the job's end
+            return self._is_unclear() or any(worker.end == "done" for worker in self.workers)
         if (
             isinstance(error, PeerError)
             and "nobody is in any more" in said

@@ -31,6 +31,9 @@ stores that believe to be the job's, one misses so many of its workers that it e
 | nobody has come for twice that time, and no quorum | | to the next one; after a while the end |
 | the time is over, and some worker still is in an earlier view | Adopt | as a worker that was excluded: under a new identity |
 
+A worker that was silent and is found to have ended may have gone on meanwhile, with others, and have come to the job's end. So
+the end of those that might have been enough counts only if it was found in time: before anybody can have excluded this worker.
+
 What a view begins with: the members by the latest result that somebody of the quorum has read; all who have not registered have
 failed; that result. If somebody has acted by it, it is settled; else those that wait for it settle it anew. A round without a
 result is held once more.
@@ -85,6 +88,7 @@ class Registration(NamedTuple):
         agreed: the members by that result.
         taking_part: those of its last round.
         news: as it has read them, with what it has found out.
+        ended: workers whose processes ended before they can have gone on without this one.
     """
 
     worker: WorkerId
@@ -94,6 +98,7 @@ class Registration(NamedTuple):
     agreed: tuple[Span, ...]
     taking_part: tuple[Span, ...]
     news: bytes
+    ended: frozenset[WorkerId]
 
 
 class Opened(NamedTuple):
@@ -120,6 +125,7 @@ class Meeting:
     Args:
         said: by each that came.
         ended: workers whose processes are known to have ended.
+        in_time: those of them whose ends were found before they can have gone on without whoever asks.
 
     Attributes:
         best: the one that knows most.
@@ -129,7 +135,7 @@ class Meeting:
         is_complete: whether all have come that can be expected.
     """
 
-    def __init__(self, said: list[Registration], ended: frozenset[WorkerId]) -> None:
+    def __init__(self, said: list[Registration], ended: frozenset[WorkerId], in_time: frozenset[WorkerId]) -> None:
         self.best = max(said, key=lambda one: (one.view, one.number, one.settled)) if said else None
         self.members = workers_of(self.best.agreed) if self.best is not None else ()
         self._said = said
@@ -138,6 +144,7 @@ class Meeting:
         self._failed = self._ended.union(*(news.failed for news in self._news))
         registered = {one.worker for one in said}
         self.present = tuple(worker for worker in self.members if worker in registered and worker not in self._failed)
+        self._in_time = in_time.union(*(one.ended for one in said))
         self.missing = [worker for worker in self.members if worker not in registered and worker not in self._failed]
         self.is_complete = not self.missing
 
@@ -153,9 +160,11 @@ class Meeting:
 
     def may_open(self, least: int | None, *, in_vain: bool) -> bool:
         """Whether those present go on; ``in_vain``: they have waited long enough for the others."""
-        return (self.is_complete or in_vain) and has_quorum(
-            self.present, self.members, self._ended, at_store=False, least=least
-        )
+        # those that were silent, and then ended, may have gone on before, and have come to the job's end: unless too few
+        others = set(self.members).difference(self.present, self._in_time)
+        went_on = has_quorum(others, self.members, self._in_time, at_store=True, least=least)
+        ended = self._in_time if went_on else self._ended
+        return (self.is_complete or in_vain) and has_quorum(self.present, self.members, ended, at_store=False, least=least)
 
     def opened(self, result: bytes) -> Opened:
         """How the view begins."""
@@ -218,6 +227,8 @@ class Failover:
         self._here: tuple[WorkerId, ...] = ()  # who was at the last meeting
         self._ahead: WorkerId | None = None  # one that waits for a later view elsewhere
         self._looks = 0  # at those that are missing
+        self._contact_s = now_s()  # when this worker was last heard in a store of the job
+        self._ended: frozenset[WorkerId] = frozenset()  # found in time: before the others can have excluded this worker
 
     def lose(self, moves: int) -> None:
         """Note that another thread has lost the store that this worker had after so many moves."""
@@ -233,7 +244,9 @@ class Failover:
         try:
             if self._lost:
                 raise StoreLostError
+            began_s = self._now_s()
             yield from self._monitor.tick(self._may_go_on)
+            self._contact_s, self._ended = began_s, self._monitor.ended()
             if self._monitor.is_abandoned:
                 yield from self._find()  # perhaps they go on elsewhere
         except StoreLostError:
@@ -249,21 +262,52 @@ class Failover:
     # -- from store to store -----------------------------------------------------------------------------------------
 
     def _find(self) -> Steps[None]:
-        self._elsewhere, self._ahead, self._here = {}, None, ()
+        self._begin_search()
         yield Leave()
+        yield from self._probe(self._rounds.agreed)  # at once
         give_up_s = self._now_s() + _PATIENCE * self._silent_s
-        while self._now_s() < give_up_s and (candidates := list(self._candidates())):
+        while self._now_s() < give_up_s:
+            candidates = list(self._candidates())
+            if not candidates and self._monitor.hosts:
+                break  # all have ended
             for view, worker in candidates:
                 if self.stopped or (yield from self._try(view, worker)):
                     return
-                while (ahead := self._ahead) is not None and self._now_s() < give_up_s:
-                    self._ahead = None
+                while self._now_s() < give_up_s and (ahead := self._take_ahead()) is not None:
                     if self.stopped or (yield from self._try(self._next_view(ahead), ahead)):
                         return
                 if self._now_s() >= give_up_s:
                     break
             yield Pause(_LOOK_S)
         yield from self._give_up()
+
+    def _begin_search(self) -> None:
+        self._elsewhere, self._ahead, self._here = {}, None, ()
+
+    def _take_ahead(self) -> WorkerId | None:
+        ahead, self._ahead = self._ahead, None
+        return ahead
+
+    def _probe(self, workers: Collection[WorkerId]) -> Steps[list[WorkerId]]:
+        """Note which of these workers have ended; the result is those that listen."""
+        monitor, ended, began_s = self._monitor, self._monitor.ended(), self._now_s()
+        asked = [worker for worker in workers if worker in monitor.hosts and worker not in ended and worker != monitor.me]
+        found = yield Probe(tuple(monitor.hosts[worker] for worker in asked))
+        for worker, reached in zip(asked, found, strict=True):
+            if reached is Reached.REFUSED:
+                self._note_ended(worker, began_s)
+        return [worker for worker, reached in zip(asked, found, strict=True) if reached is Reached.OPEN]
+
+    def _note_ended(self, worker: WorkerId, at_s: float) -> None:
+        self._monitor.process_ended(worker)
+        if at_s < self._contact_s + self._monitor.suspect_after_s:
+            self._ended |= {worker}
+
+    def _ended_in_time(self) -> frozenset[WorkerId]:
+        """Of those that ended later, when this worker was silent, nobody knows whether they went on without it."""
+        if self._now_s() < self._contact_s + self._monitor.suspect_after_s:
+            self._ended = self._monitor.ended()
+        return self._ended
 
     def _candidates(self) -> Iterator[tuple[int, WorkerId]]:
         """The stores that workers keep, by the views that come next."""
@@ -284,12 +328,12 @@ class Failover:
         address = self._monitor.hosts[worker]
         reached = yield Enter(address)
         if reached is Reached.REFUSED:
-            self._monitor.process_ended(worker)
+            self._note_ended(worker, self._now_s())
         if reached is not Reached.OPEN:
             return False
         try:
             here, sought = yield from self._ask(worker)
-            if here is not None and here[0] >= self._least_view and here[0] > self.view:
+            if here is not None and self._may_adopt(here[0]):
                 later, there = here
                 if there != address and (yield Enter(there)) is not Reached.OPEN:
                     return False
@@ -305,10 +349,14 @@ class Failover:
         except StoreLostError:
             return False
 
-    @property
-    def _least_view(self) -> int:
-        """The first that this worker may take part in; one outside has promised nothing under its next identity."""
-        return 0 if self._monitor.is_outside else self._promised
+    def _may_adopt(self, view: int) -> bool:
+        """Whether to go on in a view that others are in.
+
+        A worker outside has promised nothing under its next identity, and may have lost only its connection.
+        """
+        if self._monitor.is_outside:
+            return view > self.view or (view == self.view and not self._monitor.is_abandoned)
+        return view > self.view and view >= self._promised
 
     def _ask(self, worker: WorkerId) -> Steps[tuple[tuple[int, str] | None, tuple[int, str] | None]]:
         """The view that a worker is in and the one that it waits for, as it says in its store, with their addresses."""
@@ -371,6 +419,7 @@ class Failover:
             spans_of(rounds.agreed or rounds.taking_part),
             spans_of(rounds.taking_part),
             monitor.told().encode(),
+            self._ended_in_time(),
         )
         if known.result:
             yield Write(f"{view}/result/{monitor.me}", known.result)
@@ -392,7 +441,7 @@ class Failover:
                 if place not in said and (value := (yield Read(f"{view}/{place}"))) is not None:
                     (said[place],) = yield Restore((value,))
                     last_s = self._now_s()
-            meeting = self.meeting(list(said.values()), self._monitor.ended())
+            meeting = self.meeting(list(said.values()), self._monitor.ended(), self._ended_in_time())
             self._here = meeting.present
             late_s = self._now_s() - came_s - _TURN_S * meeting.place(self._monitor.me)
             if late_s >= 0.0 and not meeting.is_complete and self._now_s() >= probed_s:
@@ -412,12 +461,7 @@ class Failover:
 
         Without that two sides of a network that was cut would go after each other from store to store when it is whole again.
         """
-        asked = [worker for worker in missing if worker in self._monitor.hosts]
-        found = yield Probe(tuple(self._monitor.hosts[worker] for worker in asked))
-        there = [worker for worker, reached in zip(asked, found, strict=True) if reached is Reached.OPEN]
-        for worker, reached in zip(asked, found, strict=True):
-            if reached is Reached.REFUSED:
-                self._monitor.process_ended(worker)
+        there = yield from self._probe(missing)
         if not there:
             return
         self._looks += 1

@@ -256,6 +256,11 @@ class Monitor:
         return self.news.ended | self._ended
 
     @property
+    def suspect_after_s(self) -> float:
+        """Seconds without a heartbeat before which nobody excludes a worker whose process has not ended."""
+        return self._detector.suspect_after_s
+
+    @property
     def has_aborted(self) -> bool:
         """Whether this worker or another one has aborted this use of a Trainer, or the store does not answer."""
         return self.broken is not None or self._has_told_of_abort or self._aborted_by is not None
