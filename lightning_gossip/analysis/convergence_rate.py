@@ -108,7 +108,7 @@ def least_updates(
     if noise == 0.0:
         return math.inf
     if n == 1:
-        return lipschitz * lipschitz / noise
+        return lipschitz**2 / noise
     mixing = rho_bar(topology, exchanges=exchanges)
     terms = (
         192.0 * (t * (n - 1) / n + mixing),
@@ -119,7 +119,7 @@ def least_updates(
         * (8.0 * math.sqrt(6.0) * t ** (2.0 / 3.0) + 8.0) ** 2
         * (t + mixing * n / (n - 1)) ** (2.0 / 3.0),
     )
-    return lipschitz * lipschitz * n * n / noise * max(terms)
+    return lipschitz**2 * n**2 / noise * float(max(terms))
 
 
 def _noise(lipschitz: float, variance: float, heterogeneity: float) -> float:
