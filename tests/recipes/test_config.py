@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy
@@ -26,6 +27,7 @@ from lightning_gossip import (
     PiecewisePeriod,
     PostLocal,
 )
+from lightning_gossip.algorithm.topology.exact_graphs import SEQUENCES
 from lightning_gossip.algorithm.topology.generators import TOPOLOGIES
 from lightning_gossip.callbacks import ClusterEmulator
 from lightning_gossip.strategies import STRATEGIES
@@ -50,7 +52,7 @@ def composed(*overrides: str, folder: Path = Path("unused")) -> DictConfig:
 
 
 def test_there_is_a_configuration_for_every_topology() -> None:
-    assert options(LIBRARY / "topology") == sorted(TOPOLOGIES)
+    assert options(LIBRARY / "topology") == sorted((*TOPOLOGIES, *SEQUENCES))
 
 
 GROUPS = {group: options(folder / group) for folder, names in FOLDERS.items() for group in names}
@@ -61,6 +63,10 @@ OPTIONS = [(group, option) for group in GROUPS if group != "strategy" for option
 
 def check_composed(strategy: str, group: str, option: str) -> None:
     cfg = composed(f"strategy={strategy}", f"{group}={option}")
+    if option in SEQUENCES and "topology" in cfg.strategy and strategy != "dpsgd":
+        with pytest.raises(InstantiationException, match="only dpsgd makes rounds together: write strategy=dpsgd"):
+            instantiate(cfg.strategy)
+        return
     assert isinstance(instantiate(cfg.strategy), DDPStrategy)
     assert isinstance(instantiate(cfg.cluster) or None, ClusterEmulator | None)
 
@@ -100,6 +106,18 @@ def test_a_configuration_has_every_option_of_its_strategy_with_the_same_default(
 @pytest.mark.parametrize("strategy", ["adpsgd", "dpsgd"])
 def test_the_topology_reaches_the_strategy(strategy: str, name: str) -> None:
     assert instantiate(composed(f"strategy={strategy}", f"topology={name}").strategy).topology == name
+
+
+def test_without_a_word_adpsgd_has_auto_and_dpsgd_a_ring_as_in_code() -> None:
+    for name, topology in (("adpsgd", "auto"), ("noloco", "auto"), ("dpsgd", "ring")):
+        assert instantiate(composed(f"strategy={name}").strategy).topology == topology
+        assert inspect.signature(STRATEGIES[name].cls).parameters["topology"].default == topology
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_a_topology_that_changes_reaches_dpsgd_only(name: str) -> None:
+    assert instantiate(composed("strategy=dpsgd", f"topology={name}").strategy).topology == name
+    check_composed("adpsgd", "topology", name)
 
 
 def test_the_schedule_reaches_the_strategy_and_names_it() -> None:
