@@ -26,7 +26,7 @@ def _blocks(page: Path) -> list[str]:
 
 
 def _trains(block: str) -> bool:
-    return ".fit(" in block
+    return ".fit(" in block or ".launch(" in block
 
 
 @pytest.mark.parametrize(

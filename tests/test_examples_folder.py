@@ -38,12 +38,14 @@ def _trained(ended: Ended) -> None:
     "command",
     [
         pytest.param(["script.py"], id="script"),
+        pytest.param(["fabric.py"], id="fabric", marks=pytest.mark.slow),
         pytest.param(
             ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "torchrun.py"],
             id="torchrun",
             marks=pytest.mark.slow,
         ),
         pytest.param(["cli.py", "fit", "--config", "cli.yaml"], id="cli", marks=pytest.mark.slow),
+        pytest.param(["sharded.py"], id="sharded", marks=pytest.mark.slow),
         pytest.param(["hydra_app/train.py", "topology=exponential"], id="hydra", marks=pytest.mark.slow),
     ],
 )

@@ -63,8 +63,9 @@ class NeighbourOptions(TopologyOptions):
         check_choice("weights", self.weights, get_args(MixingWeights))
         check_choice("overlap", self.overlap, (True, False))
         if self.weights != "metropolis" and (isinstance(self.topology, TopologySequence) or self.topology in SEQUENCES):
+            name = getattr(self.topology, "name", self.topology)
             raise ConfigurationError(
-                f"weights={self.weights!r}: topology {self.topology_name!r} comes with its own matrices. Leave weights away."
+                f"weights={self.weights!r}: topology {name!r} comes with its own matrices. Leave weights away."
             )
 
     @override

@@ -41,8 +41,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_gossip.algorithm.apsgd import ServerRule
-from lightning_gossip.algorithm.apsgd_worker import Served
+from lightning_gossip.algorithm.apsgd.server import ServerRule
+from lightning_gossip.algorithm.apsgd.worker import Served
 from lightning_gossip.algorithm.checks import check_integer, is_finite
 from lightning_gossip.algorithm.options import Options
 from lightning_gossip.algorithm.staleness import StalenessHistogram
@@ -171,7 +171,7 @@ class ElasticCentre(ServerRule):
 
 @dataclass(frozen=True)
 class Exchange:
-    """Send x to the centre, receive c; resume with :class:`~lightning_gossip.algorithm.apsgd_worker.Served`."""
+    """Send x to the centre, receive c; resume with :class:`~lightning_gossip.algorithm.apsgd.worker.Served`."""
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ def least_updates(
         * (8.0 * math.sqrt(6.0) * t ** (2.0 / 3.0) + 8.0) ** 2
         * (t + mixing * n / (n - 1)) ** (2.0 / 3.0),
     )
-    return lipschitz**2 * n**2 / noise * float(max(terms))
+    return float(lipschitz**2 * n**2 / noise * max(terms))
 
 
 def _noise(lipschitz: float, variance: float, heterogeneity: float) -> float:

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from typing_extensions import override
 
 from lightning_gossip.runtime.clock import now_s
-from lightning_gossip.runtime.workers import FixedWorkers
+from lightning_gossip.runtime.workers import FixedWorkers, Workers
 from lightning_gossip.strategies.report import FitReport, WorkerReport
 
 _RECENT = 1000  # batches of which the median is said
@@ -60,6 +60,7 @@ class FitReporter(Callback):
             return
         self._own.steps = trainer.global_step - self._before
         self._own.batch_s = statistics.median(self._batches_s) if self._batches_s else None
-        everyones = FixedWorkers().gather(self._own.as_dict())
+        workers: Workers = getattr(trainer.strategy, "all_workers", None) or FixedWorkers()
+        everyones = workers.gather(self._own.as_dict())
         met = 0 if self.report is None else self.report.rendezvous
         self.report = FitReport(workers=[WorkerReport(**own) for own in everyones], rendezvous=met + 1)

@@ -29,6 +29,7 @@ class Collectives:
         device: where the tensors are that it is given.
         timeout_s: deadline of each operation, in seconds.
         timeline: where waits are recorded.
+        group: of the workers, made for these collectives; None to make one of those of the default group.
 
     Attributes:
         bytes_sent: by this worker, reckoned as a ring sends: 2 (n − 1)/n of a summed vector, n − 1 times a gathered one.
@@ -36,14 +37,17 @@ class Collectives:
         made: how many of them.
     """
 
-    def __init__(self, device: torch.device, timeout_s: float, timeline: Timeline) -> None:
-        self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
+    def __init__(
+        self, device: torch.device, timeout_s: float, timeline: Timeline, group: dist.ProcessGroup | None = None
+    ) -> None:
+        self._is_given = group is not None
+        self._group: dist.ProcessGroup | None = group or new_group(timeout_s, backend=None)  # the default group's backend
+        self.world_size, self.rank = self._group.size(), self._group.rank()
         self.bytes_sent = 0
         self.waited_s = 0.0
         self.made = 0
         self._device = device
         self._timeline = timeline
-        self._group: dist.ProcessGroup | None = new_group(timeout_s, backend=None)  # the default group's backend
 
     def start_sum(self, vector: Tensor) -> PendingSum:
         """Begin to replace a vector by its sum over all workers; the vector is the group's until the end is awaited."""
@@ -99,7 +103,7 @@ class Collectives:
 
     def close(self) -> None:
         """Free the group. May be called twice."""
-        if self._group is not None and dist.is_initialized():
+        if self._group is not None and not self._is_given and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._group = None
 

@@ -19,7 +19,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -82,46 +82,46 @@ def _close_connections(group: dist.ProcessGroup) -> None:
 
 
 class GroupGuard:
-    """Aborts the default group of one process when a worker in it has failed.
+    """Aborts groups of one process when a worker in them has failed.
 
     The abort has a thread of its own: what NCCL does for it may take seconds, and heartbeats go on.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # held, the group's connections and threads would outlive its destruction
-        self._group: Callable[[], dist.ProcessGroup | None] = lambda: None
+        # held, a group's connections and threads would outlive its destruction
+        self._groups: tuple[Callable[[], dist.ProcessGroup | None], ...] = ()
         self._has_failed: Callable[[], bool] = lambda: False
         self._thread: threading.Thread | None = None
 
-    def guard(self, group: dist.ProcessGroup, has_failed: Callable[[], bool]) -> None:
-        """Guard a group from now on, in place of the one before.
+    def guard(self, groups: Sequence[dist.ProcessGroup], has_failed: Callable[[], bool]) -> None:
+        """Guard groups from now on, in place of those before.
 
         Args:
-            group: the default group.
-            has_failed: whether a worker in it has failed, or all end.
+            groups: of the present members.
+            has_failed: whether a worker in them has failed, or all end.
         """
         self.release()
         with self._lock:
-            self._group, self._has_failed = weakref.ref(group), has_failed
+            self._groups, self._has_failed = tuple(weakref.ref(group) for group in groups), has_failed
 
     def look(self) -> None:
-        """Abort the group if one of its workers has failed. Called by the failure detector's thread; returns at once."""
+        """Abort the groups if one of their workers has failed. Called by the failure detector's thread; returns at once."""
         with self._lock:
-            group, has_failed = self._group(), self._has_failed
-        if group is None or not has_failed():
+            refs, has_failed = self._groups, self._has_failed
+        groups = _alive(refs)
+        if not groups or not has_failed():
             return
         with self._lock:
-            if self._group() is group and self._thread is None:
-                self._thread = new_thread("gossip-abort", _abort, group)
+            if self._groups is refs and self._thread is None:
+                self._thread = new_thread("gossip-abort", _abort, groups)
                 self._thread.start()
 
     @property
     def is_aborted(self) -> bool:
-        """Whether the group has been aborted, or is being; by this guard, or by its backend after an error."""
+        """Whether the groups have been aborted, or are being; by this guard, or by a backend after an error."""
         with self._lock:
-            group = self._group()
-            return self._thread is not None or (group is not None and _has_error(group))
+            return self._thread is not None or any(map(_has_error, _alive(self._groups)))
 
     def check(self) -> None:
         """Make sure that the collectives of this thread have not merely returned because the group was aborted.
@@ -137,10 +137,10 @@ class GroupGuard:
             raise dist.DistBackendError("A worker has failed, and the collective that waited for it was ended.")
 
     def release(self) -> None:
-        """Let go of the group, which is about to be destroyed: after an abort that is under way, 10 s at most."""
+        """Let go of the groups, which are about to be destroyed: after an abort that is under way, 10 s at most."""
         self.join()
         with self._lock:
-            self._group, self._thread = lambda: None, None
+            self._groups, self._thread = (), None
 
     def join(self) -> None:
         """Wait for an abort that is under way, 10 s at most."""
@@ -152,8 +152,17 @@ class GroupGuard:
                 log.warning("The abort of a process group has not ended within %.3g s.", _RELEASE_S)
 
 
-def _abort(group: dist.ProcessGroup) -> None:
-    log.info("A worker has failed: what is under way on the default process group is ended.")
+def _alive(refs: Sequence[Callable[[], dist.ProcessGroup | None]]) -> list[dist.ProcessGroup]:
+    return [group for ref in refs if (group := ref()) is not None]
+
+
+def _abort(groups: list[dist.ProcessGroup]) -> None:
+    log.info("A worker has failed: what is under way on the process groups is ended.")
+    while groups:  # none is held when this thread ends
+        _try_to_abort(groups.pop())
+
+
+def _try_to_abort(group: dist.ProcessGroup) -> None:
     try:
         abort_group(group)
     except Exception as error:  # noqa: BLE001 - the group is given up anyway, and its collectives have time-outs of their own

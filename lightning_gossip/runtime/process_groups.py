@@ -1,4 +1,4 @@
-"""How the default process group of the present members is made."""
+"""The process groups of the present members: how the default group is made, and what stands for it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
+from typing_extensions import override
 
 from lightning_gossip.transport.gloo_group import GROUP_S, set_timeout
 
@@ -42,6 +44,40 @@ def make_default_group(
         set_timeout(timeout_s)
 
     return make
+
+
+class MemberGroups(Protocol):
+    """The process groups of the present members, made anew when these change."""
+
+    @property
+    def made(self) -> tuple[dist.ProcessGroup, ...]:
+        """Those that there are at present; none if they have to be made. Nobody keeps them."""
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """That of all members, for their collectives; None for the default group."""
+
+    def drop(self) -> None:
+        """Destroy them, if there are any."""
+
+
+class DefaultGroup(MemberGroups):
+    """The members' group is the default group."""
+
+    @property
+    @override
+    def made(self) -> tuple[dist.ProcessGroup, ...]:
+        return (dist.group.WORLD,) if dist.is_initialized() and dist.group.WORLD is not None else ()
+
+    @property
+    @override
+    def group(self) -> dist.ProcessGroup | None:
+        return None
+
+    @override
+    def drop(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def with_host_backend(backend: str, device: torch.device) -> str:

@@ -211,6 +211,18 @@ def delete_below(store: Store, prefix: str) -> None:
                 store.delete_key(key)
 
 
+def meet(store: Store, count: int) -> None:
+    """Wait until so many processes have called this with a store, as long as a call of it may wait.
+
+    Args:
+        store: with keys for these processes alone.
+        count: how many they are.
+    """
+    if store.add("here", 1) == count:
+        store.set("all", "")
+    store.get("all")
+
+
 def another(store: Store, *, timeout_s: float | None = None) -> Store:
     """A second connection, since one serves one call at a time.
 

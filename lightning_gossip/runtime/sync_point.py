@@ -2,8 +2,8 @@
 
 Its collectives are the only ones of the gossip.
 
-Every worker calls the same methods in the same order on the default process group. :meth:`SyncPoint.agree` is where a fast
-worker waits for the slow ones.
+Every worker calls the same methods in the same order on one process group, that of all workers where nothing else is said.
+:meth:`SyncPoint.agree` is where a fast worker waits for the slow ones.
 """
 
 from __future__ import annotations
@@ -110,16 +110,24 @@ def agree(arrivals: Sequence[Arrival]) -> Agreement:
 
 
 class SyncPoint:
-    """The collectives of one worker on the default process group.
+    """The collectives of one worker on a process group.
 
     Args:
         device: where the group's backend wants its tensors.
-        workers: of that group.
+        workers: of the job; their group is the group.
+        of: tells another group of these workers, of which this one is a member too; None for that of all of them.
+
+    Attributes:
+        device: as given.
+        workers: as given.
     """
 
-    def __init__(self, device: torch.device, workers: Workers) -> None:
+    def __init__(
+        self, device: torch.device, workers: Workers, *, of: Callable[[], dist.ProcessGroup | None] | None = None
+    ) -> None:
         self.workers = workers
-        self._device = device
+        self.device = device
+        self._of: Callable[[], dist.ProcessGroup | None] = (lambda: workers.group) if of is None else of
 
     def agree(self, mine: Arrival) -> Agreement:
         """Wait for every worker, and learn what each came for.
@@ -142,7 +150,7 @@ class SyncPoint:
         Returns:
             This worker's squared distance ‖x_i − x̄‖² to the mean.
         """
-        return self._average(flat, dist.get_world_size(), takes_part=True)
+        return self._average(flat, dist.get_world_size(self._of()), takes_part=True)
 
     def average_of(self, flat: Tensor, *, takes_part: bool) -> float:
         """Replace a vector by its mean over the workers that take part; every worker gets it. At least one must.
@@ -157,8 +165,8 @@ class SyncPoint:
         Raises:
             NonFiniteError: on all, if nobody takes part.
         """
-        count = torch.tensor([float(takes_part)], dtype=torch.float64, device=self._device)
-        dist.all_reduce(count)
+        count = torch.tensor([float(takes_part)], dtype=torch.float64, device=self.device)
+        dist.all_reduce(count, group=self._of())
         if not count:
             raise NonFiniteError("No worker is left whose model is finite.")
         return self._average(flat, int(count), takes_part=takes_part)
@@ -169,7 +177,7 @@ class SyncPoint:
                 buffer.copy_(flat[chunk])
             else:
                 buffer.zero_()
-            dist.all_reduce(buffer)
+            dist.all_reduce(buffer, group=self._of())
             buffer.div_(count)
 
         return self._replace(flat, mean)
@@ -189,14 +197,14 @@ class SyncPoint:
         def theirs(chunk: slice, buffer: Tensor) -> None:
             if model is not None:
                 buffer.copy_(model[chunk])
-            dist.broadcast(buffer, src=source)
+            dist.broadcast(buffer, group=self._of(), group_src=source)
 
         return self._replace(flat, theirs)
 
     def _replace(self, flat: Tensor, fill: Callable[[slice, Tensor], None]) -> float:
         """Replace a vector chunk by chunk by what ``fill`` writes; returns ‖old − new‖²."""
         distance = 0.0
-        whole = torch.empty(min(flat.numel(), _CHUNK_NUMEL), dtype=flat.dtype, device=self._device)
+        whole = torch.empty(min(flat.numel(), _CHUNK_NUMEL), dtype=flat.dtype, device=self.device)
         with self.workers.answering("averaging"):
             for chunk in chunk_slices(flat.numel(), _CHUNK_NUMEL):
                 piece = flat[chunk]
@@ -211,9 +219,9 @@ class SyncPoint:
         """The mean of a number over all workers."""
 
         def mean() -> float:
-            total = torch.tensor([value], dtype=torch.float64, device=self._device)
-            dist.all_reduce(total)
-            return float(total) / dist.get_world_size()
+            total = torch.tensor([value], dtype=torch.float64, device=self.device)
+            dist.all_reduce(total, group=self._of())
+            return float(total) / dist.get_world_size(self._of())
 
         return self.workers.attempt(mean)
 
@@ -225,8 +233,8 @@ class SyncPoint:
         """
 
         def both() -> list[int]:
-            mine = torch.tensor([*values, *(-value for value in values)], dtype=torch.int64, device=self._device)
-            dist.all_reduce(mine, op=dist.ReduceOp.MAX)
+            mine = torch.tensor([*values, *(-value for value in values)], dtype=torch.int64, device=self.device)
+            dist.all_reduce(mine, op=dist.ReduceOp.MAX, group=self._of())
             result: list[int] = mine.tolist()
             return result
 
@@ -241,10 +249,10 @@ class SyncPoint:
         Args:
             mine: of this worker; as many on every worker.
         """
-        own = torch.tensor(mine, dtype=torch.int64, device=self._device)
-        everyones = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        own = torch.tensor(mine, dtype=torch.int64, device=self.device)
+        everyones = [torch.empty_like(own) for _ in range(dist.get_world_size(self._of()))]
         with self.workers.answering("gathering"):
-            dist.all_gather(everyones, own)
+            dist.all_gather(everyones, own, group=self._of())
         return [theirs.tolist() for theirs in everyones]
 
     def copy(self, make: Callable[[], Tensor], *, source: int) -> Tensor:
@@ -256,13 +264,19 @@ class SyncPoint:
             make: on rank ``source`` its bytes, uint8 of shape (k,) on the host; called there only.
             source: whose.
         """
-        mine = make() if dist.get_rank() == source else torch.empty(0, dtype=torch.uint8, device="cpu")
+        is_source = self._rank == source
+        mine = make() if is_source else torch.empty(0, dtype=torch.uint8, device="cpu")
         with self.workers.answering("copying"):
-            count = torch.tensor([mine.numel()], dtype=torch.int64, device=self._device)
-            dist.broadcast(count, src=source)
-            theirs = mine if dist.get_rank() == source else torch.empty(int(count), dtype=torch.uint8, device="cpu")
+            count = torch.tensor([mine.numel()], dtype=torch.int64, device=self.device)
+            dist.broadcast(count, group=self._of(), group_src=source)
+            theirs = mine if is_source else torch.empty(int(count), dtype=torch.uint8, device="cpu")
             for chunk in chunk_slices(theirs.numel(), 4 * _CHUNK_NUMEL):
-                buffer = theirs[chunk].to(self._device)
-                dist.broadcast(buffer, src=source)
+                buffer = theirs[chunk].to(self.device)
+                dist.broadcast(buffer, group=self._of(), group_src=source)
                 theirs[chunk] = buffer.to(theirs.device)
         return theirs
+
+    @property
+    def _rank(self) -> int:
+        group = self._of()
+        return dist.get_rank() if group is None else int(group.rank())

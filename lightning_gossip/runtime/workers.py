@@ -25,6 +25,10 @@ T = TypeVar("T")
 class Workers(Protocol):
     """All workers of a job. Every worker calls the same methods in the same order."""
 
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """That of all workers, for collectives in :meth:`attempt`; None for the default group. Another one after a failure."""
+
     def gather(self, mine: Any, kind: str = "values") -> list[Any]:
         """The values of all workers, by rank.
 
@@ -78,11 +82,16 @@ class FixedWorkers(Workers):
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
 
+    @property
+    @override
+    def group(self) -> dist.ProcessGroup | None:
+        return self._group
+
     @override
     def gather(self, mine: Any, kind: str = "values") -> list[Any]:
-        if _is_alone():
+        if self._is_alone:
             return [mine]
-        everyones: list[Any] = [None] * dist.get_world_size()
+        everyones: list[Any] = [None] * dist.get_world_size(self._group)
         with peer_errors(kind):
             dist.all_gather_object(everyones, (kind, mine), group=self._group)
         return of_one_kind(everyones)
@@ -93,11 +102,11 @@ class FixedWorkers(Workers):
 
     @override
     def broadcast(self, value: T, source: int = 0) -> T:
-        if _is_alone():
+        if self._is_alone:
             return value
         sent = [value]
         with peer_errors("a broadcast"):
-            dist.broadcast_object_list(sent, source, group=self._group)
+            dist.broadcast_object_list(sent, group=self._group, group_src=source)
         return sent[0]
 
     @override
@@ -118,6 +127,6 @@ class FixedWorkers(Workers):
     def excluded(self) -> Sequence[WorkerId]:
         return ()
 
-
-def _is_alone() -> bool:
-    return not dist.is_initialized() or dist.get_world_size() == 1
+    @property
+    def _is_alone(self) -> bool:
+        return not dist.is_initialized() or dist.get_world_size(self._group) == 1

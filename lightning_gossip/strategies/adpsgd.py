@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from lightning_gossip.algorithm.adpsgd.repair import topology_for
 from lightning_gossip.algorithm.adpsgd.replica import PublishedModel
 from lightning_gossip.algorithm.checks import check_not_negative
 from lightning_gossip.algorithm.compression.pairwise import Wire
+from lightning_gossip.algorithm.islands import pull_every
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.algorithm.outer import Outer, warnings_of
 from lightning_gossip.algorithm.tensors.finite import all_finite
@@ -37,6 +38,8 @@ from lightning_gossip.runtime.store_client import another
 from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.lightning.fault_tolerance import JoinerOptimizer, OnPeerFailure, Survival
+from lightning_gossip.strategies.lightning.replicated_processes import ReplicatedProcesses
+from lightning_gossip.strategies.lightning.sharded_processes import ShardedProcesses
 from lightning_gossip.strategies.options import check_nonfinite, seconds_of
 from lightning_gossip.strategies.report import WorkerReport
 from lightning_gossip.strategies.state.nonfinite import error_of, mean_of_healthy
@@ -52,9 +55,137 @@ from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 from lightning_gossip.transport.pairwise_groups import CONNECT_S, REPLY_S, EdgeTransport
 
 _SEED_STRIDE = 1_000_003
+_PART_STRIDE = 7_368_787
 
 
-class ADPSGDStrategy(DecentralizedStrategy):
+class GossipStrategy(DecentralizedStrategy):
+    """AD-PSGD, whatever its workers are. :class:`ADPSGDStrategy` describes the arguments."""
+
+    name = "adpsgd"
+    has_islands = True
+
+    def __init__(
+        self,
+        *,
+        topology: TopologySpec = "auto",
+        roles: Roles = "auto",
+        exchanges_per_step: float | None = None,
+        local_steps: int | None = None,
+        outer: Outer | None = None,
+        dense_share: float | None = None,
+        a2cid2: bool = False,
+        push_every: int = 1,
+        exchange_timeout_s: float = 120.0,
+        seed: int = 0,
+        on_peer_failure: OnPeerFailure = "continue",
+        min_workers: int | None = None,
+        max_workers: int | None = None,
+        peer_timeout_s: float = 30.0,
+        joiner_optimizer: JoinerOptimizer = "copy",
+        refuse_nonfinite: bool = True,
+        on_nonfinite: OnNonFinite = "raise",
+        wire: Wire = "float32",
+        partner_choice: PartnerChoice = "uniform",
+        store: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.survival: Survival = Survival(on_peer_failure, min_workers, max_workers, peer_timeout_s, joiner_optimizer, store)
+        self.gossip_options = GossipOptions(
+            topology=topology,
+            roles=roles,
+            exchanges_per_step=exchanges_per_step,  # type: ignore[arg-type]
+            push_every=push_every,
+            wire=wire,
+            partner_choice=partner_choice,
+            local_steps=local_steps,
+            outer=outer,
+            dense_share=dense_share,  # type: ignore[arg-type]
+            a2cid2=a2cid2,
+        )
+        if self.island != 1:
+            self._refuse_with_islands()
+        check_not_negative("seed", seed)
+        self.refuse_nonfinite, self.on_nonfinite = check_nonfinite(refuse_nonfinite, on_nonfinite)
+        if self.island != 1 and on_nonfinite == "adopt":
+            raise ConfigurationError(
+                "on_nonfinite='adopt' with island=... is not possible: a rank would take over its part of a model, and its"
+                " mates would keep theirs. Leave it out ('raise'), and resume from the last checkpoint."
+            )
+        self.topology = self.gossip_options.topology
+        self.exchanges_per_step = self.gossip_options.exchanges_per_step
+        self.outer = self.gossip_options.outer
+        kind = "_sharded" if self.is_sharded else "" if self.island == 1 else "_islands"
+        self.name = "noloco" if self.outer is not None else f"adpsgd{kind}"
+        self._exchange_timeout_s = seconds_of("exchange_timeout_s", exchange_timeout_s)
+        self._seed = seed
+
+    def _refuse_with_islands(self) -> None:
+        if self.gossip_options.a2cid2:
+            raise ConfigurationError(
+                "a2cid2=True with island=... is not possible yet: its second model moves between the steps at which an island"
+                " hands round. Leave one of them out."
+            )
+        if self.gossip_options.outer is not None:
+            raise ConfigurationError(
+                "outer=... with island=... is not possible yet: the outer state would be in parts that no checkpoint holds"
+                " together. Leave outer out; exchanges_per_step=0.1 makes exchanges rare without it."
+            )
+
+    @property
+    @override
+    def collective_timeout_s(self) -> float:
+        return min(self._exchange_timeout_s, self.timeout_s)
+
+    @override
+    def check(self, workers: int) -> None:
+        self.gossip_options.check(workers)
+        if self.survival.least > workers:
+            raise ConfigurationError(f"min_workers={self.survival.min_workers} is more than the {workers} workers of the job.")
+
+    @override
+    def preflight(self, trainer: pl.Trainer, model: pl.LightningModule) -> None:
+        super().preflight(trainer, model)
+        if self.gossip_options.dense_share and trainer.max_epochs == -1 and trainer.max_steps == -1:
+            raise ConfigurationError(
+                f"dense_share={self.gossip_options.dense_share!r} is a share of the run, and max_epochs=-1 gives it no end."
+                " Write dense_share=0.0, or give an end."
+            )
+        if self.outer is not None and self.workers > 1:
+            for warning in warnings_of(self.outer):
+                say_once("momentum of all", warning)
+            warn_of_statistics(model)
+
+    @override
+    def algorithm(self, timeline: Timeline) -> Algorithm:
+        return GossipAlgorithm(self, timeline, self._exchange_timeout_s)
+
+    def picker(self) -> tuple[Topology, PartnerPicker]:
+        """The graph of the present workers, and this one's partners in it."""
+        members = self.members
+        assert members is not None
+        place, gossipers = self.gossipers
+        size, index = (1, 0) if self.groups is None else (self.groups.islands.size, self.groups.place.index)
+        options = self.gossip_options
+        numbers = [worker.initial_rank // size for worker in gossipers]
+        topology = topology_for(self.topology, numbers, self.units, options.roles)
+        seed = self._seed + _SEED_STRIDE * members.generation  # ranks change, and two of them must not repeat one stream
+        seed += _PART_STRIDE * index  # each part of a model is averaged with partners of its own
+        return topology, PartnerPicker(topology, place, roles=options.roles, seed=seed, choice=options.partner_choice)
+
+    @property
+    def gossipers(self) -> tuple[int, Sequence[WorkerId]]:
+        """This worker's place among those that it gossips with, and these: all members, or those of its index in islands."""
+        members = self.members
+        assert members is not None
+        if self.groups is None:
+            return members.rank, members.members
+        islands, index = self.groups.islands, self.groups.place.index
+        peers = [worker for worker in members.members if islands.place(worker.initial_rank).index == index]
+        return peers.index(members.me), peers
+
+
+class ADPSGDStrategy(GossipStrategy, ReplicatedProcesses):
     """Asynchronous Decentralized Parallel SGD: each worker trains on its own model and averages it, in the background, with a
     random neighbour's.
 
@@ -105,93 +236,26 @@ class ADPSGDStrategy(DecentralizedStrategy):
         trainer = Trainer(strategy=ADPSGDStrategy(local_steps=50, outer=Outer(), wire="int8"), devices=8)    # = "noloco"
     """
 
-    name = "adpsgd"
 
-    def __init__(
-        self,
-        *,
-        topology: TopologySpec = "auto",
-        roles: Roles = "auto",
-        exchanges_per_step: float | None = None,
-        local_steps: int | None = None,
-        outer: Outer | None = None,
-        dense_share: float | None = None,
-        a2cid2: bool = False,
-        push_every: int = 1,
-        exchange_timeout_s: float = 120.0,
-        seed: int = 0,
-        on_peer_failure: OnPeerFailure = "continue",
-        min_workers: int | None = None,
-        max_workers: int | None = None,
-        peer_timeout_s: float = 30.0,
-        joiner_optimizer: JoinerOptimizer = "copy",
-        refuse_nonfinite: bool = True,
-        on_nonfinite: OnNonFinite = "raise",
-        wire: Wire = "float32",
-        partner_choice: PartnerChoice = "uniform",
-        store: str | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        self.survival: Survival = Survival(on_peer_failure, min_workers, max_workers, peer_timeout_s, joiner_optimizer, store)
-        self.gossip_options = GossipOptions(
-            topology=topology,
-            roles=roles,
-            exchanges_per_step=exchanges_per_step,  # type: ignore[arg-type]
-            push_every=push_every,
-            wire=wire,
-            partner_choice=partner_choice,
-            local_steps=local_steps,
-            outer=outer,
-            dense_share=dense_share,  # type: ignore[arg-type]
-            a2cid2=a2cid2,
-        )
-        check_not_negative("seed", seed)
-        self.refuse_nonfinite, self.on_nonfinite = check_nonfinite(refuse_nonfinite, on_nonfinite)
-        self.topology = self.gossip_options.topology
-        self.exchanges_per_step = self.gossip_options.exchanges_per_step
-        self.outer = self.gossip_options.outer
-        self.name = "adpsgd" if self.outer is None else "noloco"
-        self._exchange_timeout_s = seconds_of("exchange_timeout_s", exchange_timeout_s)
-        self._seed = seed
+class ShardedADPSGDStrategy(GossipStrategy, ShardedProcesses):
+    """AD-PSGD between islands of ranks that have one model in shards (FSDP2, tensor parallelism): for models that fit no rank.
 
-    @property
-    @override
-    def collective_timeout_s(self) -> float:
-        return min(self._exchange_timeout_s, self.timeout_s)
+    Inside an island this is Lightning's ModelParallelStrategy: the same ``configure_model``, with ``self.device_mesh`` of the
+    island. Each rank averages its own shards with those of the same rank in other islands (docs/islands.md).
 
-    @override
-    def check(self, workers: int) -> None:
-        self.gossip_options.check(workers)
-        if self.survival.least > workers:
-            raise ConfigurationError(f"min_workers={self.survival.min_workers} is more than the {workers} workers of the job.")
+    Args:
+        data_parallel_size: ranks of an island that train on batches of their own; ``"auto"``: those of a node, divided by
+            ``tensor_parallel_size``.
+        tensor_parallel_size: ranks that compute one batch together.
+        save_distributed_checkpoint: each rank of one island writes its shard, into a folder; otherwise one file is written.
+        options: of :class:`ADPSGDStrategy`, counted in islands. ``outer``, ``on_nonfinite="adopt"``, ``checkpoint="replicas"``
+            and every ``start_method`` but ``"popen"`` are refused.
 
-    @override
-    def preflight(self, trainer: pl.Trainer, model: pl.LightningModule) -> None:
-        super().preflight(trainer, model)
-        if self.gossip_options.dense_share and trainer.max_epochs == -1 and trainer.max_steps == -1:
-            raise ConfigurationError(
-                f"dense_share={self.gossip_options.dense_share!r} is a share of the run, and max_epochs=-1 gives it no end."
-                " Write dense_share=0.0, or give an end."
-            )
-        if self.outer is not None and self.workers > 1:
-            for warning in warnings_of(self.outer):
-                say_once("momentum of all", warning)
-            warn_of_statistics(model)
+    Example::
 
-    @override
-    def algorithm(self, timeline: Timeline) -> Algorithm:
-        return GossipAlgorithm(self, timeline, self._exchange_timeout_s)
-
-    def picker(self) -> tuple[Topology, PartnerPicker]:
-        """The graph of the present workers, and this one's partners in it."""
-        members = self.members
-        assert members is not None
-        initial_ranks = [worker.initial_rank for worker in members.members]
-        options = self.gossip_options
-        topology = topology_for(self.topology, initial_ranks, self.workers, options.roles)
-        seed = self._seed + _SEED_STRIDE * members.generation  # ranks change, and two of them must not repeat one stream
-        return topology, PartnerPicker(topology, members.rank, roles=options.roles, seed=seed, choice=options.partner_choice)
+        trainer = Trainer(strategy="adpsgd_sharded", devices=8, num_nodes=4)    # 4 islands of 8
+        trainer = Trainer(strategy=ShardedADPSGDStrategy(data_parallel_size=2, tensor_parallel_size=4), devices=8, num_nodes=4)
+    """
 
 
 _FOREVER_S = 10 * 365 * 86400.0  # the listener ends by a message, never by a time-out
@@ -206,7 +270,7 @@ class GossipAlgorithm(Algorithm):
         timeout_s: the longest deadline of an answer and of each chunk.
     """
 
-    def __init__(self, strategy: ADPSGDStrategy, timeline: Timeline, timeout_s: float) -> None:
+    def __init__(self, strategy: GossipStrategy, timeline: Timeline, timeout_s: float) -> None:
         self._strategy = strategy
         self._timeline = timeline
         self._timeout_s = timeout_s
@@ -225,6 +289,9 @@ class GossipAlgorithm(Algorithm):
         self._local_steps = LocalSteps(strategy.gossip_options)
         self._is_given = False  # the mean of a synchronisation point is one of other workers' models
         self._steps, self._steps_s = 0, 0.0  # of which the time is known
+        self._pull_every: int | None = None  # steps, with islands; else the replica decides
+        self._since_pull = 0
+        self._pulled = False  # in the last step
 
     @override
     def start(self) -> None:
@@ -245,6 +312,7 @@ class GossipAlgorithm(Algorithm):
     def _connect(self) -> EdgeTransport:
         """Connect with the present members, and draw partners among them. Collective; new keys each time."""
         members = self._members
+        place, gossipers = self._strategy.gossipers
         self._topology, picker = self._strategy.picker()
         topology = self._topology
         if self._restored_picker is not None:
@@ -252,8 +320,8 @@ class GossipAlgorithm(Algorithm):
         self._session = max(self._session, members.generation << 20)  # the same on all, joiners included
         self._peers = ChangingPeers(
             members.monitor,
-            members.rank,
-            members.members,
+            place,
+            gossipers,
             topology,
             roles=self._strategy.gossip_options.roles,
             picker=picker,
@@ -263,20 +331,28 @@ class GossipAlgorithm(Algorithm):
             reply_s=REPLY_S,
             raises=not self._strategy.survival.survives,
         )
-        members.monitor.watch([members.members[rank] for rank in topology.neighbours(members.rank)])
+        neighbours = [gossipers[rank] for rank in topology.neighbours(place)]
+        members.monitor.watch([*self._mates, *neighbours])
         transport = EdgeTransport(
             members.store,
             another(members.store, timeout_s=_FOREVER_S),
             another(members.store),
             another(members.store),
             # a worker outside is its own first member
-            f"{self._strategy.keys}/gossip/{members.members[0]}/{members.generation}/{members.round}",
-            rank=members.rank,
-            world_size=len(members.members),
+            f"{self._strategy.keys}/gossip/{gossipers[0]}/{members.generation}/{members.round}",
+            rank=place,
+            world_size=len(gossipers),
             timeout_s=self._timeout_s,
         )
-        transport.make_edges(edge_order(topology, members.rank))
+        transport.make_edges(edge_order(topology, place))
         return transport
+
+    @property
+    def _mates(self) -> list[WorkerId]:
+        """The other ranks of this one's island."""
+        groups, me = self._strategy.groups, self._members.me
+        mates = [] if groups is None else groups.islands.mates(me.initial_rank)
+        return [worker for worker in self._members.members if worker.initial_rank in mates]
 
     @override
     def follow_members(self) -> None:
@@ -293,12 +369,13 @@ class GossipAlgorithm(Algorithm):
         self._model = model
         self._local_steps.open(model.names[: model.parameters], self._parameters, self._topology)
         if self._replica is None or self._layout != before:
-            push_every = self._strategy.gossip_options.push_every
+            push_every = 1 if self._strategy.groups is not None else self._strategy.gossip_options.push_every
             self._replica = replica_of(list(self._model.tensors), retention=self._model.retention, push_every=push_every)
             self._replacements = 0
         else:
             self._replica.push_pull(self._model.tensors)
         self._session += 1
+        self._since_pull = 0
         self._set_rate()
         layout = _with_wire(self._layout, self._strategy.gossip_options.wire)
         self._running.open(self._replica, session=self._session, layout=layout)
@@ -320,8 +397,20 @@ class GossipAlgorithm(Algorithm):
             self._set_rate()
 
     def _push_pull(self, step: Step) -> None:
-        self._running.step(self._model.tensors, step_s=step.seconds, forward_passes=step.forward_passes)
+        self._running.step(
+            self._model.tensors, step_s=step.seconds, forward_passes=step.forward_passes, pulls=self._is_to_pull()
+        )
+        if self._pulled:
+            self._model.hand_round()
         self._note_replacement()  # before an outer step
+
+    def _is_to_pull(self) -> bool:
+        """Whether this is a step at which the ranks of an island pull and hand round: all know it by counting."""
+        self._since_pull += 1
+        self._pulled = self._pull_every is not None and self._since_pull >= self._pull_every
+        if self._pulled:
+            self._since_pull = 0
+        return self._pulled or self._pull_every is None
 
     def _note_replacement(self) -> None:
         """After another model has been taken over, momentum is of no use any more."""
@@ -339,7 +428,10 @@ class GossipAlgorithm(Algorithm):
             warn_of_few_rounds(step.number / step.progress * (1.0 - options.dense_share), options.local_steps)
 
     def _set_rate(self) -> None:
-        self._running.exchanges_per_step = self._local_steps.rate(self._strategy.exchanges_per_step)
+        rate = self._local_steps.rate(self._strategy.exchanges_per_step)
+        self._running.exchanges_per_step = rate
+        if self._strategy.groups is not None:
+            self._pull_every = pull_every(rate, self._strategy.gossip_options.push_every)
 
     @property
     def _parameters(self) -> list[Tensor]:
@@ -370,7 +462,10 @@ class GossipAlgorithm(Algorithm):
         self._has_averaged = True
         distance = sync_point.average(replica.settle())
         # of a mean that is not finite every worker's distance is not; else a distance that is not has overflowed
-        if self._strategy.refuse_nonfinite and not (math.isfinite(distance) or all_finite(replica.settle())):
+        ill = not (math.isfinite(distance) or all_finite(replica.settle()))
+        if self._strategy.groups is not None:  # an island is ill if one of its parts is, and all hear of it
+            ill = any(sync_point.workers.gather(ill, kind="whose mean is finite"))
+        if self._strategy.refuse_nonfinite and ill:
             names, rule, rank = self._model.names, self._strategy.on_nonfinite, self._strategy.global_rank
             distance, was_finite = mean_of_healthy(sync_point, replica, names, self._model.tensors, rule, rank)
             if not was_finite:
@@ -435,11 +530,17 @@ class GossipAlgorithm(Algorithm):
             "picker": self._peers.picker.state_dict(),
             "staleness": self._counters.staleness.state_dict(),
             "local_steps": self._local_steps.state_dict(),
+            "island": self._island_size,
         }
+
+    @property
+    def _island_size(self) -> int:
+        return 1 if self._strategy.groups is None else self._strategy.groups.islands.size
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._restored_picker = state["picker"]
+        if state.get("island", 1) == self._island_size:  # else it drew among others
+            self._restored_picker = state["picker"]
         self._counters.staleness.load_state_dict(state["staleness"])
         if "local_steps" in state:  # an earlier version has written none
             self._local_steps.load_state_dict(state["local_steps"])

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_gossip.algorithm import apsgd_worker
-from lightning_gossip.algorithm.apsgd import APSGDOptions, EventTrigger, OnStale, ParameterServer, put_in
-from lightning_gossip.algorithm.apsgd_worker import Served, WorkerProtocol
+from lightning_gossip.algorithm.apsgd import worker as apsgd_worker
+from lightning_gossip.algorithm.apsgd.server import APSGDOptions, EventTrigger, OnStale, ParameterServer, put_in
+from lightning_gossip.algorithm.apsgd.worker import Served, WorkerProtocol
 from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.tensors.flat import Fading, fading
 from lightning_gossip.runtime.adpsgd.nonfinite_guard import OnNonFinite
@@ -20,6 +20,7 @@ from lightning_gossip.runtime.apsgd.client import Update
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.base import DecentralizedStrategy
+from lightning_gossip.strategies.lightning.replicated_processes import ReplicatedProcesses
 from lightning_gossip.strategies.options import check_nonfinite, seconds_of
 from lightning_gossip.strategies.parameter_server import ServerWorker
 from lightning_gossip.strategies.report import WorkerReport
@@ -29,7 +30,7 @@ from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 
 
-class APSGDStrategy(DecentralizedStrategy):
+class APSGDStrategy(DecentralizedStrategy, ReplicatedProcesses):
     """Asynchronous SGD: each worker pushes its updates to a server and pulls the model, at its own pace.
 
     Args:

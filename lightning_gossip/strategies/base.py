@@ -28,12 +28,14 @@ from typing_extensions import override
 from lightning_gossip.algorithm.options import AtRendezvous, WorkSharing
 from lightning_gossip.errors import ConfigurationError, reason_of
 from lightning_gossip.runtime.clock import Timeline
+from lightning_gossip.runtime.host_collectives import gathered_from, reduced
 from lightning_gossip.runtime.membership import uses
-from lightning_gossip.runtime.process_groups import lacks_mean, where_collectives_run
+from lightning_gossip.runtime.process_groups import lacks_mean
 from lightning_gossip.strategies.data.exact_evaluation import equally_long, share_evaluation
 from lightning_gossip.strategies.fit.callback import StrategyHooks
 from lightning_gossip.strategies.fit.fit import Fit
 from lightning_gossip.strategies.fit.loop_patches import defer_epoch_schedulers, free_epoch_loop, synchronize_results
+from lightning_gossip.strategies.fit.metrics import LocalMetrics
 from lightning_gossip.strategies.fit.slurm_requeue import Requeue
 from lightning_gossip.strategies.lightning import asking
 from lightning_gossip.strategies.lightning.patches import Patches
@@ -46,6 +48,7 @@ from lightning_gossip.strategies.report import FitReport
 from lightning_gossip.strategies.state import checkpoint_contents
 from lightning_gossip.strategies.state.shared_tensors import check_averaged_buffers
 from lightning_gossip.strategies.worker_algorithm import Algorithm
+from lightning_gossip.transport.peer_errors import is_of_the_network
 
 
 class DecentralizedStrategy(WorkerProcesses):
@@ -88,11 +91,17 @@ class DecentralizedStrategy(WorkerProcesses):
                 f"work_sharing=True is not possible with {type(self).__name__}: its workers make the same number of steps."
                 " Leave it out, or use the strategy 'adpsgd' or 'apsgd'."
             )
+        if self.island != 1 and checkpoint == "replicas":
+            raise ConfigurationError(
+                "checkpoint='replicas' with island=... is not possible yet: resume would need each island's own state. Leave it"
+                " out, and the checkpoint holds the mean model and the mean of the optimizers' states."
+            )
         self.fit_options = options if self.shares_work else replace(options, work_sharing=False)
         self.report = FitReport()
         self.timeline = Timeline()
         self._fit: Fit | None = None
         self._patches = Patches()
+        self._metrics: LocalMetrics | None = None  # outside of a fit, with islands
         self._has_saved = False  # a checkpoint, with all workers, since the last barrier
         self._loaded: tuple[dict[str, Any], _PATH] | None = None
 
@@ -117,6 +126,11 @@ class DecentralizedStrategy(WorkerProcesses):
         if not is_overridden("configure_model", model):  # else its layers come later
             check_averaged_buffers(model, self.fit_options.averaged_buffers)
 
+    @property
+    @override
+    def is_aborted(self) -> bool:
+        return self._fit is not None and self._fit.aborted
+
     # -- setup and teardown ------------------------------------------------------------------------------------------
 
     @override
@@ -130,6 +144,9 @@ class DecentralizedStrategy(WorkerProcesses):
         share_evaluation(trainer, self._patches)
         if trainer.state.fn == TrainerFn.FITTING:
             self._begin_fit(trainer)
+        elif self.islands is not None:
+            self._metrics = LocalMetrics(self.all_workers, lambda: True)
+            self._metrics.install()
         super().setup(trainer)
 
     def _end_session(self) -> None:
@@ -169,6 +186,9 @@ class DecentralizedStrategy(WorkerProcesses):
             trainer = self._fit.trainer
             trainer.callbacks[:] = [c for c in trainer.callbacks if not isinstance(c, StrategyHooks)]  # type: ignore[attr-defined]
             self._fit = None
+        if self._metrics is not None:
+            self._metrics.restore()
+            self._metrics = None
         self._patches.restore()
         self._loaded = None
         super().teardown()
@@ -212,6 +232,8 @@ class DecentralizedStrategy(WorkerProcesses):
     @override
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
+        if self.members is not None and self.islands is not None and is_of_the_network(exception):
+            self.members.monitor.await_island()
         if not isinstance(exception, SIGTERMException):
             uses.abort()
             self.tell_once(exception)  # before the others hear of it, and fail by it
@@ -245,12 +267,17 @@ class DecentralizedStrategy(WorkerProcesses):
         if not self._all_are_here("a reduction"):
             return tensor
         if group is not None or not isinstance(tensor, Tensor):
-            return super().reduce(tensor, group, reduce_op)
+            return self._reduced_by_lightning(tensor, group, reduce_op)
         self._wait_for_all()
+        if self.islands is not None:
+            return self.all_workers.attempt(lambda: reduced(tensor, self.all_workers, reduce_op))
         if reduce_op in ("mean", "avg") and lacks_mean(tensor.device):
-            total = self.all_workers.attempt(lambda: super(DecentralizedStrategy, self).reduce(tensor.clone(), None, "sum"))
+            total = self.all_workers.attempt(lambda: self._reduced_by_lightning(tensor.clone(), None, "sum"))
             return total.copy_(total / self.world_size)
-        return self.all_workers.attempt(lambda: super(DecentralizedStrategy, self).reduce(tensor.clone(), group, reduce_op))
+        return self.all_workers.attempt(lambda: self._reduced_by_lightning(tensor.clone(), group, reduce_op))
+
+    def _reduced_by_lightning(self, tensor: Tensor, group: Any | None, reduce_op: ReduceOp | str | None) -> Tensor:
+        return super().reduce(tensor, group, reduce_op)  # type: ignore[safe-super]  # of the class behind the mixins
 
     @override
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
@@ -277,6 +304,13 @@ class DecentralizedStrategy(WorkerProcesses):
             return super().all_gather(tensor, group, sync_grads)
         if _distributed_is_initialized():
             tensor = equally_long(tensor, self.all_workers)  # a round, in which a worker that comes late is waited for
+        if self.islands is not None and _distributed_is_initialized():
+            if sync_grads:
+                raise ConfigurationError(
+                    "all_gather(sync_grads=True) goes through all islands, and a backward pass belongs to one. Gather inside"
+                    " the island: torch.distributed.nn.all_gather(tensor), on the default group."
+                )
+            return self.all_workers.attempt(lambda: gathered_from(tensor, self.all_workers))
         if sync_grads:
             return super().all_gather(tensor, None, sync_grads)
         return self.all_workers.attempt(lambda: super(DecentralizedStrategy, self).all_gather(tensor, None, sync_grads))
@@ -306,16 +340,18 @@ class DecentralizedStrategy(WorkerProcesses):
     @override
     def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
-        self._loaded = (checkpoint, checkpoint_path)
+        if self._fit is not None and self.restore_checkpoint_after_setup:
+            self._fit.resume_from(checkpoint.get(checkpoint_contents.KEY), checkpoint_path)
+        else:
+            self._loaded = (checkpoint, checkpoint_path)
         return checkpoint
 
     @override
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        state = super().optimizer_state(optimizer)
         # inside an epoch somebody dumps a checkpoint without saving it: this worker's own
         if self._fit is None or self._fit.aborted or self._fit.in_session or not _distributed_is_initialized():
-            return state
-        return checkpoint_contents.mean_optimizer_state(state, where_collectives_run(self.root_device), self.all_workers)
+            return super().optimizer_state(optimizer)
+        return self.mean_optimizer_state(optimizer)
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:

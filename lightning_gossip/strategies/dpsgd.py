@@ -13,6 +13,7 @@ from lightning_gossip.algorithm.topology.options import TopologySpec
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.dpsgd import NeighbourRounds
 from lightning_gossip.strategies.base import DecentralizedStrategy
+from lightning_gossip.strategies.lightning.replicated_processes import ReplicatedProcesses
 from lightning_gossip.strategies.report import WorkerReport
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.strategies.synchronous import SynchronousAlgorithm
@@ -20,7 +21,7 @@ from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 from lightning_gossip.transport.gloo_group import GlooTransport
 
 
-class DPSGDStrategy(DecentralizedStrategy):
+class DPSGDStrategy(DecentralizedStrategy, ReplicatedProcesses):
     """Decentralized Parallel SGD: every step each worker averages its model with its neighbours', by a mixing matrix W.
 
     Args:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gossip.algorithm import eamsgd
-from lightning_gossip.algorithm.apsgd_worker import Served
+from lightning_gossip.algorithm.apsgd.worker import Served
 from lightning_gossip.algorithm.eamsgd import EAMSGDOptions, ElasticCentre, ElasticProtocol
 from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.tensors.finite import all_finite
@@ -21,6 +21,7 @@ from lightning_gossip.runtime.apsgd.client import Update
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.base import DecentralizedStrategy
+from lightning_gossip.strategies.lightning.replicated_processes import ReplicatedProcesses
 from lightning_gossip.strategies.options import check_nonfinite, seconds_of
 from lightning_gossip.strategies.parameter_server import ServerWorker
 from lightning_gossip.strategies.report import WorkerReport
@@ -29,7 +30,7 @@ from lightning_gossip.strategies.state.optimizer_state import OptimizerStates
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 
 
-class EAMSGDStrategy(DecentralizedStrategy):
+class EAMSGDStrategy(DecentralizedStrategy, ReplicatedProcesses):
     """Elastic averaging: each worker trains on its own model, and now and then it and a common centre move towards each other.
 
     Args:

@@ -9,14 +9,24 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, get_args
 
+from torch.nn.parallel import DistributedDataParallel
+
 from lightning_gossip.algorithm.checks import check_choice as check_choice
-from lightning_gossip.algorithm.checks import is_finite
+from lightning_gossip.algorithm.checks import check_integer, is_finite
 from lightning_gossip.algorithm.options import EpochOptions
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.adpsgd.nonfinite_guard import OnNonFinite
 
 CheckpointKind = Literal["mean", "replicas"]
 StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
+IslandSize = int | Literal["node"]
+
+_NOT_FOR_USERS = {"module", "device_ids", "output_device", "dim", "process_group", "device_mesh", "mixed_precision"}
+DDP_OPTIONS = frozenset(inspect.signature(DistributedDataParallel).parameters) - _NOT_FOR_USERS | {
+    "ddp_comm_state",
+    "ddp_comm_hook",
+    "ddp_comm_wrapper",
+}  # that a replicated island passes on; the last three are Lightning's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +62,26 @@ def seconds_of(name: str, value: object) -> float:
     if not is_finite(seconds) or not 0 < seconds <= timedelta.max.total_seconds():  # type: ignore[operator]
         raise ConfigurationError(f"{name}={value!r} is not a time: write seconds above 0, as {name}=60, or a timedelta.")
     return float(seconds)  # type: ignore[arg-type]
+
+
+def check_island(owner: type, island: object, *, allowed: bool) -> None:
+    """Check the option ``island``.
+
+    Args:
+        owner: the strategy.
+        island: the value.
+        allowed: whether its workers may be islands.
+
+    Raises:
+        ConfigurationError: naming the value, and what to write instead.
+    """
+    if island != "node":
+        check_integer("island", island, example=8, otherwise=", or 'node' for all ranks of a node")
+    if island != 1 and not allowed:
+        raise ConfigurationError(
+            f"island={island!r} is not possible with {owner.__name__}: its workers are single ranks. Leave it out, or use the"
+            " strategy 'adpsgd'."
+        )
 
 
 def check_nonfinite(refuses: bool, reaction: OnNonFinite) -> tuple[bool, OnNonFinite]:

@@ -8,8 +8,8 @@ from abc import abstractmethod
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_gossip.algorithm.apsgd import ServerRule
-from lightning_gossip.algorithm.apsgd_worker import Served
+from lightning_gossip.algorithm.apsgd.server import ServerRule
+from lightning_gossip.algorithm.apsgd.worker import Served
 from lightning_gossip.algorithm.tensors.flat import FlatModel
 from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime.apsgd.client import RemoteServer, ServerLink, Update

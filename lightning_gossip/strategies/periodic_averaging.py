@@ -28,6 +28,7 @@ from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.periodic_averaging.averager import Averager
 from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.base import DecentralizedStrategy
+from lightning_gossip.strategies.lightning.replicated_processes import ReplicatedProcesses
 from lightning_gossip.strategies.report import WorkerReport
 from lightning_gossip.strategies.state.optimizer_state import OptimizerStates, Slot
 from lightning_gossip.strategies.state.outer_warnings import warn_of_few_rounds, warn_of_statistics
@@ -36,7 +37,7 @@ from lightning_gossip.strategies.synchronous import SynchronousAlgorithm
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 
 
-class PeriodicAveragingStrategy(DecentralizedStrategy):
+class PeriodicAveragingStrategy(DecentralizedStrategy, ReplicatedProcesses):
     """Local steps, then one exact average of all models; in between nothing is sent.
 
     Args:
@@ -65,6 +66,7 @@ class PeriodicAveragingStrategy(DecentralizedStrategy):
     """
 
     shares_work: ClassVar[bool] = False
+    has_islands: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -78,6 +80,16 @@ class PeriodicAveragingStrategy(DecentralizedStrategy):
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        if self.island != 1 and outer is not None:
+            raise ConfigurationError(
+                "outer=... with island=... is not possible yet: the outer state would be in parts that no checkpoint holds"
+                " together. Leave outer out, and average with a longer period."
+            )
+        if self.island != 1 and optimizer_state == "average":
+            raise ConfigurationError(
+                "optimizer_state='average' with island=... is not possible yet: a rank averages its part of the model, and the"
+                " states are whole on each. Write optimizer_state='keep' or 'reset'."
+            )
         self.averaging = AveragingOptions(
             period=period,
             optimizer_state=optimizer_state,
@@ -96,6 +108,11 @@ class PeriodicAveragingStrategy(DecentralizedStrategy):
     @override
     def preflight(self, trainer: pl.Trainer, model: pl.LightningModule) -> None:
         super().preflight(trainer, model)
+        if self.islands is not None and self.root_device.type != "cpu":
+            raise ConfigurationError(
+                f"island={self.island!r} with {type(self).__name__} averages in host memory, and its parameters would be on"
+                f" {self.root_device}: that is not made yet. Use ADPSGDStrategy(island={self.island!r}), or leave island out."
+            )
         if self.period.needs_progress and trainer.max_epochs == -1 and trainer.max_steps == -1:
             raise ConfigurationError(
                 f"{self.period} counts in shares of the run, and max_epochs=-1 gives it no end. Give whole numbers in"
@@ -121,7 +138,9 @@ class PeriodicAveraging(SynchronousAlgorithm):
     def __init__(
         self, strategy: PeriodicAveragingStrategy, optimizers: Callable[[], Sequence[Optimizer]], timeline: Timeline
     ) -> None:
-        super().__init__(strategy.root_device, strategy.timeout_s, timeline)
+        groups = None if strategy.groups is None else strategy.groups.further
+        super().__init__(strategy.root_device, strategy.timeout_s, timeline, groups)
+        self._island = 1 if strategy.groups is None else strategy.groups.islands.size
         options = strategy.averaging
         self.protocol = AveragingProtocol(options, adopts=strategy.fit_options.at_rendezvous == "adopt")
         self._averages_state = options.optimizer_state == "average"
@@ -144,7 +163,7 @@ class PeriodicAveraging(SynchronousAlgorithm):
             names, parameters = model.names[: model.parameters], model.tensors[: model.parameters]
             self._outer_state = outer_state(names, parameters, before=self._outer_state, restored=self._restored)
         self._averager, self._state_has_grown = None, False
-        self.protocol.follow(self.collectives.gather(self.protocol.state_dict()))
+        self.protocol.follow(self.of_all.gather(self.protocol.state_dict()))
         if self._wire != "float32" and not self._averages_state:
             self._averager_of_session()  # while the models may still be equal: the first mean refers to them
 
@@ -210,8 +229,10 @@ class PeriodicAveraging(SynchronousAlgorithm):
                 averager.outer_step(self._outer, self._outer_state)
             case protocol.Replace():
                 averager.replace()
+                self._model.hand_round()
             case protocol.Correct(forward_passes):
                 averager.correct(forward_passes=forward_passes)
+                self._model.hand_round()
             case protocol.ResetOptimizer():
                 OptimizerStates(self._optimizers()).reset()
             case protocol.Settle():
@@ -223,14 +244,14 @@ class PeriodicAveraging(SynchronousAlgorithm):
 
     def _sum_over_workers(self, effect: protocol.Complete) -> Averaged:
         """S_k, γ_k and who has arrived; on the way, who calls for a synchronisation, and whose optimizer's state has grown."""
-        n = self.collectives.world_size
+        n = self.of_all.world_size
         unknown = self._averages_state and not set(OptimizerStates(self._optimizers()).slots()) <= self._slots
-        distance, lr, arrived, calling, growing = self.collectives.sum_of(
+        distance, lr, arrived, calling, growing = self.of_all.sum_of(
             self._distance, effect.lr, effect.arrived, self._asks_for_sync, unknown
         )
         self._state_has_grown = growing > 0
         self._sync_requested = self._sync_requested or calling > 0
-        return Averaged(distance / n, lr / n, all_arrived=arrived == n)
+        return Averaged(distance * self._island / n, lr / n, all_arrived=arrived == n)  # each rank has a part of a distance
 
     def _averager_of_session(self) -> Averager:
         if self._averager is None:

@@ -17,12 +17,13 @@ from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.fit.in_step import Gatherer, GatherWithGradients, Turn, announce, next_turn
+from lightning_gossip.strategies.lightning.replicated_processes import ReplicatedProcesses
 from lightning_gossip.strategies.state.shared_tensors import Place, SharedModel
 from lightning_gossip.strategies.synchronous import SynchronousAlgorithm
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 
 
-class QSGDStrategy(DecentralizedStrategy):
+class QSGDStrategy(DecentralizedStrategy, ReplicatedProcesses):
     """All-reduce SGD with quantized gradients: each worker rounds its gradient at random, unbiased, and gathers everybody's.
 
     Works on the CPU too, where Lightning leaves out DDP's communication hooks without saying so.

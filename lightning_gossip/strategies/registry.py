@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any, NamedTuple
 
 from lightning.fabric.strategies import STRATEGY_REGISTRY as FABRIC_REGISTRY
@@ -11,11 +12,12 @@ from lightning.pytorch.strategies import StrategyRegistry
 from lightning_gossip.algorithm.outer import DILOCO, Outer
 from lightning_gossip.algorithm.periodic_averaging.adaptive_period import AdaptivePeriod
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.strategies.adpsgd import ADPSGDStrategy
+from lightning_gossip.strategies.adpsgd import ADPSGDStrategy, ShardedADPSGDStrategy
 from lightning_gossip.strategies.apsgd import APSGDStrategy
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.dpsgd import DPSGDStrategy
 from lightning_gossip.strategies.eamsgd import EAMSGDStrategy
+from lightning_gossip.strategies.fabric.strategy import FabricStrategy
 from lightning_gossip.strategies.periodic_averaging import PeriodicAveragingStrategy
 from lightning_gossip.strategies.qsgd import QSGDStrategy
 
@@ -51,23 +53,40 @@ STRATEGIES = {
     ),
     "qsgd": Registered(QSGDStrategy, "all-reduce SGD with quantized gradients (QSGD, arXiv 1610.02132)"),
 }
+# the same with islands as workers, by a name of their own for Trainer(strategy=...) and configurations
+WITH_ISLANDS = {
+    "adpsgd_islands": Registered(
+        ADPSGDStrategy, "gossip between nodes, whose ranks train together (docs/islands.md)", {"island": "node"}
+    ),
+}
+# and with islands of which no rank has a whole model: the user's module shards it, so there is no configuration of it
+IN_SHARDS = {
+    "adpsgd_sharded": Registered(
+        ShardedADPSGDStrategy,
+        "gossip between islands with one model in shards each: FSDP2, tensor parallelism (docs/islands.md)",
+    ),
+}
 _START_METHODS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
 
 
 def register() -> None:
-    """Make the names known to ``Trainer(strategy=...)``; idempotent.
+    """Make the names known to ``Trainer(strategy=...)`` and ``Fabric(strategy=...)``; idempotent.
 
-    The same names are registered with Fabric, and with the package ``pytorch_lightning`` where it is in use, to say that they
-    do not work there.
+    The same names are registered with the package ``pytorch_lightning`` where it is in use, to say that they do not work there.
     """
-    for name, (cls, description, options) in STRATEGIES.items():
+    for name, (cls, description, options) in {**STRATEGIES, **WITH_ISLANDS, **IN_SHARDS}.items():
         for suffix, start_method in _START_METHODS.items():
+            what = f"{description}, workers started by {start_method}"
             if name + suffix not in StrategyRegistry:
-                what = f"{description}, workers started by {start_method}"
                 StrategyRegistry.register(name + suffix, cls, what, start_method=start_method, **options)
-            _refuse(FABRIC_REGISTRY, name + suffix, "Fabric")
+            if name + suffix not in FABRIC_REGISTRY:
+                FABRIC_REGISTRY.register(name + suffix, partial(_of_fabric, cls), what, start_method=start_method, **options)
             if "pytorch_lightning" in sys.modules:
                 _refuse(sys.modules["pytorch_lightning"].strategies.StrategyRegistry, name + suffix, "pytorch_lightning")
+
+
+def _of_fabric(cls: type[DecentralizedStrategy], **options: Any) -> FabricStrategy:
+    return FabricStrategy(cls(**options))
 
 
 def _refuse(registry: Any, name: str, where: str) -> None:

@@ -12,12 +12,13 @@ from lightning_gossip.algorithm.staleness import StalenessHistogram
 
 @dataclass
 class WorkerReport:
-    """One worker's account since the beginning of the fit.
+    """One worker's account since the beginning of the fit, or that of an island.
 
-    ``None`` where the strategy has no such thing.
+    ``None`` where the strategy has no such thing. Of an island, steps are those that all its ranks make together, samples,
+    exchanges and bytes are the sums over them.
 
     Args:
-        rank: whose: the one that it was started with, also when ranks have changed since.
+        rank: whose: the one that it was started with, also when ranks have changed since; of an island its number.
         steps: optimizer steps, its own.
         samples: samples it trained on.
         exchanges: completed exchanges, started or answered.
@@ -74,6 +75,21 @@ class WorkerReport:
         self.staleness_p95 = float(histogram.quantile(0.95))
         self.staleness_max = histogram.max
         self.staleness_counts = list(histogram.counts().items())
+
+    def add(self, mate: WorkerReport) -> None:
+        """Add the report of another rank of the same island: both make the same steps, each on its own samples and part."""
+        self.samples += mate.samples
+        for name in ("exchanges", "refused", "failed", "refused_nonfinite", "adopted", "bytes_sent", "distance"):
+            mine, theirs = getattr(self, name), getattr(mate, name)
+            setattr(self, name, theirs if mine is None else mine if theirs is None else mine + theirs)
+        self.wait_s, self.last_wait_s = max(self.wait_s, mate.wait_s), max(self.last_wait_s, mate.last_wait_s)
+        self.left_early |= mate.left_early
+        if self.staleness_counts is not None and mate.staleness_counts is not None:
+            histogram, of_mate = StalenessHistogram(), StalenessHistogram()
+            histogram.load_state_dict({"counts": self.staleness_counts})
+            of_mate.load_state_dict({"counts": mate.staleness_counts})
+            histogram.merge(of_mate)
+            self.describe_staleness(histogram)
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain values, for JSON."""

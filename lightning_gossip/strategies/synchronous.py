@@ -6,9 +6,11 @@ or is told to stop, it arrives at the synchronisation point early and goes on ta
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from typing_extensions import override
 
@@ -27,11 +29,20 @@ class SynchronousAlgorithm(Algorithm):
         device: of the models.
         timeout_s: deadline of each collective: how long a worker waits for another one that computes.
         timeline: where waits are recorded.
+        groups: tells, with islands, two groups of this fit's own: of the ranks with the same part of a model, and of all.
     """
 
     in_step: ClassVar[bool] = True
 
-    def __init__(self, device: torch.device, timeout_s: float, timeline: Timeline) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        timeout_s: float,
+        timeline: Timeline,
+        groups: Callable[[float], tuple[dist.ProcessGroup, dist.ProcessGroup]] | None = None,
+    ) -> None:
+        self._own_groups = groups
+        self._of_all: Collectives | None = None
         self._device = device
         self._timeout_s = timeout_s
         self._timeline = timeline
@@ -47,6 +58,11 @@ class SynchronousAlgorithm(Algorithm):
         return self._group
 
     @property
+    def of_all(self) -> Collectives:
+        """The same over all ranks, also where workers are islands of them: for what all have to decide alike."""
+        return self.collectives if self._of_all is None else self._of_all
+
+    @property
     @override
     def waited_s(self) -> float:
         return self.collectives.waited_s
@@ -58,7 +74,12 @@ class SynchronousAlgorithm(Algorithm):
 
     @override
     def start(self) -> None:
-        self._group = Collectives(self._device, self._timeout_s, self._timeline)
+        if self._own_groups is None:
+            self._group = Collectives(self._device, self._timeout_s, self._timeline)
+            return
+        peers, everyone = self._own_groups(self._timeout_s)
+        self._group = Collectives(self._device, self._timeout_s, self._timeline, peers)
+        self._of_all = Collectives(self._device, self._timeout_s, self._timeline, everyone)
 
     @override
     def open(self, model: SharedModel) -> None:
@@ -76,8 +97,9 @@ class SynchronousAlgorithm(Algorithm):
 
     @override
     def close(self, *, together: bool) -> None:
-        if self._group is not None:
-            self._group.close()
+        for group in (self._group, self._of_all):
+            if group is not None:
+                group.close()
 
     @override
     def request_sync(self) -> None:

@@ -22,6 +22,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 from typing_extensions import override
 
 from lightning_gossip.errors import ProtocolError
@@ -161,6 +162,27 @@ def new_group(timeout_s: float, *, backend: str | None = "gloo") -> dist.Process
         group = dist.new_group(backend=backend, timeout=timedelta(seconds=min(GROUP_S, timeout_s)))
     if not isinstance(group, dist.ProcessGroup):
         raise ProtocolError("This process is not a member of the group that it has just created.")
+    set_timeout(timeout_s, group)
+    return group
+
+
+def host_group(store: Store, rank: int, size: int, timeout_s: float) -> dist.ProcessGroup:
+    """A group for tensors in host memory that torch.distributed does not know of. Collective.
+
+    It is no subgroup of the default group and outlives that; nobody destroys it but who drops the last reference, which has to
+    happen before the interpreter ends. The functions of torch.distributed take it as ``group``, with ``group_src`` for ``src``.
+
+    Args:
+        store: with keys for this group alone.
+        rank: of this process in it.
+        size: number of its processes.
+        timeout_s: deadline of its operations, in seconds.
+    """
+    with peer_errors("connecting"):
+        backend = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=min(GROUP_S, timeout_s)))
+    group = dist.ProcessGroup(store, rank, size)
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     set_timeout(timeout_s, group)
     return group
 

@@ -26,6 +26,8 @@ def is_of_the_network(error: BaseException) -> bool:
     >>> is_of_the_network(RuntimeError("timeout reading socket"))
     False
     """
+    if isinstance(error, PeerError) and error.__cause__ is not None:
+        error = error.__cause__
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and bool(_FROM_GLOO.search(str(error))))
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_gossip.algorithm.apsgd_worker import Served
+from lightning_gossip.algorithm.apsgd.worker import Served
 from lightning_gossip.algorithm.eamsgd import (
     EAMSGDOptions,
     Effects,

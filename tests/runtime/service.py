@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gossip.algorithm.apsgd import ParameterServer
-from lightning_gossip.algorithm.apsgd_worker import Served
+from lightning_gossip.algorithm.apsgd.server import ParameterServer
+from lightning_gossip.algorithm.apsgd.worker import Served
 from lightning_gossip.runtime.apsgd.client import RemoteServer, ServerLink, Update
 from lightning_gossip.runtime.apsgd.server import Server
 from lightning_gossip.transport import Kind, Message

@@ -140,7 +140,7 @@ def test_another_backend_is_aborted_once_by_its_own_function() -> None:
 
 def test_what_a_collective_returned_counts_for_nothing_once_the_group_is_aborted() -> None:
     group, guard, failed = Group(), GroupGuard(), False
-    guard.guard(group, lambda: failed)  # type: ignore[arg-type]
+    guard.guard([group], lambda: failed)  # type: ignore[arg-type]
     guard.look()
     guard.check()
     failed = True
@@ -150,13 +150,13 @@ def test_what_a_collective_returned_counts_for_nothing_once_the_group_is_aborted
         guard.check()
     guard.release()
     assert group.backend.aborts == 1
-    guard.guard(Group(), lambda: False)  # type: ignore[arg-type]
+    guard.guard([Group()], lambda: False)  # type: ignore[arg-type]
     guard.check()
 
 
 def test_what_a_collective_returned_counts_for_nothing_once_its_backend_has_seen_an_error() -> None:
     group, guard = Group(), GroupGuard()
-    guard.guard(group, lambda: False)  # type: ignore[arg-type]
+    guard.guard([group], lambda: False)  # type: ignore[arg-type]
     guard.check()
     group.backend.error = ErrorType.TIMEOUT
     with pytest.raises(dist.DistBackendError):
@@ -165,7 +165,7 @@ def test_what_a_collective_returned_counts_for_nothing_once_its_backend_has_seen
 
 def test_a_group_that_has_been_let_go_is_not_aborted() -> None:
     group, guard = Group(), GroupGuard()
-    guard.guard(group, lambda: True)  # type: ignore[arg-type]
+    guard.guard([group], lambda: True)  # type: ignore[arg-type]
     guard.release()
     guard.look()
     assert group.backend.aborts == 0
@@ -267,7 +267,7 @@ def _alone_under_nccl(rank: int, port: int) -> Any:
     for number in range(3):
         make(dist.PrefixStore(str(number), store), 0, 1)
         assert dist.group.WORLD is not None
-        guard.guard(dist.group.WORLD, lambda: True)
+        guard.guard([dist.group.WORLD], lambda: True)
         total = torch.ones(4, device="cuda")
         dist.all_reduce(total)
         guard.check()

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from lightning_gossip.algorithm.apsgd import ParameterServer
+from lightning_gossip.algorithm.apsgd.server import ParameterServer
 from lightning_gossip.algorithm.topology.generators import ring
 from lightning_gossip.runtime.apsgd.client import RemoteServer, Update
 from lightning_gossip.runtime.apsgd.server import Server

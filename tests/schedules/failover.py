@@ -315,9 +315,9 @@ class Hosted(World):
                 return reached
             case Adopt(view, address):
                 worker.job = thread.server = (address, view)
-                if view < worker.failover._promised and not worker.membership.outside:
-                    if not self._is_unclear():
-                        raise Violation(f"{worker.began_as.spoken} gives its identity up, and nobody was silent for long")
+                leaves = view < worker.failover._promised and not worker.membership.outside
+                if leaves and not self._is_unclear():
+                    raise Violation(f"{worker.began_as.spoken} gives its identity up, and nobody was silent for long")
             case Publish(view, address):
                 self._publish(worker, view, address)
                 self._check_view(worker, view)

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 from lightning_gossip import APSGDStrategy
-from lightning_gossip.algorithm.apsgd import ParameterServer
+from lightning_gossip.algorithm.apsgd.server import ParameterServer
 from tests.strategies.launch import launch
 from tests.strategies.models import Net, flat, loader, trainer
 

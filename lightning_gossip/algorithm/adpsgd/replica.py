@@ -81,10 +81,14 @@ class PublishedModel(ABC):
             tensors: x, the same tensors in the same order as at construction; changed in place.
             forward_passes: how many forward passes in training mode led to this update (gradient accumulation).
         """
-        self._steps += 1
-        self._passes += forward_passes
+        self.skip(forward_passes=forward_passes)
         if self._steps >= self._push_every:
             self._push_step(tensors)
+
+    def skip(self, *, forward_passes: int = 1) -> None:
+        """Follow a step of the optimizer, and leave push and pull to a later one."""
+        self._steps += 1
+        self._passes += forward_passes
 
     def publish(self, tensors: Sequence[Tensor]) -> None:
         """Push and pull where x was changed by no step; where that would wait, a later step does it.

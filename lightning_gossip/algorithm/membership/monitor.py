@@ -30,6 +30,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lightning_gossip.algorithm.failure_detector import FailureDetector, Verdict
+from lightning_gossip.algorithm.islands import Islands
 from lightning_gossip.algorithm.membership.news import Aborted, News
 from lightning_gossip.algorithm.membership.rounds import LOOK
 from lightning_gossip.algorithm.membership.store import (
@@ -82,6 +83,7 @@ class Monitor:
         fail_after_s: time without a heartbeat after which a worker has failed, in seconds.
         heartbeat_s: time between two ticks, in seconds.
         address: of the store that this worker keeps (:mod:`.failover`); None if it keeps none.
+        islands: how ranks are islands, each of which dies with the first of its ranks; None if each rank is a worker.
 
     Attributes:
         version: another one whenever some worker may have failed that had not before, or the reverse.
@@ -103,8 +105,10 @@ class Monitor:
         fail_after_s: float,
         heartbeat_s: float,
         address: str | None = None,
+        islands: Islands | None = None,
     ) -> None:
         self.me = me
+        self._islands = islands
         self.address = address
         self.version = 0
         self.news = News()
@@ -131,6 +135,7 @@ class Monitor:
         # found out here, and to be added to the news
         self._found = {WorkerId(me.initial_rank, earlier) for earlier in range(1, me.incarnation)}
         self._ended |= self._found
+        self._resting: set[WorkerId] = set()  # between two uses, when they were heard last
         self._lost: set[WorkerId] = set()
         self._noted: set[WorkerId] = set()  # lost connections that the detector knows of
         self._heard_since: set[WorkerId] = set()  # of these
@@ -299,6 +304,24 @@ class Monitor:
         return self._abort is not None and self._abort.use == self._sent.use
 
     @property
+    def has_lost_island(self) -> bool:
+        """Whether this worker's island is dead: one of its ranks has failed in the middle of its work, perhaps this one."""
+        mates = set() if self._islands is None else {*self._islands.mates(self.me.initial_rank), self.me.initial_rank}
+        return not self.is_outside and any(worker.initial_rank in mates for worker in self._fallen)
+
+    @property
+    def _fallen(self) -> frozenset[WorkerId]:
+        """Members that have failed in the middle of their work."""
+        return ((self.news.failed | self._found) & self._present) - self._resting
+
+    def _of_dead_islands(self) -> frozenset[WorkerId]:
+        """The members whose islands have lost a rank: they train no more, whatever they still do."""
+        if self._islands is None:
+            return frozenset()
+        lost = {self._islands.place(worker.initial_rank).island for worker in self._fallen}
+        return frozenset(worker for worker in self._present if self._islands.place(worker.initial_rank).island in lost)
+
+    @property
     def is_outside(self) -> bool:
         """Whether this worker is no member."""
         return self._sent.outside
@@ -346,6 +369,7 @@ class Monitor:
                 self._detector.heard_nothing(worker, at_s=at_s)
         if not self.is_outside:
             yield from self._exclude(may_go_on)
+            self._found |= self._of_dead_islands()
         else:
             self._weigh(heard)
         self._note_version()
@@ -475,6 +499,7 @@ class Monitor:
         self._watched = tuple(watched)
 
     def _hear(self, worker: WorkerId, heartbeat: Heartbeat, at_s: float, *, has_ended: bool) -> None:
+        (self._resting.add if heartbeat.resting else self._resting.discard)(worker)
         # a worker between two uses counts as alive
         count = heartbeat.count if not heartbeat.resting else -round(at_s * 1000)
         is_final = worker in self._present and (worker in self._found or worker in self.news.failed)

@@ -151,20 +151,24 @@ class Gossip:
             self._protocol.open(session, layout)
             self._wake()
 
-    def step(self, tensors: Sequence[Tensor], *, step_s: float | None, forward_passes: int = 1) -> None:
+    def step(self, tensors: Sequence[Tensor], *, step_s: float | None, forward_passes: int = 1, pulls: bool = True) -> None:
         """Push the local update and pull the merges, or leave it to a later step; waits neither for the network nor a device.
 
         Args:
             tensors: the training thread's x, changed in place.
             step_s: how long this step took, in seconds; None if not known.
             forward_passes: since the last step (gradient accumulation).
+            pulls: False to leave both to a later step in any case.
 
         Raises:
             Exception: whatever ended a gossip thread.
         """
         self.raise_failure()
         replica = self._open_replica()
-        replica.step(tensors, forward_passes=forward_passes)
+        if pulls:
+            replica.step(tensors, forward_passes=forward_passes)
+        else:
+            replica.skip(forward_passes=forward_passes)
         self._record_staleness(replica)
         with self._lock:
             self._protocol.stepped(step_s)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_gossip.algorithm.apsgd_worker import Served
+from lightning_gossip.algorithm.apsgd.worker import Served
 from lightning_gossip.errors import ConfigurationError, ProtocolError
 from lightning_gossip.transport.base import Transport
 from lightning_gossip.transport.messages import Kind, Message

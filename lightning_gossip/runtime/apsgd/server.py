@@ -7,8 +7,8 @@
 
 The training thread of the server's rank is a worker like the others, and calls the server directly.
 
-One condition guards the :class:`~lightning_gossip.algorithm.apsgd.ServerRule` and the session. It is held to take in what a
-worker has sent, or to copy what it is sent, never across the network. A thread that serves a slow worker waits for that one
+One condition guards the :class:`~lightning_gossip.algorithm.apsgd.server.ParameterServer` and the session. It is held to take
+in what a worker has sent, or to copy what it is sent, never across the network. A thread that serves a slow worker waits for that one
 alone.
 
 A failure on a thread ends it, is kept, and is raised on the training thread at its next step.
@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_gossip.algorithm.apsgd import ServerRule
-from lightning_gossip.algorithm.apsgd_worker import Served
+from lightning_gossip.algorithm.apsgd.server import ServerRule
+from lightning_gossip.algorithm.apsgd.worker import Served
 from lightning_gossip.algorithm.tensors.finite import all_finite
 from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.apsgd.client import ServerLink, Update, layout_error, to_message

@@ -29,6 +29,7 @@ from lightning_gossip.runtime.membership import uses
 from lightning_gossip.runtime.membership.collective_errors import may_pass
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
 from lightning_gossip.runtime.membership.store_operations import StoreOperations
+from lightning_gossip.runtime.process_groups import DefaultGroup, MemberGroups
 from lightning_gossip.runtime.store_client import delete_below, store_lost
 from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.transport.endpoint import Endpoint, unreachable
@@ -49,7 +50,8 @@ class Membership(Workers):
         monitor: of this worker; it has a connection of its own.
         prefix: of the keys; another job has another one.
         members: the workers that are expected, in the order of their ranks, this worker among them.
-        make_group: makes the default process group: ``(store, rank, world_size)``.
+        make_group: makes the process groups of the members: ``(store, rank, world_size)``.
+        groups: what that makes; the default group if None.
         min_workers: with fewer left the job ends.
         timeout_s: how long a round waits for a worker that is alive, in seconds.
         collective_timeout_s: how long one collective may take in :meth:`attempt`, in seconds; as long as any other if None.
@@ -59,6 +61,7 @@ class Membership(Workers):
     Attributes:
         store: the training thread's connection; another one when the store was lost.
         changed: called after each change of the members or their groups.
+        groups: of the members.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Membership(Workers):
         members: Sequence[WorkerId],
         *,
         make_group: Callable[[Store, int, int], None],
+        groups: MemberGroups | None = None,
         min_workers: int,
         timeout_s: float,
         collective_timeout_s: float | None = None,
@@ -93,6 +97,7 @@ class Membership(Workers):
         if survivable is not None:
             monitor.survive(self._protocol.rounds, survivable.least)
         self._make_group = make_group
+        self.groups: MemberGroups = DefaultGroup() if groups is None else groups
         self._collective_timeout_s = collective_timeout_s
         self._hurries = False  # whether collectives are made whose workers have all met
         self._attempting = False
@@ -100,8 +105,8 @@ class Membership(Workers):
         self._failures: dict[type, Exception] = {}  # of the last attempt, by its effect
         self._guard = GroupGuard()
         monitor.looked = self._guard.look
-        # the default group that was made last; held, its connections would stay when it is destroyed
-        self._group: Callable[[], dist.ProcessGroup | None] = lambda: None
+        # the groups that were made last; held, their connections would stay when they are destroyed
+        self._noted: list[Callable[[], dist.ProcessGroup | None]] = []
         self._operations = StoreOperations(
             store,
             {
@@ -119,6 +124,11 @@ class Membership(Workers):
     def me(self) -> WorkerId:
         """Identity of this worker."""
         return self.monitor.me
+
+    @property
+    @override
+    def group(self) -> dist.ProcessGroup | None:
+        return self.groups.group
 
     @property
     def members(self) -> tuple[WorkerId, ...]:
@@ -277,8 +287,9 @@ class Membership(Workers):
             self._set_deadline()
 
     def _set_deadline(self) -> None:
-        if self._collective_timeout_s is not None and dist.is_initialized():
-            set_timeout(self._collective_timeout_s if self._hurries else self.timeout_s)
+        if self._collective_timeout_s is not None:
+            for group in self.groups.made:
+                set_timeout(self._collective_timeout_s if self._hurries else self.timeout_s, group)
 
     # -- uses of a Trainer -------------------------------------------------------------------------------------------
 
@@ -300,15 +311,15 @@ class Membership(Workers):
         aborted = aborted or self.monitor.has_aborted
         self.monitor.begin_use(use)
         self.monitor.start()
-        kept = dist.is_initialized() and (not self._protocol.met or self._group() is dist.group.WORLD)
+        kept = bool(self.groups.made) and (not self._protocol.met or self._are_noted())
         intact = kept and not aborted and not self._guard.is_aborted
 
         def check(said: Mapping[WorkerId, Endpoint | ConfigurationError | None]) -> None:
             _check_endpoints(said, endpoint)
 
         self._perform(self._protocol.hello(use, intact=intact, about=endpoint, check=check))
-        if dist.is_initialized() and self._group() is not dist.group.WORLD:
-            self._note_group()
+        if self.groups.made and not self._are_noted():
+            self._note_groups()
 
     def rest(self) -> None:
         """Stop heartbeats between two uses of a Trainer.
@@ -456,22 +467,24 @@ class Membership(Workers):
             self._make_group(PrefixStore(effect.keys, found), effect.rank, effect.size)
         except Exception as error:  # noqa: BLE001 - raised in the end, or made good
             return self._note_failure(protocol.MakeGroup, error)
-        if dist.is_initialized():
-            self._note_group()
+        if self.groups.made:
+            self._note_groups()
         log.debug("%s: a process group of %d workers", self.me.spoken, effect.size)
         return protocol.Outcome(None)
 
-    def _note_group(self) -> None:
-        """The default group is that of the present members, and ends when one of them fails, or all end."""
-        group, members = dist.group.WORLD, frozenset(self.members)
-        assert group is not None
-        self._group = weakref.ref(group)
-        self._guard.guard(group, lambda: self.monitor.has_aborted or not members.isdisjoint(self.monitor.failed()))
+    def _note_groups(self) -> None:
+        """The groups are those of the present members, and end when one of them fails, or all end."""
+        groups, members = self.groups.made, frozenset(self.members)
+        self._noted = [weakref.ref(group) for group in groups]
+        self._guard.guard(groups, lambda: self.monitor.has_aborted or not members.isdisjoint(self.monitor.failed()))
+
+    def _are_noted(self) -> bool:
+        made = self.groups.made
+        return len(made) == len(self._noted) and all(ref() is group for ref, group in zip(self._noted, made, strict=True))
 
     def _drop_group(self) -> None:
         self._guard.release()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        self.groups.drop()
 
     def _note_failure(self, effect: type, error: Exception) -> protocol.Outcome:
         self._failures[effect] = error

@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import Store
 
 from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.failure_detector import Verdict
+from lightning_gossip.algorithm.islands import Islands
 from lightning_gossip.algorithm.membership.failover import Failover
 from lightning_gossip.algorithm.membership.monitor import Monitor
 from lightning_gossip.algorithm.membership.rounds import LOOK, Rounds
@@ -34,10 +35,11 @@ from lightning_gossip.algorithm.membership.store import (
 )
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import PeerError, ProtocolError
-from lightning_gossip.runtime.clock import now_s
+from lightning_gossip.runtime.clock import Deadline, now_s
 from lightning_gossip.runtime.membership.local_processes import identity
 from lightning_gossip.runtime.membership.store_operations import StoreOperations
 from lightning_gossip.runtime.membership.stores import Stores, parse, reach_all
+from lightning_gossip.runtime.process_end import end_at_once
 from lightning_gossip.runtime.store_client import another, store_lost
 from lightning_gossip.transport.threads import new_thread
 
@@ -57,6 +59,7 @@ class HeartbeatMonitor:
         fail_after_s: time without a heartbeat after which a worker has failed, in seconds.
         heartbeat_s: time between two heartbeats, in seconds.
         stores: where others are if the store is lost; None: it outlives all workers.
+        islands: how ranks are islands; a process whose island has lost a rank is ended at once. None without islands.
 
     Attributes:
         protocol: what is driven; used under ``lock``.
@@ -73,6 +76,7 @@ class HeartbeatMonitor:
         fail_after_s: float,
         heartbeat_s: float = HEARTBEAT_S,
         stores: Stores | None = None,
+        islands: Islands | None = None,
     ) -> None:
         self.stores = stores
         self.protocol = Monitor(
@@ -83,6 +87,7 @@ class HeartbeatMonitor:
             fail_after_s=fail_after_s,
             heartbeat_s=heartbeat_s,
             address=None if stores is None else stores.own,
+            islands=islands,
         )
         self.lock = threading.Condition()
         self.looked: Callable[[], None] = lambda: None
@@ -212,6 +217,16 @@ class HeartbeatMonitor:
         with self.lock:
             self.protocol.raise_failure()
 
+    def await_island(self) -> None:
+        """After an error of the network: wait until it is clear whether the island is dead, which ends this process.
+
+        Returns when somebody has aborted, or when a rank that had failed would be known to have.
+        """
+        deadline = Deadline.after(self._fail_after_s + 4 * self._heartbeat_s)
+        with self.lock:
+            while deadline.left_s and not self.protocol.has_aborted and self._thread is not None:
+                self.lock.wait(min(self._heartbeat_s, deadline.left_s))
+
     def lose(self, moves: int) -> None:
         """Note that the training thread has lost the store that this worker had after so many moves."""
         with self.lock:
@@ -271,11 +286,22 @@ class HeartbeatMonitor:
             while not self._stopped:
                 self._drive(self.protocol.tick() if self._failover is None else self._failover.tick())
                 self.looked()
+                self._end_with_island()
                 with self.lock:
                     if not self._stopped:
                         self.lock.wait(self._heartbeat_s)
         except dist.DistError as error:
             self._connect_anew(error)
+
+    def _end_with_island(self) -> None:
+        """End this process if its island is dead; by no exception, for which the training thread may have no ear."""
+        with self.lock:
+            is_dead = self.protocol.has_lost_island and not self._stopped
+        if is_dead:
+            end_at_once(
+                f"{self.me.spoken}: a rank of its island has failed, and an island trains with all its ranks or not at all:"
+                " this one ends, too. The other islands go on."
+            )
 
     def _connect_anew(self, error: dist.DistError) -> None:
         """Connect again, unless that was tried a moment ago: one connection may break while the store is there."""

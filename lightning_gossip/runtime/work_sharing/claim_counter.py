@@ -36,6 +36,9 @@ class Store(Protocol):
     def delete_key(self, key: str, /) -> bool:
         """Delete a value; False if there is none."""
 
+    def get(self, key: str, /) -> bytes:
+        """The value of a key; waits until it is set."""
+
 
 class Speeds:
     """What the members tell each other of their step times, from epoch to epoch, while they are the same.

@@ -6,7 +6,10 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
+from lightning_gossip.algorithm.membership.store import StoreLostError
+from lightning_gossip.errors import GossipError
 from lightning_gossip.runtime.work_sharing.claim_counter import EpochQueue
 from lightning_gossip.transport.threads import new_thread
 
@@ -26,13 +29,20 @@ class Claims:
     Args:
         queue: whose.
         step_s: asked for this worker's time a batch in seconds, None if it is not known yet.
+        tell: called with each position as soon as it is claimed, and with None at the end; on whichever thread claims.
         clock: seconds, monotonic.
     """
 
     def __init__(
-        self, queue: EpochQueue, step_s: Callable[[], float | None], *, clock: Callable[[], float] = time.monotonic
+        self,
+        queue: EpochQueue,
+        step_s: Callable[[], float | None],
+        *,
+        tell: Callable[[int | None], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.queue = queue
+        self._tell = tell
         self._step_s = step_s
         self._clock = clock
         self._took_s: deque[float] = deque(maxlen=_RECENT)
@@ -56,7 +66,7 @@ class Claims:
             raise StopIteration
         step_s = self._step_s()
         if step_s is not None and self._took_s and statistics.median(self._took_s) > _WORTH_A_WAIT * step_s:
-            self._under_way = _Claim(self.queue, step_s, self._clock)
+            self._under_way = _Claim(self.queue, step_s, self._clock, self._tell)
         return position
 
     def settle(self) -> None:
@@ -76,10 +86,13 @@ class Claims:
         claim, self._under_way = self._under_way, None
         if claim is not None:
             claim.join(timeout_s)
+        with suppress(GossipError, StoreLostError):  # whoever is told has lost the store, too
+            self._tell(None)
 
     def _claim(self) -> int | None:
         began_s = self._clock()
         position = self.queue.claim(self._step_s())
+        self._tell(position)
         self._took_s.append(self._clock() - began_s)
         return position
 
@@ -87,11 +100,13 @@ class Claims:
 class _Claim:
     """One, made by a thread of its own."""
 
-    def __init__(self, queue: EpochQueue, step_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, queue: EpochQueue, step_s: float, clock: Callable[[], float], tell: Callable[[int | None], None]
+    ) -> None:
         self.took_s = 0.0
         self._position: int | None = None
         self._error: BaseException | None = None
-        self._thread = new_thread("gossip-claim", self._run, queue, step_s, queue.ledger.held, clock)
+        self._thread = new_thread("gossip-claim", self._run, queue, step_s, queue.ledger.held, clock, tell)
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
@@ -109,10 +124,18 @@ class _Claim:
             raise self._error
         return self._position
 
-    def _run(self, queue: EpochQueue, step_s: float, held: int, clock: Callable[[], float]) -> None:
+    def _run(
+        self,
+        queue: EpochQueue,
+        step_s: float,
+        held: int,
+        clock: Callable[[], float],
+        tell: Callable[[int | None], None],
+    ) -> None:
         began_s = clock()
         try:
             self._position = queue.draw(step_s, held)
+            tell(self._position)
         except BaseException as error:  # noqa: BLE001 - for the thread that asks
             self._error = error
         self.took_s = clock() - began_s

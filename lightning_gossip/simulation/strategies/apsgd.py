@@ -3,8 +3,8 @@
 A worker's request is what it is in the runtime: the update goes to the server, is applied when it is its turn, and the model
 comes back when a place is free. Push and pull are one: no update of another comes between if it is this worker's turn at once.
 Who may push and pull when, and how stale an update is, is the package's own
-:class:`~lightning_gossip.algorithm.apsgd.ParameterServer`. All vectors share the port of the server's rank, in-cast and out
-(or a bottleneck no wider than it; a wider one is not felt behind the port). The server's own rank sends nothing.
+:class:`~lightning_gossip.algorithm.apsgd.server.ParameterServer`. All vectors share the port of the server's rank, in-cast and
+out (or a bottleneck no wider than it; a wider one is not felt behind the port). The server's own rank sends nothing.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from simpy.events import Event
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_gossip.algorithm import apsgd_worker
-from lightning_gossip.algorithm.apsgd import APSGDOptions, ParameterServer, ServerRule
-from lightning_gossip.algorithm.apsgd_worker import Served, WorkerProtocol
+from lightning_gossip.algorithm.apsgd import worker as apsgd_worker
+from lightning_gossip.algorithm.apsgd.server import APSGDOptions, ParameterServer, ServerRule
+from lightning_gossip.algorithm.apsgd.worker import Served, WorkerProtocol
 from lightning_gossip.algorithm.effects import perform_in_time
 from lightning_gossip.algorithm.options import EpochOptions
 from lightning_gossip.algorithm.step_timer import StepTimer

@@ -15,8 +15,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_gossip.algorithm import eamsgd
-from lightning_gossip.algorithm.apsgd import ServerRule
-from lightning_gossip.algorithm.apsgd_worker import Served
+from lightning_gossip.algorithm.apsgd.server import ServerRule
+from lightning_gossip.algorithm.apsgd.worker import Served
 from lightning_gossip.algorithm.eamsgd import EAMSGDOptions, ElasticCentre, ElasticProtocol
 from lightning_gossip.algorithm.effects import perform_in_time
 from lightning_gossip.algorithm.options import EpochOptions

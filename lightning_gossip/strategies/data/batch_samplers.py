@@ -17,10 +17,12 @@ from typing import Any
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 from typing_extensions import override
 
+from lightning_gossip.algorithm.islands import Group, groups
 from lightning_gossip.algorithm.work_sharing import Batch, EpochPlan, at_least_one_each, check_enough_batches
 from lightning_gossip.runtime.work_sharing.claim_counter import EpochQueue, Speeds, Store
 from lightning_gossip.runtime.work_sharing.claim_prefetch import Claims
 from lightning_gossip.runtime.work_sharing.completion_log import CompletionLog
+from lightning_gossip.runtime.work_sharing.island_claims import ClaimList, FollowedClaims, FollowedQueue
 
 
 @dataclass
@@ -42,6 +44,11 @@ class EpochBatches(Sampler[Batch], ABC):
         epoch: asked for the current epoch when an iteration begins.
         training: asked whether an iteration that begins is the training loop's.
         completion_log: where finished batches are noted, for the others if this worker fails; None if nobody asks.
+        island: ranks of an island (:mod:`lightning_gossip.algorithm.islands`); 1 without islands. A worker is an island then,
+            what it takes at a position are as many batches, and ``rank`` is the island's place among the islands.
+        index: which of them is this process's.
+        leads: whether this process claims for its island, or follows its claims; None where it has no mates. Default: the first
+            one does. (Tensor-parallel ranks take the same batch, so there may be more mates than batches.)
     """
 
     def __init__(
@@ -53,10 +60,16 @@ class EpochBatches(Sampler[Batch], ABC):
         epoch: Callable[[], int],
         training: Callable[[], bool],
         completion_log: CompletionLog | None = None,
+        island: int = 1,
+        index: int = 0,
+        leads: bool | None = None,
     ) -> None:
         self.plan = plan
         self.rank = rank
         self.workers = workers
+        self.island = island
+        self.index = index
+        self._leads = (index == 0 if island > 1 else None) if leads is None else leads
         self.completion_log = completion_log
         self._agreed: int | None = None  # the first position that nobody has claimed
         self.unassigned: list[int] = []  # claimed by workers that were excluded: as if this one held them
@@ -65,8 +78,9 @@ class EpochBatches(Sampler[Batch], ABC):
         self._epoch = epoch
         self._training = training
         self._resume_at: EpochPosition | None = None
-        self._batches: list[Batch] = []  # of the current epoch, by position
-        self._indices: list[int] | None = None  # of these batches in the plan; None if they were cut finer
+        self._batches: list[Batch] = []  # of the current epoch, by position: this process's part of it
+        self._groups: list[Group] | None = None  # by position, with islands
+        self._indices: list[int] | None = None  # in the plan, of what positions are made of; None if that was cut finer
         self._of_epoch = -1  # these batches
         self._before = Fraction(0)  # share of the epoch trained on before the resume in its middle
 
@@ -90,7 +104,7 @@ class EpochBatches(Sampler[Batch], ABC):
 
     def nominal_share(self) -> list[Batch]:
         """This worker's batches of the current epoch if all were equally fast."""
-        batches = self.plan.batches(self._epoch())
+        batches = self._own_part(self._grouped(self.plan.batches(self._epoch())))
         return [batches[position] for position in equal_share(len(batches), self.rank, self.workers)]
 
     @abstractmethod
@@ -100,7 +114,12 @@ class EpochBatches(Sampler[Batch], ABC):
     @property
     def nominal_length(self) -> int:
         """Batches an epoch a worker if all were equally fast."""
-        return math.ceil(len(self.plan) / self.workers)
+        return math.ceil(self.positions / self.workers)
+
+    @property
+    def positions(self) -> int:
+        """How many times in an epoch some worker takes a batch, or, with islands, an island one for each of its ranks."""
+        return math.ceil(len(self.plan) / self.island)
 
     @property
     def batches(self) -> int:
@@ -148,7 +167,7 @@ class EpochBatches(Sampler[Batch], ABC):
         return [position for position in range(len(self._batches)) if position not in known]
 
     def _note(self, position: int) -> None:
-        if self.completion_log is not None:
+        if self.completion_log is not None and self._leads is not False:  # what an island has finished its first rank has
             self.completion_log.finished(position)
 
     def first_unclaimed(self) -> int | None:
@@ -180,8 +199,28 @@ class EpochBatches(Sampler[Batch], ABC):
         """Where the epoch stands, given what all workers together have not trained on; nobody may claim meanwhile."""
         pending = sorted({position for position in [*unstepped, *self._unclaimed()] if position < len(self._batches)})
         if self._indices is None:
-            return EpochPosition(self._of_epoch, [], [self._batches[position] for position in pending])
-        return EpochPosition(self._of_epoch, [self._indices[position] for position in pending], [])
+            return EpochPosition(self._of_epoch, [], [batch for at in pending for batch in self._batches_at(at)])
+        return EpochPosition(self._of_epoch, [self._indices[number] for at in pending for number in self._numbers_at(at)], [])
+
+    def pending_at(self, position: EpochPosition) -> int:
+        """How many positions of the current epoch a :meth:`position` has left."""
+        if self._groups is None or self._indices is None:
+            return math.ceil(len(position.pending or position.pieces) / self.island)
+        pending = set(position.pending)
+        return sum(self._indices[group.numbers[0]] in pending for group in self._groups)
+
+    def _batches_at(self, position: int) -> list[Batch]:
+        return [self._batches[position]] if self._groups is None else self._groups[position].batches
+
+    def _numbers_at(self, position: int) -> list[int]:
+        return [position] if self._groups is None else self._groups[position].numbers
+
+    def _grouped(self, batches: list[Batch]) -> list[Batch] | list[Group]:
+        return batches if self.island == 1 else groups(batches, self.island)
+
+    def _own_part(self, taken: list[Batch] | list[Group]) -> list[Batch]:
+        """By position what this process trains on."""
+        return [group.batches[self.index] if isinstance(group, Group) else group for group in taken]
 
     def _begin(self) -> list[Batch]:
         """The batches of the epoch that begins or goes on."""
@@ -192,9 +231,11 @@ class EpochBatches(Sampler[Batch], ABC):
         if resume is not None and resume.epoch == epoch and (resume.pending or resume.pieces):
             left = [batches[index] for index in resume.pending] + resume.pieces
             self._before = 1 - Fraction(sum(map(len, left)), sum(map(len, batches)))
-            batches = at_least_one_each(left, self.workers)
+            batches = at_least_one_each(left, self.workers * self.island)
             self._indices = resume.pending if not resume.pieces and len(left) == len(batches) else None
-        self._batches = batches
+        taken = self._grouped(batches)
+        self._groups = taken if self.island > 1 else None  # type: ignore[assignment]
+        batches = self._batches = self._own_part(taken)
         self._agreed = None
         self.unassigned = []
         self.assignments += 1
@@ -207,7 +248,8 @@ class SharedBatches(EpochBatches):
     """The batches that this worker claims from the epoch shared by all. Nobody knows how many they will be.
 
     Args:
-        plan, rank, workers, epoch, training, completion_log: see :class:`EpochBatches`.
+        plan, rank, workers, epoch, training, completion_log, island, index, leads: see :class:`EpochBatches`. In an island the
+            first rank claims, and its mates follow.
         store: holds the shared counter; a connection for nothing else, since a claim may be under way while training goes on.
         renew: called when an assignment begins: connects with the store of the present members; whether it is another one.
         key: prefix of this fit's keys in the store, the same on all workers and new for each fit.
@@ -231,10 +273,24 @@ class SharedBatches(EpochBatches):
         renew: Callable[[], bool] = lambda: False,
         completion_log: CompletionLog | None = None,
         failed_ranks: Callable[[], Callable[[], frozenset[int]]] = lambda: frozenset,
+        island: int = 1,
+        index: int = 0,
+        leads: bool | None = None,
     ) -> None:
-        check_enough_batches(len(plan), workers)
-        super().__init__(plan, rank=rank, workers=workers, epoch=epoch, training=training, completion_log=completion_log)
-        self._claims: Claims | None = None
+        check_enough_batches(len(plan), workers * island)
+        super().__init__(
+            plan,
+            rank=rank,
+            workers=workers,
+            epoch=epoch,
+            training=training,
+            completion_log=completion_log,
+            island=island,
+            index=index,
+            leads=leads,
+        )
+        self._claims: Claims | FollowedClaims | None = None
+        self._list: ClaimList | None = None  # of the first rank of an island
         self._speeds: Speeds | None = None  # of the present members
         self._store = store
         self._renew = renew
@@ -250,7 +306,7 @@ class SharedBatches(EpochBatches):
         return self.nominal_length
 
     @property
-    def queue(self) -> EpochQueue | None:
+    def queue(self) -> EpochQueue | FollowedQueue | None:
         """The claim counter of the current assignment; None before the first."""
         return None if self._claims is None else self._claims.queue
 
@@ -266,6 +322,18 @@ class SharedBatches(EpochBatches):
             self._speeds = None  # what is known of them is not in this store
         log = self.completion_log
         scope, generation = ("together", 0) if log is None else (log.scope, log.generation)
+        listed = f"{self._key}/{scope}/{self._epoch()}/{self.assignments}/island/{self.rank}"
+        if self._claims is not None and self._leads is not None:
+            self._claims.close()  # of an assignment that was left early: nobody waits for the rest of its list
+        if self._leads is False and scope != "together":
+            self._claims = None  # nothing is trained on before the island is taken in, and its first rank tells nobody
+            yield from (batches[position] for position in equal_share(len(batches), self.rank, self.workers))
+            return
+        if self._leads is False:
+            self._claims = FollowedClaims(self._store, listed, len(batches))
+            yield from (batches[position] for position in self._claims)
+            return
+        self._list = ClaimList(self._store, listed) if self._leads else None
         speeds_key = f"{self._key}/{scope}/{generation}"
         if self._speeds is None or self._speeds.key != speeds_key:
             if self._speeds is not None:
@@ -281,8 +349,12 @@ class SharedBatches(EpochBatches):
             speeds=self._speeds,
             gone=self._failed_ranks(),
         )
-        self._claims = Claims(queue, self._batch_s)
+        self._claims = Claims(queue, self._batch_s, tell=self._tell)
         yield from (batches[position] for position in self._claims)
+
+    def _tell(self, position: int | None) -> None:
+        if self._list is not None:
+            self._list.tell(position)
 
     @override
     def move_to(self, key: str) -> None:
@@ -299,6 +371,8 @@ class SharedBatches(EpochBatches):
         assert self.queue is not None
         position = self.queue.ledger.current
         self.queue.ledger.step()
+        if self._list is not None:
+            self._list.stepped(self.queue.ledger.stepped)
         self._note(position)
         return position
 
@@ -339,7 +413,8 @@ class StaticBatches(EpochBatches):
 
     def resumed_share(self, position: EpochPosition) -> int:
         """How many batches this worker gets of an epoch that goes on from a position."""
-        return math.ceil(max(len(position.pending) + len(position.pieces), self.workers) / self.workers)
+        left = math.ceil((len(position.pending) + len(position.pieces)) / self.island)
+        return math.ceil(max(left, self.workers) / self.workers)
 
     @property
     @override
@@ -385,8 +460,8 @@ class NominalSampler(DistributedSampler[Any]):
         plan = batches.plan
         super().__init__(
             dataset,
-            num_replicas=batches.workers,
-            rank=batches.rank,
+            num_replicas=batches.workers * batches.island,
+            rank=batches.rank * batches.island + batches.index,
             shuffle=plan.shuffle,
             seed=plan.seed,
             drop_last=plan.drop_last,

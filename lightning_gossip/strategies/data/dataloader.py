@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 import lightning.pytorch as pl
@@ -17,7 +17,8 @@ from lightning_gossip.algorithm.options import WorkSharing
 from lightning_gossip.algorithm.work_sharing import EpochPlan
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.membership.job_store import JobStore
-from lightning_gossip.runtime.store_client import ReportingStore
+from lightning_gossip.runtime.membership.membership import Membership
+from lightning_gossip.runtime.store_client import ReportingStore, another
 from lightning_gossip.runtime.work_sharing.claim_counter import Store
 from lightning_gossip.runtime.work_sharing.completion_log import CompletionLog
 from lightning_gossip.strategies.data.batch_samplers import EpochBatches, NominalSampler, SharedBatches, StaticBatches
@@ -133,36 +134,85 @@ class TrainingLoader:
             if self._option == "auto":
                 rank_zero_info(f"Each worker keeps its static share of the data, as under DDP: {reason}.")
             return None
-        members = self._trainer.strategy.members  # type: ignore[attr-defined]
-        options: dict[str, Any] = {
-            "completion_log": None
-            if members is None
-            else CompletionLog(JobStore(members, own=False), key, members, reserve=members.log_reserve),
-            "rank": self._trainer.global_rank,
-            "workers": self._trainer.world_size,
-            "epoch": lambda: epochs_processed(self._trainer),
-            "training": lambda: self._iterating,
-        }
-        if reason is not None or self._option is False or self._trainer.world_size == 1:
-            if self._option == "auto" and reason is not None:
-                rank_zero_info(f"Each worker keeps an equal static share of the data: {reason}.")
-            return StaticBatches(plan, **options)
-        shared: Any
-        if members is None:
-            shared, renew = ReportingStore(dist.distributed_c10d._get_default_store()), lambda: False
-        else:
-            shared = JobStore(members, own=True)
-            renew = shared.renew
-        return SharedBatches(
+        static = reason is not None or self._option is False
+        if self._option == "auto" and reason is not None:
+            rank_zero_info(f"Each worker keeps an equal static share of the data: {reason}.")
+        return assigned_batches(
+            self._trainer.strategy,
             plan,
-            store=cast(Store, shared),
-            renew=renew,
+            static=static,
             key=key,
-            failed_ranks=(lambda: frozenset) if members is None else members.failed_ranks,
             lookahead=lookahead_of(loaders[0]),
             batch_s=batch_s,
-            **options,
+            epoch=lambda: epochs_processed(self._trainer),
+            training=lambda: self._iterating,
         )
+
+
+def assigned_batches(
+    strategy: Any,
+    plan: EpochPlan,
+    *,
+    static: bool,
+    key: str,
+    lookahead: int,
+    batch_s: Callable[[], float | None],
+    epoch: Callable[[], int],
+    training: Callable[[], bool],
+) -> EpochBatches:
+    """One worker's batches of the epochs of a plan.
+
+    Args:
+        strategy: whose workers they are.
+        plan: of the epoch, the same on all workers.
+        static: whether each worker has an equal share; else each claims the next batch.
+        key: prefix of these batches' keys in the store.
+        lookahead: see :func:`lookahead_of`.
+        batch_s, epoch, training: see :class:`~lightning_gossip.strategies.data.batch_samplers.SharedBatches`.
+    """
+    members, islands = strategy.members, strategy.islands
+    rank, workers = strategy.share_of_work
+    options: dict[str, Any] = {
+        "completion_log": None
+        if members is None
+        else CompletionLog(JobStore(members, own=False), key, members, reserve=members.log_reserve),
+        "rank": rank,
+        "workers": workers,
+        "epoch": epoch,
+        "training": training,
+    }
+    if islands is not None:
+        options |= asdict(strategy.batches_of_rank)
+    if static or workers == 1:
+        return StaticBatches(plan, **options)
+    shared: Any
+    if members is None:
+        shared, renew = ReportingStore(dist.distributed_c10d._get_default_store()), lambda: False
+    elif options.get("leads") is False:  # it waits for the first rank's claims only, and by torch's errors
+        shared, renew = another(members.store), lambda: False
+    else:
+        shared = JobStore(members, own=True)
+        renew = shared.renew
+    return SharedBatches(
+        plan,
+        store=cast(Store, shared),
+        renew=renew,
+        key=key,
+        failed_ranks=(lambda: frozenset) if members is None else _failed(members, 1 if islands is None else islands.size),
+        lookahead=lookahead,
+        batch_s=batch_s,
+        **options,
+    )
+
+
+def _failed(members: Membership, size: int) -> Callable[[], Callable[[], frozenset[int]]]:
+    """Which workers, or islands of this size, have failed since an assignment, by their places in it."""
+
+    def since() -> Callable[[], frozenset[int]]:
+        failed_ranks = members.failed_ranks()
+        return lambda: frozenset(rank // size for rank in failed_ranks())
+
+    return members.failed_ranks if size == 1 else since
 
 
 def plan_of(loader: object, seed: int) -> EpochPlan | str:

@@ -139,7 +139,7 @@ class FitWork:
             )
         if self.shared is None and self._trainer.limit_train_batches != 1.0:
             return  # each worker counts its own steps
-        self._count = GlobalCount(len(self.batches.plan), self.batches.workers)
+        self._count = GlobalCount(self.batches.positions, self.batches.workers)
         self._count.begin(self._trainer.global_step, [config for config in configs if config not in plateaus])
 
     def planned_steps(self, *, epochs_done: int = 0, steps_done: int = 0) -> int | None:
@@ -164,7 +164,7 @@ class FitWork:
 
     def _resize_count(self) -> None:
         if self._count is not None and self.batches is not None:
-            self._count.resize(len(self.batches.plan))
+            self._count.resize(self.batches.positions)
 
     def begin_batch(self, batch: Any) -> None:
         """A batch is about to be trained on."""
@@ -274,7 +274,7 @@ class FitWork:
             return None
         mid_epoch = not self._trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         position = self.batches.position(unstepped) if mid_epoch else None
-        done = self.batches.share(self.batches.batches - len(position.pending or position.pieces)) if position else Fraction(0)
+        done = self.batches.share(self.batches.batches - self.batches.pending_at(position)) if position else Fraction(0)
         return {
             "plan": asdict(self.batches.plan),
             "position": asdict(position) if position else None,

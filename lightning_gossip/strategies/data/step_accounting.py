@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol
 
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.algorithm.step_timer import StepTimer
 from lightning_gossip.runtime.clock import Timeline, now_s
-from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.report import FitReport, WorkerReport
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 
@@ -35,6 +34,16 @@ class _Share:
             return None
         done = float(self.done)
         return min(1.0, done + (1.0 - done) * ((steps - self.began) / self.left))
+
+
+class Work(Protocol):
+    """What a worker has had of the data."""
+
+    samples: int
+
+    @property
+    def left_early(self) -> bool:
+        """Whether it left the last batches of the epoch to faster ones."""
 
 
 class Account:
@@ -122,21 +131,36 @@ class Account:
         self.own.wait_s += self.own.last_wait_s
         self._waited_s = algorithm.waited_s
 
-    def described(self, work: FitWork, algorithm: Algorithm | None) -> tuple[int, dict[str, Any]]:
+    def described(self, work: Work, algorithm: Algorithm | None) -> tuple[int, dict[str, Any]]:
         """What the others are told: the steps that schedules count, and this worker's report."""
         self.own.samples, self.own.left_early, self.own.batch_s = work.samples, work.left_early, self.batch_s
         if algorithm is not None:
             algorithm.complete(self.own)
         return self.steps, self.own.as_dict()
 
-    def publish(self, everyones: Sequence[tuple[int, dict[str, Any]]], *, lost: Sequence[WorkerId] = ()) -> None:
+    def publish(
+        self, everyones: Sequence[tuple[int, dict[str, Any]]], *, lost: Sequence[WorkerId] = (), island: int = 1
+    ) -> None:
         """A stretch of training has ended.
 
         Args:
             everyones: the descriptions of all workers, by rank.
             lost: workers that have failed.
+            island: how many ranks, one after the other, are one worker.
         """
         self.steps = round(sum(steps for steps, _ in everyones) / len(everyones))  # schedules by step go on alike
-        self.report.workers = [WorkerReport(**own) for _, own in everyones]
+        self.report.workers = _by_island([WorkerReport(**own) for _, own in everyones], island)
         self.report.rendezvous += 1
-        self.report.lost = [worker.initial_rank for worker in lost]
+        self.report.lost = list(dict.fromkeys(worker.initial_rank // island for worker in lost))
+
+
+def _by_island(ranks: list[WorkerReport], size: int) -> list[WorkerReport]:
+    found: dict[int, WorkerReport] = {}
+    for of_rank in ranks:
+        island = of_rank.rank // size
+        if island in found:
+            found[island].add(of_rank)
+        else:
+            found[island] = of_rank
+            of_rank.rank = island
+    return list(found.values())

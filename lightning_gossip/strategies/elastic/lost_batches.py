@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol
+
 import lightning.pytorch as pl
 
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.workers import Workers
-from lightning_gossip.strategies.data.batch_samplers import EpochPosition, StaticBatches
+from lightning_gossip.strategies.data.batch_samplers import EpochBatches, EpochPosition, StaticBatches
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.lightning.loop_progress import align_epoch, resize_epoch
 
 
+class HasBatches(Protocol):
+    """Whoever has a worker's batches."""
+
+    @property
+    def batches(self) -> EpochBatches | None:
+        """Its batches; None where they are Lightning's own."""
+
+
 class LostBatches:
-    """The lost batches of a fit, as one worker handles them. All members call the same methods at the same points.
+    """The lost batches of a training, as one worker handles them. All members call the same methods at the same points.
 
     Args:
-        trainer: of the fit.
         work: the worker's batches.
+        members: asked who is in the job; None where that does not change.
     """
 
-    def __init__(self, trainer: pl.Trainer, work: FitWork) -> None:
-        self._trainer = trainer
+    def __init__(self, work: HasBatches, members: Callable[[], Membership | None]) -> None:
         self._work = work
+        self._members = members
         self._lost_in = -1  # the assignment in which the store was lost
 
     def lose_store(self) -> None:
@@ -60,7 +71,7 @@ class LostBatches:
         Args:
             workers: of the job.
         """
-        batches, members = self._work.batches, self._trainer.strategy.members  # type: ignore[attr-defined]
+        batches, members = self._work.batches, self._members()
         assert batches is not None
         if self._agree_on_unclaimed(workers) is None and members is not None and not self._lost_store:
             self.lose_store()
@@ -82,6 +93,20 @@ class LostBatches:
         batches.agree_on_unclaimed(first)
         return first
 
+
+class LostBatchesOfFit(LostBatches):
+    """The same in a Trainer's fit, whose loop goes on with them.
+
+    Args:
+        trainer: of the fit.
+        work: the worker's batches.
+    """
+
+    def __init__(self, trainer: pl.Trainer, work: FitWork) -> None:
+        super().__init__(work, lambda: trainer.strategy.members)  # type: ignore[attr-defined]
+        self._trainer = trainer
+        self._loader = work.loader
+
     def make_up(self, members: Membership) -> bool:
         """Assign what is left of the epoch to the members, although all have ended it. Collective.
 
@@ -99,7 +124,7 @@ class LostBatches:
         fetcher = loop._data_fetcher
         assert fetcher is not None
         batches.resume(position)
-        self._work.loader.begin_again()
+        self._loader.begin_again()
         if isinstance(batches, StaticBatches):
             align_epoch(self._trainer, batches.nominal_length - batches.resumed_share(position))
             fetcher.fetched += loop.epoch_loop.batch_progress.current.ready  # so that it knows the last batch
@@ -113,7 +138,7 @@ class LostBatches:
             fit_loop._combined_loader = None  # the loader is asked for again, and gets a sampler for these workers
             fit_loop.setup_data()
         else:
-            batches.rank, batches.workers = self._trainer.global_rank, self._trainer.world_size
+            batches.rank, batches.workers = self._trainer.strategy.share_of_work  # type: ignore[attr-defined]
             if isinstance(batches, StaticBatches):
                 resize_epoch(self._trainer, batches.nominal_length)
         fit_loop.epoch_loop.val_loop._combined_loader = None

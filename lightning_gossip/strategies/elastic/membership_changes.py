@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
+from lightning_gossip.algorithm.islands import Islands
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.workers import Workers
@@ -13,10 +14,10 @@ from lightning_gossip.strategies.data.batch_samplers import EpochPosition
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.data.step_accounting import Account
 from lightning_gossip.strategies.elastic import state_transfer
-from lightning_gossip.strategies.elastic.lost_batches import LostBatches
+from lightning_gossip.strategies.elastic.lost_batches import LostBatchesOfFit
 from lightning_gossip.strategies.lightning import csv_logger_takeover
 from lightning_gossip.strategies.lightning.fault_tolerance import Survival
-from lightning_gossip.strategies.state.shared_tensors import SharedModel, fingerprint, start_equal
+from lightning_gossip.strategies.state.shared_tensors import SharedModel, fingerprint
 from lightning_gossip.strategies.worker_algorithm import Algorithm
 
 
@@ -37,7 +38,7 @@ class MembershipChanges:
         self._trainer = trainer
         self._work = work
         self._account = account
-        self._lost_batches = LostBatches(trainer, work)
+        self._lost_batches = LostBatchesOfFit(trainer, work)
         self._due = False  # members have changed since the last assignment of batches
         self._has_just_joined = False
 
@@ -125,7 +126,7 @@ class MembershipChanges:
             self._members.close_admission()
 
     def _admit(self, members: Membership) -> None:
-        free = self._survival.most(self._trainer.strategy.workers) - len(members.members)  # type: ignore[attr-defined]
+        free = self._survival.most(self._strategy.workers) - len(members.members)
         joiners = self._fitting(members)[: max(0, free)]
         if joiners:
             snapshot = members.broadcast(state_transfer.take_snapshot(self._trainer, self._work, steps=self._account.steps))
@@ -144,7 +145,11 @@ class MembershipChanges:
                     f"Rank {worker.initial_rank} came later with another model, data or batches ({theirs}) than the others"
                     f" ({self._about}), who go on without it. Start it with the same command.",
                 )
-        return fit
+        islands: Islands | None = self._strategy.islands
+        if islands is None:
+            return fit
+        missing = islands.incomplete(worker.initial_rank for worker in fit)  # these wait for the rest of their island
+        return sorted(worker for worker in fit if islands.place(worker.initial_rank).island not in missing)
 
     @property
     def _about(self) -> str:
@@ -160,7 +165,7 @@ class MembershipChanges:
 
     def _share_state(self, members: Membership, *, receives: bool) -> None:
         """Send joiners the mean model, and by option an optimizer state, of rank 0, which is never a joiner; all take part."""
-        start_equal(self._trainer.lightning_module, members)
+        self._strategy.start_equal()
         self._model.agree(members)
         if receives:
             members.check_admitters()
@@ -175,7 +180,7 @@ class MembershipChanges:
     @property
     def _survival(self) -> Survival:
         survival: Survival = self._strategy.survival
-        return survival
+        return survival.of_ranks(self._strategy.islands)
 
     @property
     def _initial_ranks(self) -> range:

@@ -10,11 +10,10 @@ import torch.distributed as dist
 from lightning.pytorch.trainer import call
 from torch import Tensor
 
-from lightning_gossip.runtime.process_groups import where_collectives_run
 from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.lightning.loop_progress import epochs_processed, set_global_step
-from lightning_gossip.strategies.state.optimizer_state import OptimizerStates, Slot
+from lightning_gossip.strategies.state.optimizer_state import OptimizerStates
 
 
 class StateSnapshot(NamedTuple):
@@ -99,15 +98,16 @@ def copy_optimizers(trainer: pl.Trainer, workers: Workers, *, receives: bool) ->
         tensors = states.tensors(slots)
     else:
         have = set(mine)
-        tensors = [states.tensors([slot])[0] if slot in have else _scratch(slot) for slot in slots]
+        tensors = [states.tensors([slot])[0] if slot in have else states.scratch(slot) for slot in slots]
 
     def copy() -> None:
-        device = where_collectives_run(trainer.strategy.root_device)
+        device, group = trainer.strategy.collectives_device, trainer.strategy.group_of_part  # type: ignore[attr-defined]
         with torch.no_grad():
             for tensor in tensors:
                 sent = tensor.to(device).contiguous()
                 sent = sent if receives or sent is not tensor else sent.clone()  # only joiners' are changed
-                dist.broadcast(sent, src=0)
+                if sent.numel():  # of a shard
+                    dist.broadcast(sent, group=group, group_src=0)
                 if receives:
                     tensor.copy_(sent)
 
@@ -130,8 +130,3 @@ def _plain_values(trainer: pl.Trainer) -> list[list[tuple[int, str, Any]]]:
         ]
         for optimizer in trainer.optimizers
     ]
-
-
-def _scratch(slot: Slot) -> Tensor:
-    tensor = torch.zeros(slot.shape, dtype=getattr(torch, slot.dtype), device="cpu")
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import uuid
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline, now_s
-from lightning_gossip.runtime.process_groups import where_collectives_run
+from lightning_gossip.runtime.islands.words import Word
 from lightning_gossip.runtime.sync_point import (
     Agreement,
     Arrival,
@@ -30,7 +29,9 @@ from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.data.step_accounting import Account
 from lightning_gossip.strategies.elastic.membership_changes import MembershipChanges
 from lightning_gossip.strategies.fit import resume
+from lightning_gossip.strategies.fit.meeting import Parts, meet
 from lightning_gossip.strategies.fit.metrics import LocalMetrics, logs_something
+from lightning_gossip.strategies.islands.in_fit import FitIsland
 from lightning_gossip.strategies.lightning.asking import Ask
 from lightning_gossip.strategies.lightning.csv_logger_takeover import local_log_dir
 from lightning_gossip.strategies.lightning.loop_progress import epochs_processed, mean_step, set_global_step
@@ -38,8 +39,7 @@ from lightning_gossip.strategies.options import FitOptions
 from lightning_gossip.strategies.state import checkpoint_contents
 from lightning_gossip.strategies.state.averaged_weights import AveragedWeights
 from lightning_gossip.strategies.state.local_model import OwnModel
-from lightning_gossip.strategies.state.nonfinite import warn_of_mean
-from lightning_gossip.strategies.state.one_model import Differences, United, compare_rest, unite
+from lightning_gossip.strategies.state.one_model import Rest
 from lightning_gossip.strategies.state.shared_tensors import SharedModel, check_averaged_buffers
 from lightning_gossip.strategies.state.step_watch import StepWatch
 from lightning_gossip.strategies.worker_algorithm import Algorithm
@@ -97,7 +97,11 @@ class Fit:
         self._options = options
         self._restored = restored
         self._restored_from = restored_from
-        self._sync_point = SyncPoint(where_collectives_run(strategy.root_device), workers)
+        self._sync_point = SyncPoint(strategy.collectives_device, workers)  # type: ignore[attr-defined]
+        groups = strategy.groups  # type: ignore[attr-defined]
+        self._island = None if groups is None else FitIsland(groups)
+        # where the model is averaged: with islands each rank averages its part with those that have the same part
+        self._parts = self._sync_point if self._island is None else self._island.between_peers(self._sync_point)
         self._accounts: list[tuple[int, dict[str, Any]]] = []  # of all workers, at the last synchronisation point
         self._optimizer_stepped = False
         self._lr = 0.0
@@ -107,7 +111,7 @@ class Fit:
         self._asks: list[Ask] = []  # in the training step that is under way
         self._batches_in_epoch = 0
         self._own_model = OwnModel()
-        self._model = SharedModel(trainer.lightning_module, options.averaged_buffers)
+        self._model: SharedModel = strategy.shared_model(trainer.lightning_module, options.averaged_buffers)  # type: ignore[attr-defined]
         self._averages = AveragedWeights(trainer, options.averaged_buffers)
         self._steps = StepWatch(lambda: self._model.optimized)
         self._watches_steps = False
@@ -117,6 +121,15 @@ class Fit:
         self.changes = MembershipChanges(trainer, self.work, self.account, self._model)
 
     # -- in the order of the training loop ---------------------------------------------------------------------------
+
+    def resume_from(self, restored: dict[str, Any] | None, path: str | os.PathLike[str]) -> None:
+        """A checkpoint is loaded after the fit was set up; see the class.
+
+        Args:
+            restored: our part of it, if any.
+            path: where it lies.
+        """
+        self._restored, self._restored_from = restored, path
 
     def begin(self) -> None:
         """All workers have loaded what there was to load and start to train; again if a tuner trains first."""
@@ -190,23 +203,43 @@ class Fit:
             if self._watches_steps:
                 self._steps.mark(heard=self._optimizer_stepped)
             self._optimizer_stepped = False
+        stops, meets = self.stop_requested, self._algorithm is not None and self._algorithm.sync_requested()
+        if self._island is not None:
+            stops, meets = self._agree_in_island(stops, meets)
+            if not (stops or meets):
+                return
         asks, self._asks = self._asks, []
-        if self.stop_requested:
+        if stops:
             self.synchronize(Purpose.STOP, asks=asks, requests=True)
         elif asks:
             self._ask(asks)
-        elif self._algorithm is not None and self._algorithm.sync_requested():
+        elif meets:
             self._synchronize(Purpose.REQUESTED)
+
+    def _agree_in_island(self, stops: bool, meets: bool) -> tuple[bool, bool]:
+        """What ranks of the island knew after the batch before: whether to stop, and to meet for another reason."""
+        assert self._island is not None
+        if not self.trainer.is_global_zero:
+            self._asks = []
+        asked = bool(self._asks)
+        heard = self._island.after_batch(stop=stops, asked=asked, meets=meets)
+        self.trainer.should_stop |= self._island.leaves
+        return Word.STOP in heard, bool(heard & (Word.MEET | Word.ASK))
 
     def after_batch_hooks(self) -> None:
         """All hooks of the batch have run: synchronise at the epoch's end, and request that if this worker leaves it early."""
         if self._in_step:
             return  # a tuner has put all callbacks aside, ours too: all meet when it has left its loop
         loop = self.trainer.fit_loop
-        leaves = bool(self.trainer.should_stop and loop._can_stop_early)
         if self.trainer.is_last_batch or loop.epoch_loop._is_training_done:
-            self.synchronize(Purpose.EPOCH_END)
-        elif leaves:
+            self.trainer.should_stop |= self._island is not None and self._island.wants_to_leave
+            asks, self._asks = self._asks, []
+            self.synchronize(Purpose.EPOCH_END, asks=asks)
+            return
+        if self._island is not None and self.trainer.should_stop and not self._island.leaves:
+            self._island.wants_to_leave, self.trainer.should_stop = True, False  # its mates are in the next step already
+        leaves = bool(self.trainer.should_stop and loop._can_stop_early)
+        if leaves:
             self.synchronize(Purpose.EPOCH_END, requests=True)
 
     def synchronize(self, purpose: Purpose, *, asks: Sequence[Ask] = (), requests: bool = False) -> None:
@@ -285,6 +318,8 @@ class Fit:
                     f"In a training step {ask.name} cannot be done: it needs all workers. It is done after the step."
                 )
             self._asks.append(ask)
+        elif self._island is not None:
+            self._asks.append(ask)  # the other ranks of the island hear of it after the next step
         else:
             self._ask([ask])
 
@@ -342,6 +377,8 @@ class Fit:
 
     def abort(self) -> None:
         """Note that an exception has ended the fit on this worker: it comes to no synchronisation point any more."""
+        if self._island is not None:
+            self._island.forget()
         self.aborted = not self._stopped_together
 
     def close(self, *, together: bool | None = None) -> None:
@@ -387,10 +424,12 @@ class Fit:
     # -- details -----------------------------------------------------------------------------------------------------
 
     def _open_session(self) -> None:
-        self._own_model.put_back()
+        is_put_back = self._own_model.put_back()
         if self.work.batches is not None:
             self.work.batches.forget_agreement()
         self._model.open()
+        if is_put_back:
+            self._model.hand_round_all()
         if self._algorithm is not None:
             self._algorithm.open(self._model)
         self.account.open_session()
@@ -461,34 +500,36 @@ class Fit:
         if algorithm is None:
             return agree([arrival])
         arrived_s = now_s()
-        algorithm.arrive()
-        agreement = self._sync_point.agree(arrival)
-        self.account.waited(arrived_s, algorithm)
-        algorithm.settle()
+        parts = None
+        if self._island is not None:
+            self._island.arrive()
+            parts = Parts(self._parts, self._island.size, self._island.is_first)
 
-        def meet() -> tuple[Differences, United, float]:  # changes nothing that is needed if it has to be made again
-            rest = compare_rest(self._model, self._sync_point, flag=self._averages.are_there)
+        def set_aside(rest: Rest) -> None:
             if self._options.at_rendezvous == "evaluate":
                 self._own_model.set_aside(self._model.tensors, rest.tensors)
-            distance = algorithm.average(self._sync_point)
-            united = unite(rest, self._sync_point)
-            self.account.own.distance = distance + united.distance
-            return rest, united, self._sync_point.mean(self.account.own.distance)
 
         def tell() -> tuple[int, dict[str, Any], bool]:
             return *self.account.described(self.work, algorithm), logs_something(self.trainer)
 
-        (rest, united, self.account.report.consensus_distance), told = self._sync_point.workers.attempt_and_tell(meet, tell)
-        algorithm.adopt()
-        united.write()
-        if not math.isfinite(self.account.own.distance or 0.0):
-            warn_of_mean(self._model.tensors)
+        met = meet(
+            algorithm,
+            self._model,
+            self.account,
+            self._sync_point,
+            arrival,
+            arrived_s=arrived_s,
+            tell=tell,
+            parts=parts,
+            flag=self._averages.are_there,
+            before=set_aside,
+        )
         self._own_model.is_replaced()
-        self._accounts = [(steps, account) for steps, account, _ in told]
-        self.logs_nothing = not any(logs for _, _, logs in told)
-        if rest.flag:
-            self._averages.unite(self._sync_point, steps=mean_step(agreement.optimizer_steps))
-        return agreement
+        self._accounts = [(steps, account) for steps, account, _ in met.told]
+        self.logs_nothing = not any(logs for _, _, logs in met.told)
+        if met.flag:
+            self._averages.unite(self._sync_point, steps=mean_step(met.agreement.optimizer_steps))
+        return met.agreement
 
     def _carry_out(self, agreement: Agreement) -> None:
         """Do what rank 0 was asked for; all workers do, in the middle of the epoch, with one view of what is left of it."""
@@ -521,7 +562,8 @@ class Fit:
         if not pending and (agreement.stop or purpose is Purpose.EPOCH_END):
             self.work.end_epoch()
         everyones = self._accounts or [self.account.described(self.work, self._algorithm)]
-        self.account.publish(everyones, lost=self._sync_point.workers.excluded)
+        island = 1 if self._island is None else self._island.size
+        self.account.publish(everyones, lost=self._sync_point.workers.excluded, island=island)
         if agreement.stop and pending:
             raise SIGTERMException
 

@@ -17,9 +17,11 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities import rank_zero_warn
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
+from torch import Tensor
 from torchmetrics import Metric
 from typing_extensions import override
 
+from lightning_gossip.runtime.host_collectives import gathered_list
 from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.lightning.patches import Patches
 
@@ -93,6 +95,8 @@ def _reduced(metric: _ResultMetric, states: list[tuple[float, float]]) -> float:
 class LocalMetrics:
     """While a fit lasts torchmetrics do not synchronise in the middle of an epoch, whoever computes them.
 
+    When they synchronise, they do so over all workers, also where the default group is that of an island.
+
     Nothing is put on a user's metrics, which are copied and pickled inside a fit (``MetricTracker``, ``torch.save(model)``):
     their class synchronises otherwise, so copies and metrics that a hook makes are covered as well. Fits may be nested, and end
     in any order.
@@ -164,9 +168,18 @@ def _gated(synchronize: Callable[..., None]) -> Callable[..., None]:
             if own or not should_sync:
                 gathering(dist_sync_fn)
             else:  # a metric sets its states when it has gathered them all, so they may be gathered again
-                workers.attempt(lambda: gathering(None))
+                workers.attempt(lambda: gathering(None if workers.group is None else _gathering_from(workers)))
 
     return sync
+
+
+def _gathering_from(workers: Workers) -> Callable[..., list[Tensor]]:
+    """torchmetrics' gather, of the workers' own group, which works on host memory: the default group is an island's."""
+
+    def gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
+        return gathered_list(tensor, workers)
+
+    return gather
 
 
 def _without_own_values(get_state: Callable[[Metric], dict[str, Any]]) -> Callable[[Metric], dict[str, Any]]:

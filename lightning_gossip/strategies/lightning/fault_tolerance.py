@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
 
 from torch._C._distributed_c10d import Store
 
 from lightning_gossip import version
 from lightning_gossip.algorithm.checks import check_integer
+from lightning_gossip.algorithm.islands import Islands
 from lightning_gossip.algorithm.membership.rounds import Survivable
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.runtime.islands.groups import IslandGroups
 from lightning_gossip.runtime.membership import membership
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
@@ -73,6 +75,13 @@ class Survival:
         """How many workers there may be in a job that began with so many."""
         return workers if self.max_workers is None else max(self.max_workers, workers)
 
+    def of_ranks(self, islands: Islands | None) -> Survival:
+        """The same counted in ranks, where workers are islands of them."""
+        if islands is None:
+            return self
+        least, most = (None if count is None else count * islands.size for count in (self.min_workers, self.max_workers))
+        return replace(self, min_workers=least, max_workers=most)
+
     @property
     def survives(self) -> bool:
         """Whether the job survives the failure of a worker."""
@@ -89,6 +98,7 @@ def begin(
     timeout_s: float,
     collective_timeout_s: float,
     interface: str | None = None,
+    groups: IslandGroups | None = None,
 ) -> Membership:
     """Prepare to meet the other workers of the job, which :meth:`Membership.hello` does, or to join if they have begun.
 
@@ -101,6 +111,7 @@ def begin(
         timeout_s: how long to wait for them.
         collective_timeout_s: how long one of the algorithm's own collectives may take.
         interface: on which a store that this process serves listens.
+        groups: what ``make_group`` makes with islands; the default group if None.
 
     Raises:
         ConfigurationError: if there may not be so many, or this one comes later and is of another version.
@@ -118,7 +129,7 @@ def begin(
             f"This worker was started as rank {initial_rank} of a job that began with {workers} workers, and"
             f" max_workers={survival.max_workers}. Pass a max_workers of at least {initial_rank + 1} to all workers."
         )
-    survives_store = survival.survives and survival.store is None
+    survives_store = survival.survives and survival.store is None and groups is None
     lost_s = (1.0 if survives_store else _LOST) * survival.peer_timeout_s
     with losses_told():
         where = _present_store() if survives_store else None
@@ -135,7 +146,14 @@ def begin(
         theirs = store.compare_set(f"{prefix}/version", "", version.mine()).decode()
         if late or not version.understands(theirs):  # else all hear of it in the first round
             version.check([theirs, version.mine()], ["the job", f"rank {initial_rank}"])
-        monitor = HeartbeatMonitor(another(store), prefix, me, fail_after_s=survival.peer_timeout_s, stores=stores)
+        monitor = HeartbeatMonitor(
+            another(store),
+            prefix,
+            me,
+            fail_after_s=survival.peer_timeout_s,
+            stores=stores,
+            islands=None if groups is None else groups.islands,
+        )
     members = [me] if late else [WorkerId(rank, 1) for rank in range(workers)]
     made = Membership(
         store,
@@ -143,6 +161,7 @@ def begin(
         prefix,
         members,
         make_group=make_group,
+        groups=groups,
         min_workers=survival.least,
         timeout_s=timeout_s,
         collective_timeout_s=collective_timeout_s,

@@ -9,8 +9,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from typing import Any, ClassVar
 
@@ -27,9 +27,11 @@ from lightning.pytorch.trainer.call import _interrupt
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from typing_extensions import override
 
+from lightning_gossip.algorithm.islands import Islands
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime.clock import now_s
+from lightning_gossip.runtime.islands.groups import IslandGroups
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.strategies.lightning.patches import Patches
 
@@ -42,38 +44,33 @@ _launches = itertools.count()  # by this process; where several machines launch,
 Preflight = Callable[[pl.Trainer, pl.LightningModule], None]
 
 
-class CheckedSubprocessLauncher(_SubprocessScriptLauncher):
-    """Runs the user's script once more for each further worker (``start_method="popen"``).
+class StartedWorkers:
+    """The workers that a launcher has started by running the script again, until this process ends.
 
     When an exception ends this process, the workers that it has started end by the same one, or by its word; one that has not
     yet met it would wait for it, and is ended when this process ends.
     """
 
-    preflight: Preflight
-    survives = False  # whether the others go on when one is killed
+    cluster_environment: Any
+    num_processes: int
+    procs: list[subprocess.Popen[bytes]]
     _failed = False  # whether the last use of the workers was ended by an exception
     _observer: PatientObserver | None = None
 
-    @override
-    def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:
-        _check(self.preflight, function, args, trainer)
-        patches = Patches()
-        if self.survives:
-            patches.set(subprocess_script, "_launch_process_observer", self._observe)
-        atexit.unregister(self._end_workers)
-        atexit.register(self._end_workers)  # before the groups' own, which end before it
-        self._failed = True
-        try:
-            result = super().launch(function, *args, trainer=trainer, **kwargs)
-        finally:
-            patches.restore()
-        self._failed = False
-        return result
-
-    def _observe(self, children: list[subprocess.Popen[bytes]]) -> None:
+    def observe(self, children: list[subprocess.Popen[bytes]]) -> None:
+        """Watch them, as :class:`PatientObserver` does."""
         first = self.cluster_environment.node_rank() * self.num_processes + 1
         self._observer = PatientObserver(os.getpid(), children, first=first)
         self._observer.start()
+
+    @contextmanager
+    def ending_workers(self) -> Iterator[None]:
+        """If what happens inside ends by an exception, they end with this process."""
+        atexit.unregister(self._end_workers)
+        atexit.register(self._end_workers)  # before the groups' own, which end before it
+        self._failed = True
+        yield
+        self._failed = False
 
     def _end_workers(self) -> None:
         if not self._failed:
@@ -84,11 +81,31 @@ class CheckedSubprocessLauncher(_SubprocessScriptLauncher):
             alive = [process for process in self.procs if process.poll() is None]
             if alive and action is not None:
                 log.warning("%d workers had not ended %.3g s after rank 0; sent them %s", len(alive), patience_s, action.name)
-                self.kill(action)
+                for process in alive:
+                    process.send_signal(action)
             end_s = now_s() + patience_s
             for process in alive:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, end_s - now_s()))
+
+
+class CheckedSubprocessLauncher(StartedWorkers, _SubprocessScriptLauncher):
+    """Runs the user's script once more for each further worker (``start_method="popen"``)."""
+
+    preflight: Preflight
+    survives = False  # whether the others go on when one is killed
+
+    @override
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:
+        _check(self.preflight, function, args, trainer)
+        patches = Patches()
+        if self.survives:
+            patches.set(subprocess_script, "_launch_process_observer", self.observe)
+        try:
+            with self.ending_workers():
+                return super().launch(function, *args, trainer=trainer, **kwargs)
+        finally:
+            patches.restore()
 
 
 class PatientObserver(_ChildProcessObserver):
@@ -118,6 +135,7 @@ class PatientObserver(_ChildProcessObserver):
             if code is not None and code < 0 and number not in self._told and members is not None:
                 self._told.add(number)
                 members.monitor.process_ended(WorkerId(number, 1))  # one that came back was started by somebody else
+                self._end_mates(number, members)
                 log.warning(
                     "Rank %d was killed by %s; the others go on. To bring it back: MASTER_ADDR=%s MASTER_PORT=%s WORLD_SIZE=%s"
                     " NODE_RANK=%s LOCAL_RANK=%d %s",
@@ -130,6 +148,13 @@ class PatientObserver(_ChildProcessObserver):
             if code is not None and code > 0:
                 return bool(super()._run())
         return all(child.returncode is not None for child in self._child_processes)
+
+    def _end_mates(self, number: int, members: Membership) -> None:
+        """The island of a rank that was killed is dead: end what is left of it, which may wait in a device's collective."""
+        if isinstance(members.groups, IslandGroups):
+            for mate in members.groups.islands.mates(number):
+                if 0 <= mate - self._first < len(self._child_processes):
+                    self._child_processes[mate - self._first].kill()
 
 
 class CheckedMultiProcessingLauncher(_MultiProcessingLauncher):
@@ -145,10 +170,10 @@ class CheckedMultiProcessingLauncher(_MultiProcessingLauncher):
     @override
     def launch(self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any) -> Any:
         _check(self.preflight, function, args, trainer)
-        self._strategy.launch = next(_launches)  # type: ignore[attr-defined]
+        self._strategy.launch = next_launch()  # type: ignore[attr-defined]
         patches = Patches()
         if self.survives:
-            patches.set(multiprocessing, "mp", _PatientStart())
+            patches.set(multiprocessing, "mp", PatientStart(self._strategy.islands))  # type: ignore[attr-defined]
         try:
             return super().launch(function, *args, trainer=trainer, **kwargs)
         finally:
@@ -184,15 +209,22 @@ class CheckedMultiProcessingLauncher(_MultiProcessingLauncher):
         trainer.strategy.report = extra["report"]  # type: ignore[attr-defined]
 
 
-class _PatientStart:
-    """Stands in for ``torch.multiprocessing`` in Lightning's launcher."""
+class PatientStart:
+    """Stands in for ``torch.multiprocessing`` in a launcher of the Trainer's or Fabric's."""
 
     get_context = staticmethod(mp.get_context)
+    current_process = staticmethod(mp.current_process)
 
-    @staticmethod
-    def start_processes(*args: Any, **options: Any) -> PatientContext:
-        """Start the workers, and wait for them patiently."""
-        return PatientContext(mp.start_processes(*args, **options))  # type: ignore[attr-defined, no-untyped-call]
+    def __init__(self, islands: Islands | None = None) -> None:
+        self._islands = islands
+
+    def start_processes(self, *args: Any, join: bool = True, **options: Any) -> PatientContext:
+        """Start the workers, to wait for them patiently; here, if ``join``."""
+        started = mp.start_processes(*args, **options, join=False)  # type: ignore[attr-defined, misc, no-untyped-call]
+        context = PatientContext(started, self._islands)
+        while join and not context.join():
+            continue
+        return context
 
 
 class PatientContext:
@@ -200,9 +232,11 @@ class PatientContext:
 
     Args:
         context: torch's, which ends all with the first that fails.
+        islands: how ranks are islands, each of which ends with the first of its ranks; None without islands.
     """
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: Any, islands: Islands | None = None) -> None:
+        self._islands = islands
         self.processes: list[Any] = context.processes
         self._context = context
         self._told: set[int] = set()
@@ -220,6 +254,8 @@ class PatientContext:
             if process.exitcode is not None and process.exitcode < 0 and number not in self._told:
                 self._told.add(number)
                 log.warning("Rank %d was killed by %s; the others go on.", number, signal.Signals(-process.exitcode).name)
+                for mate in [] if self._islands is None else self._islands.mates(number):
+                    self.processes[mate].kill()
         if any(process.exitcode for number, process in enumerate(self.processes) if number not in self._told):
             return bool(self._context.join())
         ended = all(not process.is_alive() for process in self.processes)
@@ -231,6 +267,11 @@ class PatientContext:
                 phase="launch",
             )
         return ended
+
+
+def next_launch() -> int:
+    """The number of a launch by this process."""
+    return next(_launches)
 
 
 def _check(preflight: Preflight, function: Callable[..., Any], args: Any, trainer: pl.Trainer | None) -> None:

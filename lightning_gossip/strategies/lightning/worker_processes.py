@@ -1,40 +1,50 @@
-"""The worker processes of a strategy: a DDPStrategy without DDP.
+"""The worker processes of a strategy, whatever a model is to them: how they are started, connected and counted.
 
-Lightning treats its DDPStrategy specially (samplers, launchers, compiled models), so ours is one, and wraps nothing.
+:mod:`lightning_gossip.strategies.lightning.replicated_processes` puts a whole model into each, on Lightning's DDPStrategy;
+:mod:`lightning_gossip.strategies.lightning.sharded_processes` a shard, on its ModelParallelStrategy.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, get_args
+from typing import Any, ClassVar, Literal
 
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.utilities import rank_zero_warn
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.fabric.utilities.seed import reset_seed
-from lightning.pytorch.accelerators import Accelerator
-from lightning.pytorch.plugins import Precision
-from lightning.pytorch.strategies import DDPStrategy
-from torch._C._distributed_c10d import Store
+from lightning.pytorch.strategies import ParallelStrategy
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.nn import Module
+from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gossip import version
-from lightning_gossip.algorithm.checks import check_choice
+from lightning_gossip.algorithm.islands import Islands
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime import causes, open_files
 from lightning_gossip.runtime.group_abort import prepare_nccl
+from lightning_gossip.runtime.islands import groups
+from lightning_gossip.runtime.islands.groups import IslandGroups
 from lightning_gossip.runtime.membership import uses
 from lightning_gossip.runtime.membership.membership import Membership
-from lightning_gossip.runtime.process_end import end_groups_at_exit
-from lightning_gossip.runtime.process_groups import default_store, make_default_group, renew, with_host_backend
-from lightning_gossip.runtime.store_client import check_answers, check_port_is_free, connect, uses_agent_store
+from lightning_gossip.runtime.process_end import call_at_exit, end_groups_at_exit
+from lightning_gossip.runtime.process_groups import (
+    default_store,
+    make_default_group,
+    renew,
+    where_collectives_run,
+    with_host_backend,
+)
+from lightning_gossip.runtime.store_client import check_answers, check_port_is_free, connect, meet, uses_agent_store
 from lightning_gossip.runtime.workers import FixedWorkers, Workers
 from lightning_gossip.strategies.lightning import fault_tolerance
 from lightning_gossip.strategies.lightning.fault_tolerance import Survival
@@ -43,67 +53,79 @@ from lightning_gossip.strategies.lightning.launchers import (
     CheckedSubprocessLauncher,
     PatientObserver,
 )
-from lightning_gossip.strategies.lightning.validation import check_model, check_plugins, check_trainer
-from lightning_gossip.strategies.options import StartMethod, refuse_unknown, seconds_of
+from lightning_gossip.strategies.lightning.validation import check_plugins, check_trainer
+from lightning_gossip.strategies.options import IslandSize, refuse_unknown, seconds_of
 from lightning_gossip.strategies.state.atomic_checkpoint_io import WholeFiles
-from lightning_gossip.strategies.state.shared_tensors import start_equal
+from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.transport import network_interface
 from lightning_gossip.transport.endpoint import Endpoint, advice, endpoint
+from lightning_gossip.transport.peer_errors import peer_errors
 
 _STORE_S = 30.0  # that an external store may take to answer
 _DEFAULT_TIMEOUT_S = 1800.0  # of torch's process groups
 
 
-class WorkerProcesses(DDPStrategy):
-    """Starts the workers, connects them, and gives them equal models. A single worker has no process group.
+@dataclass(frozen=True)
+class BatchesOfRank:
+    """The batches that an island takes at once, as one of its ranks sees them.
 
     Args:
-        start_method: how Lightning starts the workers: ``"popen"``, ``"spawn"``, ``"fork"`` or ``"forkserver"``.
+        island: how many they are.
+        index: which of them is this rank's.
+        leads: whether it claims them for the island; None where it is alone in it.
+    """
+
+    island: int
+    index: int
+    leads: bool | None
+
+
+class WorkerProcesses(ParallelStrategy):
+    """Starts the workers and connects them. A single worker has no process group.
+
+    To be mixed into one of Lightning's strategies, which comes after it among the bases.
+
+    Args:
+        of_base: arguments of Lightning's strategy.
         process_group_backend, timeout: of the default process group, as for DDP. Beside a backend that works on devices only
             there is Gloo for host memory, which makes the average (docs/gpu.md). ``timeout``, in seconds or as a
             timedelta, bounds the wait at a synchronisation point.
         interface: network interface, as ``"eth0"``, on which this job's sockets listen, and no other; None leaves that to torch
             (docs/security.md).
-        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as for every Lightning strategy.
 
     Raises:
         ConfigurationError: for a value that cannot work, and for an unknown argument.
     """
 
     survival: Survival | None = None  # where there is a membership: what happens when a worker fails
+    has_islands: ClassVar[bool] = False  # whether a worker may be several ranks
+    is_sharded: ClassVar[bool] = False  # whether no rank has a whole model
+
+    # what every strategy of Lightning's that starts processes has
+    num_nodes: int
+    num_processes: int
+    _process_group_backend: str | None
+    _timeout: timedelta | None
+    set_world_ranks: Callable[[], None]
+
+    island: IslandSize | Literal["mesh"] = 1  # ranks of a worker, as the user has written it
 
     def __init__(
         self,
+        of_base: Mapping[str, Any],
         *,
-        start_method: StartMethod = "popen",
         process_group_backend: str | None = None,
         timeout: float | timedelta | None = timedelta(minutes=30),
         interface: str | None = None,
-        accelerator: Accelerator | None = None,
-        parallel_devices: list[torch.device] | None = None,
-        cluster_environment: ClusterEnvironment | None = None,
-        checkpoint_io: CheckpointIO | None = None,
-        precision_plugin: Precision | None = None,
         **unknown: Any,
     ) -> None:
         refuse_unknown(type(self), unknown)
-        check_choice("start_method", start_method, get_args(StartMethod))
-        check_plugins(
-            accelerator=accelerator,
-            cluster_environment=cluster_environment,
-            checkpoint_io=checkpoint_io,
-            precision_plugin=precision_plugin,
-        )
         super().__init__(
-            accelerator=accelerator,
-            parallel_devices=parallel_devices,
-            cluster_environment=cluster_environment,
-            checkpoint_io=checkpoint_io,
-            precision_plugin=precision_plugin,
-            process_group_backend=process_group_backend,
+            process_group_backend=process_group_backend,  # type: ignore[call-arg]
             timeout=None if timeout is None else timedelta(seconds=seconds_of("timeout", timeout)),
-            start_method=start_method,
+            **of_base,
         )
+        self.groups: IslandGroups | None = None  # of the present use of a Trainer, with islands
         self.interface = interface
         self.launch = 0  # number of the launch that has started these workers, if they are started anew for each fit
         self._environment: dict[str, str | None] = {}
@@ -122,7 +144,8 @@ class WorkerProcesses(DDPStrategy):
 
     def __repr__(self) -> str:
         # Fabric and pytorch_lightning print this when they refuse the object
-        return f"<{type(self).__name__}, for the Trainer of lightning.pytorch only>"
+        name = type(self).__name__
+        return f"<{name}, for the Trainer of lightning.pytorch; for Fabric write FabricStrategy({name}(...))>"
 
     def check(self, workers: int) -> None:
         """Refuse options that do not fit the number of workers.
@@ -135,6 +158,35 @@ class WorkerProcesses(DDPStrategy):
     def workers(self) -> int:
         """How many there will be; known before there is a process group."""
         return self.num_nodes * self.num_processes
+
+    @property
+    def islands(self) -> Islands | None:
+        """How the ranks are islands; None where each is a worker."""
+        return None
+
+    @property
+    def units(self) -> int:
+        """How many there will be that gossip: workers, or islands of them."""
+        return self.workers if self.islands is None else self.islands.count(self.workers)
+
+    @property
+    def share_of_work(self) -> tuple[int, int]:
+        """This worker's place among those that share an epoch's batches, and how many these are: workers, or islands."""
+        size = 1 if self.islands is None else self.islands.size
+        return self.global_rank // size, self.world_size // size
+
+    @property
+    def batches_of_rank(self) -> BatchesOfRank:
+        """What this rank trains on of what its island takes at once."""
+        if self.islands is None:
+            return BatchesOfRank(1, 0, None)
+        index = self.islands.place(self.global_rank).index
+        return BatchesOfRank(self.islands.size, index, index == 0)
+
+    @property
+    def collectives_device(self) -> torch.device:
+        """Where tensors have to be for collectives of all workers."""
+        return where_collectives_run(self.root_device) if self.islands is None else torch.device("cpu")
 
     @property
     def keys(self) -> str:
@@ -154,13 +206,38 @@ class WorkerProcesses(DDPStrategy):
         """
         check_plugins(callbacks=trainer.callbacks, logger=trainer.loggers)  # type: ignore[attr-defined]
         check_trainer(trainer)
-        check_model(model, sync_batchnorm=self._layer_sync is not None)
-        self.check(self.workers)
+        if self.islands is not None:
+            self._warn_of_islands()
+        self.check_processes()
+
+    def check_processes(self) -> None:
+        """Check what is to be known of the workers while there is one process only.
+
+        Raises:
+            ConfigurationError: naming the value, what is accepted, and what to write instead.
+        """
+        self.check(self.units)
         open_files.check(self.workers, connections=self._store_connections, serves=self._may_serve_store)
         if self.survival is not None and self.survival.store is not None:
             check_answers(self.survival.store, timeout_s=min(_STORE_S, self.timeout_s))
         elif self._starts_workers and self._serves_store and "MASTER_PORT" in os.environ:
             check_port_is_free(int(os.environ["MASTER_PORT"]))
+
+    def _warn_of_islands(self) -> None:
+        if self.units == 1:
+            rank_zero_warn(self._said_of_one_island)
+        elif self.survival is not None and self.survival.survives and self.survival.store is None and not uses_agent_store():
+            rank_zero_warn(
+                "The store of this job is in rank 0. With islands it has no successor: if rank 0's island fails, all end. The"
+                " others go on if store='tcp://host:port' names one of its own (python -m lightning_gossip.store)."
+            )
+
+    @property
+    def _said_of_one_island(self) -> str:
+        return (
+            f"island={self.island!r} makes one island of all {self.workers} ranks, which has nobody to gossip with:"
+            " strategy='ddp' does the same. Write a smaller island."
+        )
 
     @property
     def _starts_workers(self) -> bool:
@@ -205,7 +282,7 @@ class WorkerProcesses(DDPStrategy):
     @property
     def all_workers(self) -> Workers:
         """The workers of the job, to gather values from and run collectives with."""
-        return FixedWorkers() if self._members is None else self._members
+        return FixedWorkers(None if self.groups is None else self.groups.group) if self._members is None else self._members
 
     @property
     @override
@@ -238,18 +315,17 @@ class WorkerProcesses(DDPStrategy):
 
     @override
     def _configure_launcher(self) -> None:
-        assert self.cluster_environment is not None
-        launcher: CheckedSubprocessLauncher | CheckedMultiProcessingLauncher
-        if self._start_method == "popen":
-            launcher = CheckedSubprocessLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
-        else:
-            launcher = CheckedMultiProcessingLauncher(self, start_method=self._start_method)
+        launcher = self._new_launcher()
         launcher.preflight = self.preflight
         launcher.survives = self.survival is not None and self.survival.survives
         self._launcher = launcher
 
-    @override
+    def _new_launcher(self) -> CheckedSubprocessLauncher | CheckedMultiProcessingLauncher:
+        assert self.cluster_environment is not None
+        return CheckedSubprocessLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
+
     def setup_distributed(self) -> None:
+        """Connect the workers, and with islands the ranks of each."""
         if self.interface is not None and self.workers > 1:
             self._environment = self._environment or network_interface.bind(self.interface)
         use, aborted = uses.begin() if self.workers > 1 else (0, False)
@@ -258,13 +334,18 @@ class WorkerProcesses(DDPStrategy):
             open_files.warn_of_agent(self.workers, connections=self._store_connections)
         if self.workers > 1 and self.survival is not None:
             self._connect_members(self.survival, use, aborted)
+            if self.islands is not None:
+                assert self._members is not None
+                self._connect_island(self.islands, self._members.store, use, aborted)
+        elif self.workers > 1 and self.islands is not None:
+            self._connect_islands(self.islands, use, aborted)
         elif self.workers > 1:
             served = self._serve_store()
             with self._naming_the_address(endpoint()), self.all_workers.answering("setup"):
                 if dist.is_initialized():
                     self._process_group_backend = self._get_process_group_backend()
                     renew(f"{self.keys}/use/{use}", self._make_group, aborted=aborted)
-                super().setup_distributed()
+                self._connect_all()
             del served  # now torch's own connection keeps the server
         else:  # plain training: no group
             reset_seed()
@@ -273,6 +354,10 @@ class WorkerProcesses(DDPStrategy):
         if self.workers > 1:
             end_groups_at_exit()
             version.check(self.all_workers.gather(version.mine(), kind="the versions"))
+
+    @abstractmethod
+    def _connect_all(self) -> None:
+        """Make the default group that of all workers, where none of them may fail; Lightning's way."""
 
     @contextmanager
     def _naming_the_address(self, mine: Endpoint) -> Iterator[None]:
@@ -294,9 +379,9 @@ class WorkerProcesses(DDPStrategy):
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
         return connect(None, rank=0, timeout_s=self.timeout_s, interface=self.interface)  # torchrun's agent has its own
 
-    @override
     def _get_process_group_backend(self) -> str:
-        return with_host_backend(super()._get_process_group_backend(), self.root_device)
+        chosen: str = super()._get_process_group_backend()  # type: ignore[misc]
+        return with_host_backend(chosen, self.root_device)
 
     @property
     def _make_group(self) -> Callable[[Store, int, int], None]:
@@ -314,24 +399,102 @@ class WorkerProcesses(DDPStrategy):
         os.environ["MASTER_PORT"] = str(self.cluster_environment.main_port)
         self._process_group_backend = self._get_process_group_backend()
         self._environment = {**prepare_nccl(self._process_group_backend), **self._environment}
+        rank = int(self.cluster_environment.global_rank())
+        if self.islands is not None:
+            self.islands.count(self.workers)
+            self.groups = self.groups or IslandGroups(self.islands, rank, self.timeout_s)
         self._members = members = fault_tolerance.begin(
-            survival if survival.survives else replace(survival, min_workers=self.workers),
+            survival.of_ranks(self.islands) if survival.survives else replace(survival, min_workers=self.workers),
             keys=self.keys,
-            initial_rank=int(self.cluster_environment.global_rank()),
+            initial_rank=rank,
             workers=self.workers,
-            make_group=self._make_group,
+            make_group=self._make_group if self.groups is None else self.groups.make,
+            groups=self.groups,
             timeout_s=self.timeout_s,
             collective_timeout_s=self.collective_timeout_s,
             interface=self.interface,
         )
+        self._take_groups(members)
         members.changed[:] = [self.members_changed]
         members.hello(use, aborted=aborted, endpoint=_endpoint_or_error())
         self.members_changed()
+
+    def _take_groups(self, members: Membership) -> None:
+        """With islands, take over the groups of an earlier Trainer of this process, whose membership goes on."""
+        self._check_size(members.groups.islands if isinstance(members.groups, IslandGroups) else None)
+        if isinstance(members.groups, IslandGroups):
+            self.groups = members.groups
+            self.groups.members = lambda: [worker.initial_rank for worker in members.members]
+
+    def _connect_islands(self, islands: Islands, use: int, aborted: bool) -> None:
+        """Connect all ranks, which end together if one does, and those of the island."""
+        reset_seed()
+        self.set_world_ranks()
+        environment = self.cluster_environment
+        assert environment is not None
+        islands.count(self.workers)
+        rank = int(environment.global_rank())
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
+        self._process_group_backend = self._get_process_group_backend()
+        with self._naming_the_address(endpoint()), self.all_workers.answering("setup"):
+            before = groups.kept(self.keys)
+            if before is None:
+                store = connect(None, rank=rank, timeout_s=self.timeout_s, interface=self.interface)
+                before = store, IslandGroups(islands, rank, self.timeout_s)
+                groups.keep(self.keys, *before)
+            store, self.groups = before
+            self._check_size(self.groups.islands)
+            self.groups.members = lambda: range(self.workers)
+            self.groups.make(PrefixStore(f"{self.keys}/use/{use}", store), rank, self.workers)
+            self._connect_island(islands, store, use, aborted)
+
+    def _check_size(self, before: Islands | None) -> None:
+        if before != self.islands:
+            raise ConfigurationError(
+                f"An earlier Trainer of this process has connected the ranks with island={before.size if before else 1}, and"
+                f" island={self.island!r} is another size. Use one size in a script, or start the script anew."
+            )
+
+    def _connect_island(self, islands: Islands, store: Store, use: int, aborted: bool) -> None:
+        """Make the default group that of the island, if it is not as it was."""
+        assert self.groups is not None
+        members = self._members
+        said = self.all_workers.gather((self.groups.place.island, aborted or not dist.is_initialized()), kind="the islands")
+        if any(is_broken for island, is_broken in said if island == self.groups.place.island):
+            life = 1 if members is None else members.me.incarnation
+            store = PrefixStore(f"{self.keys}/island/{self.groups.place.island}/{life}/{use}", store)
+            with peer_errors("connecting the island"):
+                if members is not None and members.outside:
+                    meet(store, islands.size)  # the others of a job that begins have met already
+                self.groups.make_island(store, self._make_group)
+            call_at_exit(self.groups.drop_all)
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether an exception has ended the work of this process, and the others do not come any more."""
+        return False
 
     @property
     def collective_timeout_s(self) -> float:
         """Seconds that one of the algorithm's own collectives may take when all have met, where failures are survived."""
         return self.timeout_s
+
+    @abstractmethod
+    def start_equal(self) -> None:
+        """Copy rank 0's model to all ranks, or that of its island, shard by shard. Collective."""
+
+    @property
+    def group_of_part(self) -> dist.ProcessGroup | None:
+        """The ranks that have the same part of a model and of optimizer states, those of rank 0's island first."""
+        return self.all_workers.group
+
+    @abstractmethod
+    def shared_model(self, module: Module, averaged_buffers: Sequence[str]) -> SharedModel:
+        """The model of a fit: what of it this rank shares with other workers or islands."""
+
+    @abstractmethod
+    def mean_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The state of an optimizer, as Lightning writes it, with the means over all workers in it. Collective."""
 
     @override
     def teardown(self) -> None:
@@ -341,22 +504,6 @@ class WorkerProcesses(DDPStrategy):
         network_interface.restore(self._environment)
         self._environment = {}
         super().teardown()
-
-    @override
-    def setup(self, trainer: pl.Trainer) -> None:
-        if self.workers > 1:
-            super().setup(trainer)
-        else:
-            super(DDPStrategy, self).setup(trainer)  # DDP's would broadcast on a group that does not exist
-
-    @override
-    def _setup_model(self, model: Module) -> Module:  # type: ignore[override]
-        return model
-
-    @override
-    def configure_ddp(self) -> None:
-        assert isinstance(self.model, pl.LightningModule)
-        start_equal(self.model, self.all_workers)
 
 
 def _endpoint_or_error() -> Endpoint | ConfigurationError:

@@ -16,8 +16,10 @@ from functools import partial
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging, WeightAveraging
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import AveragedModel
 
+from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.state.one_model import United, compare, unite
 from lightning_gossip.strategies.state.shared_tensors import places
@@ -80,6 +82,11 @@ class AveragedWeights:
                 average.callback._latest_update_step = steps - theirs[0][1]
 
     def _united(self, average: _Average, sync_point: SyncPoint) -> United:
+        if any(isinstance(parameter, DTensor) for parameter in average.module.parameters()):
+            raise ConfigurationError(
+                f"{type(average.callback).__name__} keeps a second model, and cannot with one in shards. Leave it out;"
+                " checkpoints hold the mean of all islands."
+            )
         found = compare(places(average.module, self._averaged_buffers), sync_point)
         return unite(found, sync_point, takes_part=average.count > 0)
 

@@ -29,7 +29,7 @@ def mean_optimizer_state(state_dict: dict[str, Any], device: torch.device, worke
 
     Args:
         state_dict: ``optimizer.state_dict()``; not changed.
-        device: where the default group's collectives run.
+        device: where the collectives of the workers' group run.
         workers: of that group.
     """
     return workers.attempt(lambda: _mean_optimizer_state(state_dict, device, workers))
@@ -55,7 +55,7 @@ def _mean_optimizer_state(state_dict: dict[str, Any], device: torch.device, work
         own = mine.get(key)
         if own is not None:
             total.copy_(own)
-        dist.all_reduce(torch.view_as_real(total) if total.is_complex() else total)
+        dist.all_reduce(torch.view_as_real(total) if total.is_complex() else total, group=workers.group)
         total /= len(holders)
         parameter, name = key
         result["state"].setdefault(parameter, {})[name] = total if own is None else total.to(own.device, own.dtype)

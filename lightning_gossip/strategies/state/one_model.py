@@ -59,7 +59,7 @@ def compare(rest: Sequence[Place], sync_point: SyncPoint, *, flag: bool = False)
     tensors = [place.real for place in here]
     forms = [digest((tuple(tensor.shape), str(tensor.dtype))) for tensor in tensors]
     bits = [form ^ number for form, number in zip(forms, fingerprints(tensors), strict=True)]
-    gradients = [int(not place.is_buffer and place.tensor.requires_grad) for place in here]
+    gradients = [int(not place.is_buffer and place.requires_grad) for place in here]
     least, most = sync_point.extremes([*bits, *forms, *gradients])
     means: list[Place] = []
     follows: list[Place] = []
@@ -73,11 +73,54 @@ def compare(rest: Sequence[Place], sync_point: SyncPoint, *, flag: bool = False)
     return Differences(means, follows, with_gradient, bool(high[2]))
 
 
-def compare_rest(model: SharedModel, sync_point: SyncPoint, *, flag: bool = False) -> Differences:
-    """Compare what a model's session does not share; the model learns which parameters are trained. Collective."""
-    found = compare(model.rest(), sync_point, flag=flag)
-    model.learn([place.name for place in found.means if not place.is_buffer], with_gradient=found.with_gradient)
-    return found
+def compare_rest(model: SharedModel, sync_point: SyncPoint, *, parts: SyncPoint, flag: bool = False) -> Rest:
+    """Compare what a model's session does not share; the model learns which parameters are trained. Collective.
+
+    Args:
+        model: of this worker.
+        sync_point: the collectives of all.
+        parts: those of the ranks that have the same part of the model.
+        flag: said to all workers with it.
+    """
+    found = [(compare(model.rest(), sync_point, flag=flag), sync_point)]
+    in_parts = model.rest_in_parts()
+    if in_parts:
+        found.append((compare(in_parts, parts), parts))
+    for differences, _ in found:
+        means = [place.name for place in differences.means if not place.is_buffer]
+        model.learn(means, with_gradient=differences.with_gradient)
+    return Rest(found)
+
+
+class Rest:
+    """What differs between workers of that which the session does not share.
+
+    Args:
+        found: with the collectives that it was compared by: of all workers first.
+
+    Attributes:
+        flag: whether some worker has raised the flag.
+        tensors: that differ.
+    """
+
+    def __init__(self, found: Sequence[tuple[Differences, SyncPoint]]) -> None:
+        self._found = found
+        self.flag = found[0][0].flag
+        self.tensors = LiveTensors(lambda: [tensor for differences, _ in found for tensor in differences.tensors])
+
+    def unite(self, *, counts: bool) -> United:
+        """Make one of it. Collective, unless nothing differs; changes nothing yet.
+
+        Args:
+            counts: whether the distance of what all have counts on this rank; one of each island's does.
+        """
+        whole, *parts = [unite(differences, sync_point) for differences, sync_point in self._found]
+
+        def write() -> None:
+            for one in (whole, *parts):
+                one.write()
+
+        return United((whole.distance if counts else 0.0) + sum(part.distance for part in parts), write)
 
 
 @dataclass(frozen=True)

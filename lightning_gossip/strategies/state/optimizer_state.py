@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 
@@ -53,16 +54,26 @@ class OptimizerStates:
             optimizer.state.clear()
 
     def _tensor(self, slot: Slot) -> Tensor:
-        optimizer = self._optimizers[slot.optimizer]
-        parameter = self._parameters[slot.optimizer][slot.parameter]
-        state = optimizer.state[parameter]
+        state = self._optimizers[slot.optimizer].state[self._parameters[slot.optimizer][slot.parameter]]
         if not isinstance(state.get(slot.name), Tensor):
-            of_parameter = slot.shape == tuple(parameter.shape)
-            state[slot.name] = torch.zeros(
-                slot.shape, dtype=getattr(torch, slot.dtype), device=parameter.device if of_parameter else "cpu"
-            )
-        value: Tensor = state[slot.name]
-        return torch.view_as_real(value) if value.is_complex() else value
+            state[slot.name] = self._zeros(slot)
+        return _real(state[slot.name])
+
+    def scratch(self, slot: Slot) -> Tensor:
+        """Zeros of the size of a slot that this worker has not got."""
+        return _real(self._zeros(slot)).cpu()
+
+    def _zeros(self, slot: Slot) -> Tensor:
+        parameter, dtype = self._parameters[slot.optimizer][slot.parameter], getattr(torch, slot.dtype)
+        if slot.shape == tuple(parameter.shape):
+            return torch.zeros_like(parameter.detach(), dtype=dtype, memory_format=torch.contiguous_format)
+        return torch.zeros(slot.shape, dtype=dtype, device="cpu")
+
+
+def _real(value: Tensor) -> Tensor:
+    """What this rank has of it: its shard, if it is in shards; a complex tensor as a real view."""
+    own = value.to_local() if isinstance(value, DTensor) else value
+    return torch.view_as_real(own) if own.is_complex() else own
 
 
 def is_averaged(value: object) -> bool:

@@ -72,6 +72,11 @@ class Place:
         return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor
 
     @property
+    def requires_grad(self) -> bool:
+        """Whether it is trained by gradients now."""
+        return self.tensor.requires_grad
+
+    @property
     def has_mean(self) -> bool:
         """Whether averaging leaves a valid value: a floating-point parameter, or a buffer that is an average."""
         return (self.is_average or not self.is_buffer) and (self.tensor.is_floating_point() or self.tensor.is_complex())
@@ -176,10 +181,14 @@ class SharedModel:
         self.parameters = 0
         self.tensors = LiveTensors(lambda: [place.real for place in self._places])
 
+    def find(self) -> list[Place]:
+        """Where the tensors of the model are now."""
+        return places(self.module, self.averaged_buffers)
+
     def open(self) -> SharedModel:
         """A session begins: look at what there is now. Returns itself."""
-        found = places(self.module, self.averaged_buffers)
-        self.learn([], with_gradient=[place.name for place in found if place.tensor.requires_grad and not place.is_buffer])
+        found = self.find()
+        self.learn([], with_gradient=[place.name for place in found if place.requires_grad and not place.is_buffer])
         parameters = [place for place in found if not place.is_buffer and place.name in self.trained and place.has_mean]
         self._places = parameters + [p for p in found if p.is_buffer and p.has_mean and not p.is_cumulative]
         self.parameters = len(parameters)
@@ -206,7 +215,11 @@ class SharedModel:
     def rest(self) -> list[Place]:
         """Where the tensors are that the session does not share."""
         known = set(self.names)
-        return [place for place in places(self.module, self.averaged_buffers) if place.name not in known]
+        return [place for place in self.find() if place.name not in known]
+
+    def rest_in_parts(self) -> list[Place]:
+        """The same, of what each rank of an island has a part of its own of: it is compared with that of other islands only."""
+        return []
 
     @property
     def shared_parameters(self) -> list[Place]:
@@ -217,6 +230,14 @@ class SharedModel:
     def optimized(self) -> list[Tensor]:
         """The parameters that require a gradient, or have done so: what an optimizer steps on."""
         return [place.tensor for place in self._places[: self.parameters] if place.name in self._with_gradient]
+
+    def hand_round(self) -> None:
+        """Let the ranks of this worker's island have what it has taken over; nothing where a worker is one rank."""
+        return
+
+    def hand_round_all(self) -> None:
+        """The same with all that the session shares, averaged buffers included."""
+        return
 
     def average(self, sync_point: SyncPoint) -> float:
         """Replace the session's tensors by their means over all workers. Collective.
@@ -267,8 +288,28 @@ def start_equal(model: nn.Module, workers: Workers) -> None:
     Raises:
         ConfigurationError: if the model is not built of the same tensors everywhere.
     """
+    check_same_tensors(model, workers)
     everything = list(_parameters_and_buffers(model))
-    mine = [(name, tuple(t.shape), str(t.dtype)) for name, t in everything]
+
+    @torch.no_grad()
+    def copy() -> None:
+        for _, tensor in everything:
+            contiguous = tensor.detach().contiguous()
+            sent = torch.view_as_real(contiguous) if contiguous.is_complex() else contiguous
+            dist.broadcast(sent, group=workers.group, group_src=0)
+            if contiguous.data_ptr() != tensor.data_ptr():
+                tensor.copy_(contiguous)
+
+    workers.attempt(copy)
+
+
+def check_same_tensors(model: nn.Module, workers: Workers) -> None:
+    """Refuse models that are not built of the same tensors on all ranks. Collective.
+
+    Raises:
+        ConfigurationError: naming what differs.
+    """
+    mine = [(name, tuple(t.shape), str(t.dtype)) for name, t in _parameters_and_buffers(model)]
     everyones = workers.gather(mine, kind="the names of the model's tensors")
     for rank, theirs in enumerate(everyones):
         if theirs != everyones[0]:
@@ -278,16 +319,6 @@ def start_equal(model: nn.Module, workers: Workers) -> None:
                 f"The model of rank {rank} differs from that of rank 0 in {what}."
                 " All ranks must build the same model: do not let its shape depend on the rank or on unseeded randomness."
             )
-
-    @torch.no_grad()
-    def copy() -> None:
-        for _, tensor in everything:
-            contiguous = tensor.detach().contiguous()
-            dist.broadcast(torch.view_as_real(contiguous) if contiguous.is_complex() else contiguous, src=0)
-            if contiguous.data_ptr() != tensor.data_ptr():
-                tensor.copy_(contiguous)
-
-    workers.attempt(copy)
 
 
 def _parameters_and_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_gossip.algorithm.adpsgd.replica import Replica
-from lightning_gossip.algorithm.apsgd import ParameterServer
+from lightning_gossip.algorithm.apsgd.server import ParameterServer
 from lightning_gossip.algorithm.topology.generators import complete, ring
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import NonFiniteError

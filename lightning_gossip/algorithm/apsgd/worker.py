@@ -1,7 +1,7 @@
 r"""A worker of the parameter server, without any I/O: when it pushes, holds back, pulls and leaves.
 
 It holds the model x that it pulled last, and makes local steps to x'; u = x' − x is its update. The server's side, which says
-how long a push or a pull waits, is :mod:`lightning_gossip.algorithm.apsgd`.
+how long a push or a pull waits, is :mod:`lightning_gossip.algorithm.apsgd.server`.
 
 | state | event | effects | next state |
 |---|---|---|---|
@@ -23,7 +23,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_gossip.algorithm.apsgd import EventTrigger
+from lightning_gossip.algorithm.apsgd.server import EventTrigger
 from lightning_gossip.algorithm.staleness import StalenessHistogram
 
 

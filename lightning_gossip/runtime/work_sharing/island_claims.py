@@ -1,0 +1,155 @@
+"""The claims of an island: its first rank makes them, and its mates follow the list that it writes into the store.
+
+Position by position under ``key``/0, ``key``/1 …, and an end. So all ranks of an island make the same steps by construction,
+the last one of an epoch included. The list is written when a claim is made, and read one ahead on a thread: nobody waits for
+the store on the way to a step.
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from lightning_gossip.algorithm.work_sharing import Ledger
+from lightning_gossip.runtime.store_client import store_lost
+from lightning_gossip.runtime.work_sharing.claim_counter import Store
+from lightning_gossip.transport.threads import new_thread
+
+_END = "end"
+_READ_BY_ALL = 2  # steps after which each mate has read a position: it is in the same step as the first rank, or the one before
+
+
+class ClaimList:
+    """The list as the first rank writes it. The positions are told in the order of the claims, by one thread at a time.
+
+    Args:
+        store: shared with the mates.
+        key: prefix of the list's keys.
+    """
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store = store
+        self._key = key
+        self._written = 0
+        self._deleted = 0
+        self._ended = False
+
+    def tell(self, position: int | None) -> None:
+        """Write the next position, or the end; nothing after it."""
+        if not self._ended:
+            self._store.set(f"{self._key}/{self._written}", _END if position is None else str(position))
+            self._written += 1
+            self._ended = position is None
+
+    def stepped(self, steps: int) -> None:
+        """So many batches have been trained on: delete what all mates have read."""
+        while self._deleted < steps - _READ_BY_ALL:
+            self._store.delete_key(f"{self._key}/{self._deleted}")
+            self._deleted += 1
+
+
+class FollowedQueue:
+    """What a mate knows of the claims of its island; stands in for the queue of the first rank.
+
+    Args:
+        batches: of the epoch, of all.
+    """
+
+    left_early = False  # the first rank tells
+    is_lost = False
+
+    def __init__(self, batches: int) -> None:
+        self.batches = batches
+        self.ledger = Ledger()
+        self.taken = 0
+
+    def first_unclaimed(self) -> int | None:
+        """Unknown to a mate."""
+        return None
+
+
+class FollowedClaims:
+    """The positions that the first rank of the island has claimed, one after the other, as a mate reads them.
+
+    Args:
+        store: a connection of its own.
+        key: prefix of the list's keys.
+        batches: of the epoch, of all.
+    """
+
+    def __init__(self, store: Store, key: str, batches: int) -> None:
+        self.queue = FollowedQueue(batches)
+        self._store = store
+        self._key = key
+        self._number = 0
+        self._closed = False
+        self._ahead = _Read(self)
+
+    def __iter__(self) -> FollowedClaims:
+        return self
+
+    def __next__(self) -> int:
+        """The next position.
+
+        Raises:
+            StopIteration: when the first rank is done with claiming.
+        """
+        if self._closed:
+            raise StopIteration
+        told = self._ahead.result()
+        if told is None or told == _END:
+            self._closed = True
+            raise StopIteration
+        self._number += 1
+        self._ahead = _Read(self)
+        position = int(told)
+        self.queue.ledger.claim(position)
+        self.queue.taken = max(self.queue.taken, position + 1)
+        return position
+
+    def settle(self) -> None:
+        """Nothing is under way that others would have to know of: the first rank tells of its claims."""
+
+    def close(self) -> None:
+        """Follow no more. May be called twice."""
+        self._closed = True
+
+    def read(self) -> str | None:
+        """Wait for the next position; None if it is not wanted any more. On a thread of its own.
+
+        The first rank ends its list when it leaves it, so that nobody waits for what does not come.
+        """
+        told = None
+        while told is None and not self._closed:
+            told = self._told()
+        return told
+
+    def _told(self) -> str | None:
+        try:
+            return self._store.get(f"{self._key}/{self._number}").decode()
+        except dist.DistStoreError:
+            return None  # the first rank has not claimed for very long; if it has died, so will this process
+        except dist.DistError as error:
+            raise store_lost() from error
+
+
+class _Read:
+    """One, by a thread of its own."""
+
+    def __init__(self, claims: FollowedClaims) -> None:
+        self._claims = claims
+        self._told: str | None = None
+        self._error: BaseException | None = None
+        self._thread = new_thread("gossip-claim", self._run)
+        self._thread.start()
+
+    def result(self) -> str | None:
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._told
+
+    def _run(self) -> None:
+        try:
+            self._told = self._claims.read()
+        except BaseException as error:  # noqa: BLE001 - for the thread that asks
+            self._error = error

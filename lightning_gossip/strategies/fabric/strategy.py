@@ -1,0 +1,282 @@
+"""What a decentralized strategy is to Fabric.
+
+Translate, delegate, return: processes, groups and the algorithm are those of the Trainer's strategy, which this one holds; what
+lasts while a model trains is in :class:`~lightning_gossip.strategies.fabric.training.FabricTraining`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from lightning.fabric.strategies.ddp import DDPStrategy
+from lightning.fabric.strategies.strategy import TBroadcast, _BackwardSyncControl
+from lightning.fabric.utilities.types import _PATH
+from torch import Tensor
+from torch.distributed import ReduceOp
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+from typing_extensions import override
+
+from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.strategies.base import DecentralizedStrategy
+from lightning_gossip.strategies.fabric.launchers import FabricMultiProcessingLauncher, FabricSubprocessLauncher
+from lightning_gossip.strategies.fabric.loaders import EpochLoader
+from lightning_gossip.strategies.fabric.training import FabricTraining
+from lightning_gossip.strategies.lightning.replicated_processes import ReplicatedProcesses
+from lightning_gossip.strategies.lightning.validation import check_model
+from lightning_gossip.strategies.report import FitReport
+from lightning_gossip.strategies.state import checkpoint_contents
+from lightning_gossip.strategies.state.shared_tensors import start_equal
+
+
+class FabricStrategy(DDPStrategy):
+    """A strategy of this package for ``Fabric(strategy=...)``. ``Fabric(strategy="adpsgd")`` makes one by name.
+
+    A session begins with the first batch of a loader that Fabric has set up, and ends with its last one: then all workers meet,
+    and the model is the exact mean. ``optimizer.step()`` is where a worker publishes its model and takes over merges. A loader
+    that is iterated under ``torch.no_grad()`` evaluates: each sample once, and nobody trains.
+
+    Args:
+        strategy: with the options, for example ``ADPSGDStrategy(wire="int8")``.
+        epochs: how many the run has, for options that are shares of the run (``dense_share``, ``AdaptivePeriod(sample=0.25)``).
+
+    Raises:
+        ConfigurationError: if it is another kind of object, or has options that need a Trainer.
+
+    Example::
+
+        fabric = Fabric(accelerator="cpu", devices=4, strategy=FabricStrategy(ADPSGDStrategy(topology="exponential")))
+    """
+
+    def __init__(self, strategy: DecentralizedStrategy, *, epochs: int | None = None) -> None:
+        if not isinstance(strategy, DecentralizedStrategy):
+            raise ConfigurationError(
+                f"FabricStrategy({strategy!r}) takes a strategy of this package. Write for example"
+                " FabricStrategy(ADPSGDStrategy())."
+            )
+        if not isinstance(strategy, ReplicatedProcesses) or strategy.island != 1:
+            raise ConfigurationError(
+                "Islands (island=..., sharded models) need the Trainer of lightning.pytorch. Leave them out with Fabric: there"
+                " each process is a worker."
+            )
+        if strategy.fit_options.at_rendezvous != "adopt" or strategy.fit_options.checkpoint != "mean":
+            raise ConfigurationError(
+                "at_rendezvous='evaluate' and checkpoint='replicas' need the Trainer of lightning.pytorch. Leave them out with"
+                " Fabric: all workers go on from the mean, and it is what a checkpoint holds."
+            )
+        super().__init__(start_method=strategy._start_method, process_group_backend=strategy._process_group_backend)
+        self.decentralized = strategy
+        self.epochs = epochs
+        self._backward_sync_control = _AccumulationControl(self)
+        self._training: FabricTraining | None = None
+        self._mean_states: dict[int, dict[str, Any]] = {}  # of optimizers, while a checkpoint is written
+
+    # -- processes ---------------------------------------------------------------------------------------------------
+
+    @override
+    def _configure_launcher(self) -> None:
+        assert self.cluster_environment is not None
+        self._delegate()
+        launcher: FabricSubprocessLauncher | FabricMultiProcessingLauncher
+        if self._start_method == "popen":
+            launcher = FabricSubprocessLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
+        else:
+            launcher = FabricMultiProcessingLauncher(self, start_method=self._start_method)
+        launcher.preflight = self.decentralized.check_processes
+        survival = self.decentralized.survival
+        launcher.survives = survival is not None and survival.survives
+        self._launcher = launcher
+
+    def _delegate(self) -> None:
+        """Tell the strategy that is held what Fabric has found out."""
+        held = self.decentralized
+        held.cluster_environment, held.parallel_devices = self.cluster_environment, self.parallel_devices
+        held.num_nodes = self._num_nodes
+
+    @override
+    def _setup_distributed(self) -> None:
+        self._delegate()
+        self.decentralized.setup_distributed()
+        if self.decentralized.members is not None and self.decentralized.members.outside:
+            raise ConfigurationError(
+                f"Rank {self.global_rank} comes later than the others, and a job of Fabric admits nobody after its beginning."
+                " Start all of it, from its last checkpoint."
+            )
+        self._training = FabricTraining(self.decentralized)
+
+    @property
+    @override
+    def global_rank(self) -> int:
+        return self.decentralized.global_rank if self.decentralized.members is not None else super().global_rank
+
+    @property
+    @override
+    def world_size(self) -> int:
+        return self.decentralized.world_size if self.decentralized.members is not None else super().world_size
+
+    @property
+    def training(self) -> FabricTraining:
+        """The training of this worker.
+
+        Raises:
+            ConfigurationError: before ``fabric.launch()``.
+        """
+        if self._training is None:
+            raise ConfigurationError("The workers have not been started yet. Call fabric.launch() first.")
+        return self._training
+
+    def leave(self, error: BaseException | None) -> None:
+        """This worker's process ends; by an exception, if there is one."""
+        if self._training is not None:
+            self._training.close(error)
+
+    @override
+    def teardown(self) -> None:
+        self.leave(None)
+        super().teardown()
+
+    # -- model, optimizers, data ---------------------------------------------------------------------------------------
+
+    @override
+    def setup_module(self, module: Module) -> Module:  # type: ignore[override]
+        check_model(module, sync_batchnorm=False)
+        self.training.add(module)
+        if self.decentralized.workers > 1:
+            start_equal(module, self.decentralized.all_workers)
+        return module
+
+    @override
+    def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        self.decentralized._optimizers.append(optimizer)
+        return optimizer
+
+    @override
+    def process_dataloader(self, dataloader: DataLoader[Any]) -> Any:
+        return EpochLoader(dataloader, self.training)
+
+    @override
+    def backward(self, tensor: Tensor, module: Module | None, *args: Any, **kwargs: Any) -> None:
+        self.training.before_backward()
+        super().backward(tensor, module, *args, **kwargs)
+        self.training.after_backward()
+
+    @override
+    def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
+        output = super().optimizer_step(optimizer, **kwargs)
+        self.training.planned_epochs = self.epochs
+        self.training.step(max(float(group["lr"]) for group in optimizer.param_groups))
+        return output
+
+    # -- what users see --------------------------------------------------------------------------------------------------
+
+    @property
+    def report(self) -> FitReport:
+        """What each worker has done, as of the last synchronisation."""
+        return self.training.account.report
+
+    @property
+    def progress(self) -> float:
+        """Epochs that all workers together have trained, with :attr:`share_of_epoch`."""
+        return self.training.progress
+
+    @property
+    def share_of_epoch(self) -> float:
+        """Which share of the epoch under way all workers together have done with the batch at hand, in [0, 1]: what a schedule
+        of the learning rate should follow, since fast workers make more steps than slow ones."""
+        return self.training.share_of_epoch
+
+    def synchronize(self) -> None:
+        """All workers meet, and the model is the exact mean. Every worker calls it; nothing where none has trained since.
+
+        The end of a loader does it. Call it where a loop is left before that, or iterates over something else.
+        """
+        self.training.end_epoch()
+
+    # -- collectives -----------------------------------------------------------------------------------------------------
+
+    @override
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        if self.training.is_together("a barrier"):
+            self.decentralized.barrier()
+
+    @override
+    def broadcast(self, obj: TBroadcast, src: int = 0) -> TBroadcast:
+        return self.decentralized.broadcast(obj, src) if self.training.is_together("a broadcast") else obj
+
+    @override
+    def all_reduce(self, tensor: Tensor, group: Any | None = None, reduce_op: ReduceOp | str | None = "mean") -> Tensor:
+        return self.decentralized.reduce(tensor, group, reduce_op) if self.training.is_together("all_reduce") else tensor
+
+    @override
+    def all_gather(self, tensor: Tensor, group: Any | None = None, sync_grads: bool = False) -> Tensor:
+        if not self.training.is_together("all_gather", warns=False):
+            raise ConfigurationError(
+                "all_gather between two batches needs all workers, and each is at a step of its own. Use what this worker has,"
+                " or gather when the loader has ended."
+            )
+        return self.decentralized.all_gather(tensor, group, sync_grads)
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------------
+
+    @override
+    def save_checkpoint(
+        self,
+        path: _PATH,
+        state: dict[str, Any],
+        storage_options: Any | None = None,
+        filter: dict[str, Callable[[str, Any], bool]] | None = None,
+    ) -> None:
+        optimizers = [value for value in state.values() if isinstance(value, Optimizer)]
+        known = self.decentralized._optimizers
+        places = tuple(known.index(optimizer) for optimizer in optimizers if optimizer in known)
+
+        def write() -> None:
+            self._mean_states = self._average(places)
+            try:
+                super(FabricStrategy, self).save_checkpoint(path, state, storage_options, filter)
+            finally:
+                self._mean_states = {}
+            self.decentralized.barrier()
+
+        self.training.do_together(write, places, self._average)
+
+    def _average(self, places: tuple[int, ...]) -> dict[int, dict[str, Any]]:
+        """Mean states of optimizers, by their identity. Collective."""
+        held = self.decentralized
+        if held.workers == 1:
+            return {}
+        device = held.collectives_device
+        return {
+            id(optimizer): checkpoint_contents.mean_optimizer_state(optimizer.state_dict(), device, held.all_workers)
+            for optimizer in (held._optimizers[place] for place in places)
+        }
+
+    @override
+    def get_optimizer_state(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        return self._mean_states.get(id(optimizer)) or super().get_optimizer_state(optimizer)
+
+    def __repr__(self) -> str:
+        return f"FabricStrategy({type(self.decentralized).__name__})"
+
+
+class _AccumulationControl(_BackwardSyncControl):
+    """``fabric.no_backward_sync``: a backward pass whose gradients are not a whole step's yet."""
+
+    def __init__(self, strategy: FabricStrategy) -> None:
+        self._strategy = strategy
+
+    @override
+    def no_backward_sync(self, module: Module, enabled: bool) -> AbstractContextManager[None]:
+        return self._accumulating() if enabled else nullcontext()
+
+    @contextmanager
+    def _accumulating(self) -> Iterator[None]:
+        training = self._strategy.training
+        before, training.accumulates = training.accumulates, True
+        try:
+            yield
+        finally:
+            training.accumulates = before

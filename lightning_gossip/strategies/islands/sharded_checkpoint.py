@@ -1,0 +1,151 @@
+"""Checkpoints of a sharded model: the means over islands, written by the ranks of one island in the formats of Lightning's own
+ModelParallelStrategy.
+
+The default process group is the island's, so torch's distributed checkpoint sees one model. On a group of all ranks it would
+take each tensor from some island or other, and make a mixture of models without a word.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.fabric.strategies.fsdp import _distributed_checkpoint_save, _is_sharded_checkpoint
+from lightning.fabric.utilities.load import _METADATA_FILENAME
+from lightning.pytorch.strategies.model_parallel import _align_compiled_param_names_with_module
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType
+from torch.distributed.tensor import DTensor
+
+from lightning_gossip.runtime.islands.groups import IslandGroups
+from lightning_gossip.runtime.workers import Workers
+from lightning_gossip.strategies.islands.sharded_model import local
+from lightning_gossip.strategies.islands.sharding import reshard, sharded_modules
+from lightning_gossip.strategies.state.optimizer_state import is_averaged
+
+Key = tuple[str, str]  # a parameter's name in the model, and a tensor's in its state
+
+
+def write_shards(checkpoint: dict[str, Any], path: Path, *, is_first: bool) -> None:
+    """Write a distributed checkpoint, a folder, as a whole or not at all. Collective in the island that writes.
+
+    Args:
+        checkpoint: Lightning's, with this rank's shards in it.
+        path: of the folder; what was there is replaced.
+        is_first: whether this is the first rank of the island.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    if is_first:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    shards = {"state_dict": checkpoint["state_dict"]}
+    shards |= {f"optimizer_{number}": state for number, state in enumerate(checkpoint.get("optimizer_states", []))}
+    _distributed_checkpoint_save(shards, partial)  # begins and ends together
+    if is_first:
+        plain = {key: value for key, value in checkpoint.items() if key not in ("state_dict", "optimizer_states")}
+        torch.save(plain, partial / _METADATA_FILENAME)
+        remove(path)
+        partial.replace(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint, a file or the folder of a distributed one, if there is one.
+
+    Raises:
+        IsADirectoryError: for another folder.
+    """
+    if path.is_dir() and not _is_sharded_checkpoint(path) and any(path.iterdir()):
+        raise IsADirectoryError(f"{path} is a folder, and no checkpoint: it is not replaced by one.")
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def mean_state(state: dict[str, Any], model: nn.Module, workers: Workers, groups: IslandGroups) -> dict[str, Any]:
+    """The state of one optimizer, each rank's shards replaced by their means over the islands that have them. Collective.
+
+    An island that never used a parameter has no momentum for it, so the tensors present may differ.
+
+    Args:
+        state: by the parameters' names, as ``get_optimizer_state_dict`` gives it; not changed.
+        model: whose parameters.
+        workers: of all islands.
+        groups: of this rank.
+    """
+    return workers.attempt(lambda: _mean_state(state, model, workers, groups))
+
+
+@torch.no_grad()
+def _mean_state(state: dict[str, Any], model: nn.Module, workers: Workers, groups: IslandGroups) -> dict[str, Any]:
+    mine: dict[Key, Tensor] = {
+        (parameter, name): value
+        for parameter, values in state["state"].items()
+        for name, value in values.items()
+        if is_averaged(value)
+    }
+    index = groups.place.index
+    told = (index, {key: (tuple(_local(value).shape), _sum_dtype(value)) for key, value in mine.items()})
+    peers = [theirs for at, theirs in workers.gather(told, kind="the state of an optimizer in shards") if at == index]
+    result = {**state, "state": {parameter: dict(values) for parameter, values in state["state"].items()}}
+    for key in sorted({key for theirs in peers for key in theirs}):
+        holders = [theirs[key] for theirs in peers if key in theirs]
+        shape, dtype = holders[0]
+        own, total = mine.get(key), torch.zeros(shape, dtype=dtype, device="cpu")
+        if own is not None:
+            total.copy_(_local(own))
+        if total.numel():
+            dist.all_reduce(torch.view_as_real(total) if total.is_complex() else total, group=groups.peers)
+        total /= len(holders)
+        parameter, name = key
+        made = _like(own, parameter, total, model)
+        if made is not None:
+            result["state"].setdefault(parameter, {})[name] = made
+    return result
+
+
+def _like(own: Tensor | None, parameter: str, value: Tensor, model: nn.Module) -> Tensor | None:
+    """A value as this rank's optimizer has it, or would have it."""
+    if own is None:
+        reshard(sharded_modules(model))
+        own = dict(model.named_parameters()).get(parameter)
+        if own is None or _local(own).shape != value.shape:
+            return value if value.dim() == 0 else None
+    made = own.detach().clone()
+    _local(made).copy_(value)
+    return made
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return local(tensor) if isinstance(tensor, DTensor) else tensor
+
+
+def _sum_dtype(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def gathered(state: Mapping[str, Any], model: nn.Module, *, keep: bool) -> dict[str, Any]:
+    """An optimizer's state in whole tensors in host memory, by the parameters' numbers, for a checkpoint in one file.
+
+    Collective in the island.
+
+    Args:
+        state: in shards, by the parameters' names.
+        model: whose parameters.
+        keep: whether this rank wants it; the others get an empty one.
+    """
+    whole: dict[str, dict[str, Any]] = {}
+    for parameter, values in state["state"].items():
+        for name, value in values.items():
+            full = value.full_tensor() if isinstance(value, DTensor) else value
+            if keep:
+                whole.setdefault(parameter, {})[name] = full.cpu() if isinstance(full, Tensor) else full
+    if not keep:
+        return {}
+    named = _align_compiled_param_names_with_module({**state, "state": whole}, model)
+    numbered: dict[str, Any] = FullyShardedDataParallel.rekey_optim_state_dict(named, OptimStateKeyType.PARAM_ID, model)
+    return numbered
