@@ -14,7 +14,7 @@ import math
 import statistics
 from typing import Any, NamedTuple
 
-from benchmarks.reproduction.report import Report, axes_of, mean_and_deviation, progress
+from benchmarks.reproduction.report import Report, axes_of, mean_and_deviation, plain_ticks, progress
 from lightning_gossip.simulation import (
     ADPSGD,
     EAMSGD,
@@ -96,6 +96,7 @@ def show(report: Report) -> dict[str, Any]:
             losses = [statistics.fmean(outcome.loss for outcome in runs[lr]) for lr in rates]
             axes.loglog(RATES, losses, "o-", color=colour, label=name, ms=4, lw=1.2)
         axes.set(title=f"{workers} workers", xlabel="learning rate (a fifth of EASGD's)", ylim=(1e-3, 3.0))
+        plain_ticks(axes.xaxis, RATES)
     panels[0].set_ylabel("training loss at the end")
     panels[1].legend(frameon=False, fontsize=8)
     report.table(

@@ -20,10 +20,10 @@ from lightning_gossip.simulation import Classifier, digits
 
 HIDDEN = 16
 TARGET, END = 0.5, 0.26
-LR, LR_BOUNDED = 0.01, 0.025
-SEEDS = range(1)
-NUMBERS = [4, 8, 16, 24, 32, 48]
-BOUNDS = [4, 8, 12, 16, None]
+LR, LR_BOUNDED = 0.05, 0.1
+SEEDS = range(2)
+NUMBERS = [2, 4, 8, 12, 16, 24, 32, 64]
+BOUNDS = [2, 4, 6, 8, 12, 16, None]
 ACTIVE = 24
 _CHUNK = 64
 

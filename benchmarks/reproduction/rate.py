@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from benchmarks.reproduction.report import COLOURS, Report, axes_of, progress
+from benchmarks.reproduction.report import COLOURS, Report, axes_of, plain_ticks, progress
 from lightning_gossip.algorithm.topology.generators import make_topology
 from lightning_gossip.analysis import least_updates, rho_bar, step_size
 from lightning_gossip.simulation import (
@@ -128,36 +128,18 @@ def show(report: Report) -> dict[str, Any]:
     """Run it, and put it on the report."""
     quadratic = Problem(Quadratic(SPECTRUM, noise=NOISE), max(SPECTRUM), NOISE**2 * len(SPECTRUM))
     problems = {"quadratic": quadratic, "digits, MLP-16": network()}
-    figure, panels = axes_of(len(problems), width=5.2)
     rows = []
-    for (name, problem), axes in zip(problems.items(), panels, strict=True):
-        counts = UPDATES
+    for name, problem in problems.items():
         for workers in WORKERS:
             for algorithm, strategy in STRATEGIES.items():
                 with progress(f"{name}, {workers} workers, {algorithm}"):
                     values = [
                         statistics.fmean(mean_square(problem, strategy, workers, k, seed=seed) for seed in SEEDS)
-                        for k in counts
+                        for k in UPDATES
                     ]
+                slopes = slope(UPDATES, values), slope(UPDATES[-2:], values[-2:])
                 label = algorithm if algorithm != "AD-PSGD" else "AD-PSGD, exponential"
-                cells = [f"{value:.4f}" for value in values]
-                rows.append(
-                    [
-                        name,
-                        f"{workers}",
-                        label,
-                        *cells,
-                        f"{slope(counts, values):.2f}",
-                        f"{slope(counts[-2:], values[-2:]):.2f}",
-                    ]
-                )
-                style = "o-" if workers == WORKERS[-1] else "s--"
-                axes.loglog(counts, values, style, color=COLOURS[algorithm], ms=4, label=f"{label}, n = {workers}")
-        first = statistics.fmean(float(rows[-1][3 + i]) * math.sqrt(k) for i, k in enumerate(counts))
-        axes.loglog(counts, [first / math.sqrt(k) for k in counts], ":", color="#444444", label="slope −1/2")
-        axes.set(title=name, xlabel="K, updates of all workers")
-    panels[0].set_ylabel("(1/K) Σ ‖∇f(x̄_k)‖²")
-    panels[0].legend(frameon=False, fontsize=7)
+                rows.append([name, f"{workers}", label, *(f"{v:.4f}" for v in values), *(f"{s:.2f}" for s in slopes)])
     report.table(
         "Mean squared gradient over K updates, at the theorem's learning rate for each K",
         ("problem", "n", "algorithm", *(f"K = {k:,}" for k in UPDATES), "slope", "of the last two"),
@@ -175,8 +157,28 @@ def show(report: Report) -> dict[str, Any]:
         ],
         caption="Least K with a staleness of at most n − 1: recalled, not verified against the paper.",
     )
-    report.figure(figure)
+    report.figure(figure_of(rows))
     return {"seeds": SEEDS, "updates": UPDATES, "batch_size": BATCH_SIZE, "spectrum": SPECTRUM, "noise": NOISE}
+
+
+def figure_of(rows: Sequence[Sequence[str]]) -> Any:
+    """The first table's rows, a panel a problem."""
+    names = list(dict.fromkeys(row[0] for row in rows))
+    figure, panels = axes_of(len(names), width=5.2)
+    for name, axes in zip(names, panels, strict=True):
+        for _, workers, label, *cells in (row for row in rows if row[0] == name):
+            values = [float(cell) for cell in cells[: len(UPDATES)]]
+            marker = ("x" if label == "all-reduce" else "o") + ("-" if workers == f"{WORKERS[-1]}" else "--")
+            colour = COLOURS[label.removesuffix(", exponential")]
+            axes.loglog(UPDATES, values, marker, color=colour, ms=6 if marker[0] == "x" else 4, label=f"{label}, n = {workers}")
+        last = values[-1] * math.sqrt(UPDATES[-1])
+        axes.loglog(UPDATES, [last / math.sqrt(k) for k in UPDATES], ":", color="#444444", label="slope −1/2")
+        axes.set(title=name, xlabel="K, updates of all workers")
+        plain_ticks(axes.xaxis, UPDATES)
+        plain_ticks(axes.yaxis, (0.05, 0.1, 0.2, 0.4) if values[0] < 0.3 else (0.15, 0.2, 0.3, 0.5))
+    panels[0].set_ylabel("(1/K) Σ ‖∇f(x̄_k)‖²")
+    panels[0].legend(frameon=False, fontsize=7)
+    return figure
 
 
 def _asked(name: str, problem: Problem, graph: str, workers: int) -> list[str]:
