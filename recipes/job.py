@@ -83,6 +83,7 @@ def run(cfg: DictConfig) -> None:
     result = summary.summarize(record, strategy=trainer.strategy, tested=tested)
     summary.save(result, folder)
     pictures = plots.draw(record, result, folder)
+    plots.trace(record, folder)
     tracking.publish(trainer.loggers, result, folder, pictures)
     summary.show(result, folder)
 

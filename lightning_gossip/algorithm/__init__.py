@@ -6,6 +6,7 @@ from lightning_gossip.algorithm.compression.qsgd import Quantizer
 from lightning_gossip.algorithm.outer import Outer
 from lightning_gossip.algorithm.periodic_averaging.adaptive_period import AdaptivePeriod
 from lightning_gossip.algorithm.periodic_averaging.period import ConstantPeriod, PeriodController, PostLocal
+from lightning_gossip.algorithm.periodic_averaging.piecewise_period import PiecewisePeriod
 from lightning_gossip.algorithm.staleness import StalenessHistogram, VersionCounter
 from lightning_gossip.algorithm.topology.exact_graphs import (
     SEQUENCES,
@@ -53,6 +54,7 @@ __all__ = [
     "ParameterServer",
     "PartnerPicker",
     "PeriodController",
+    "PiecewisePeriod",
     "PostLocal",
     "Quantizer",
     "ResolvedRoles",

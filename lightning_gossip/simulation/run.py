@@ -43,9 +43,8 @@ class Strategy(ABC):
     shares_work: ClassVar[bool] = False
     server_rank: int | None = None
 
-    @property
-    def topology_name(self) -> str | None:
-        """What the graph is called; None without one."""
+    def graph_name(self, workers: int) -> str | None:
+        """What the graph of so many workers is called; None without one."""
         return None
 
     @abstractmethod

@@ -138,7 +138,7 @@ def _result(strategy: Strategy, run: Run, events: int) -> Result:
     has_models = run.models.numel > 0
     return Result(
         strategy=strategy.name,
-        topology=strategy.topology_name,
+        topology=strategy.graph_name(run.workers),
         ended=cast("Ending", run.ended),
         time_s=run.environment.now,
         workers=record.accounts,

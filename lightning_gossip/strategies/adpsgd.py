@@ -59,8 +59,9 @@ class ADPSGDStrategy(DecentralizedStrategy):
     random neighbour's.
 
     Args:
-        topology: who averages with whom: a name of :data:`~lightning_gossip.algorithm.TOPOLOGIES`, a
-            :class:`~lightning_gossip.algorithm.Topology`, or the edges as pairs of ranks.
+        topology: who averages with whom: ``"auto"`` (a ring below 8 workers, the exponential graph from 8 on), another
+            name of :data:`~lightning_gossip.algorithm.TOPOLOGIES`, a :class:`~lightning_gossip.algorithm.Topology`, or the
+            edges as pairs of ranks.
         roles: ``"bipartite"`` as in the paper (one side initiates, the other responds), ``"symmetric"`` (everybody does both; a
             busy worker refuses), or ``"auto"``: bipartite where the graph allows it.
         exchanges_per_step: averagings that a worker takes part in per step of its neighbourhood (on a regular
@@ -88,8 +89,8 @@ class ADPSGDStrategy(DecentralizedStrategy):
         wire: how a model is sent: ``"float32"`` as it is; ``"int8"`` or ``"int16"`` in a quarter or half of the bytes, as the
             last digits of each element, in a unit that follows the difference of the two models; ``"bfloat16"`` rounded.
             Whatever the rounding, what one end adds the other subtracts.
-        partner_choice: ``"uniform"`` among a worker's neighbours, or ``"fast_links"``: the shorter their exchanges last the
-            more often, and each with at least a quarter of its uniform share.
+        partner_choice: ``"uniform"`` among a worker's neighbours, or ``"fast_links"``: with at most a quarter of the exchange
+            time on links that are more than twice as slow as the worker's median.
         on_nonfinite: what a worker does whose own model is not finite: ``"raise"`` ends the job with a NonFiniteError;
             ``"adopt"`` makes it go on from a neighbour's model (at a synchronisation point, the mean of the healthy ones) with
             a fresh optimizer state.
@@ -99,8 +100,8 @@ class ADPSGDStrategy(DecentralizedStrategy):
     Example::
 
         import lightning_gossip
-        trainer = Trainer(strategy="adpsgd", devices=4)                                # a ring
-        trainer = Trainer(strategy=ADPSGDStrategy(topology="exponential"), devices=8)
+        trainer = Trainer(strategy="adpsgd", devices=4)                                # a ring; from 8 on exponential
+        trainer = Trainer(strategy=ADPSGDStrategy(topology="torus"), devices=16)
         trainer = Trainer(strategy=ADPSGDStrategy(local_steps=50, outer=Outer(), wire="int8"), devices=8)    # = "noloco"
     """
 
@@ -109,7 +110,7 @@ class ADPSGDStrategy(DecentralizedStrategy):
     def __init__(
         self,
         *,
-        topology: TopologySpec = "ring",
+        topology: TopologySpec = "auto",
         roles: Roles = "auto",
         exchanges_per_step: float | None = None,
         local_steps: int | None = None,
@@ -309,9 +310,10 @@ class GossipAlgorithm(Algorithm):
         self._count(step)
         replica, was_dense = self._replica, self._local_steps.is_dense
         assert replica is not None
+        x = [] if self._strategy.gossip_options.outer is None else self._parameters
         with self._watching_health():
             self._local_steps.step(
-                self._parameters,
+                x,
                 progress=step.progress,
                 push_pull=lambda: self._push_pull(step),
                 publish=lambda: replica.publish(self._model.tensors),
@@ -447,6 +449,8 @@ class GossipAlgorithm(Algorithm):
 
     @override
     def common_tensors(self, sync_point: SyncPoint, *, adopts: bool) -> dict[str, Tensor]:
+        if self._strategy.gossip_options.outer is None:
+            return {}  # at all
         state = self._local_steps.state
         sizes = sync_point.workers.gather(None if state is None else state.slow.numel(), kind="the outer state")
         if state is None or set(sizes) != {state.slow.numel()}:

@@ -24,6 +24,7 @@ from lightning_gossip import (
     ConstantPeriod,
     EventTrigger,
     Outer,
+    PiecewisePeriod,
     PostLocal,
 )
 from lightning_gossip.algorithm.topology.exact_graphs import SEQUENCES
@@ -107,6 +108,12 @@ def test_the_topology_reaches_the_strategy(strategy: str, name: str) -> None:
     assert instantiate(composed(f"strategy={strategy}", f"topology={name}").strategy).topology == name
 
 
+def test_without_a_word_adpsgd_has_auto_and_dpsgd_a_ring_as_in_code() -> None:
+    for name, topology in (("adpsgd", "auto"), ("noloco", "auto"), ("dpsgd", "ring")):
+        assert instantiate(composed(f"strategy={name}").strategy).topology == topology
+        assert inspect.signature(STRATEGIES[name].cls).parameters["topology"].default == topology
+
+
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_a_topology_that_changes_reaches_dpsgd_only(name: str) -> None:
     assert instantiate(composed("strategy=dpsgd", f"topology={name}").strategy).topology == name
@@ -120,6 +127,8 @@ def test_the_schedule_reaches_the_strategy_and_names_it() -> None:
         ("periodic_averaging", "schedule=adaptive", "schedule.sample=20"): AdaptivePeriod(sample=20),
         ("adaptive_averaging", "schedule=constant", "schedule.period=3"): ConstantPeriod(3),
         ("periodic_averaging", "schedule=post_local"): PostLocal(after_epochs=1),
+        ("periodic_averaging", "schedule=piecewise"): PiecewisePeriod(),
+        ("periodic_averaging", "schedule=piecewise", "schedule.milestones=[100]"): PiecewisePeriod(milestones=(100,)),
     }
     for (strategy, *overrides), period in periods.items():
         made = instantiate(composed(f"strategy={strategy}", *overrides).strategy)
@@ -147,7 +156,7 @@ def test_the_outer_step_reaches_the_strategy_and_names_it() -> None:
 
 def test_there_is_a_configuration_for_every_schedule() -> None:
     targets = {OmegaConf.load(path)._target_ for path in (LIBRARY / "schedule").glob("*.yaml")}
-    controllers = (ConstantPeriod, AdaptivePeriod, PostLocal)
+    controllers = (ConstantPeriod, AdaptivePeriod, PiecewisePeriod, PostLocal)
     assert targets == {f"lightning_gossip.algorithm.{controller.__name__}" for controller in controllers}
 
 

@@ -10,7 +10,7 @@ from lightning_gossip.algorithm.checks import check_choice, check_integer, check
 from lightning_gossip.algorithm.compression.pairwise import Wire
 from lightning_gossip.algorithm.outer import Outer, check_gossip, outer_of
 from lightning_gossip.algorithm.topology.generators import make_topology
-from lightning_gossip.algorithm.topology.options import TopologyOptions
+from lightning_gossip.algorithm.topology.options import TopologyOptions, TopologySpec
 from lightning_gossip.errors import ConfigurationError
 
 EXCHANGES_OF_A_ROUND = 3.0  # they won back more than the outer step itself in the runs that were seen
@@ -23,6 +23,7 @@ class GossipOptions(TopologyOptions):
     """Who averages with whom, how often, and how a model is sent.
 
     Args:
+        topology: who averages with whom; ``"auto"`` is a ring below 8 workers, and the exponential graph from 8 on.
         roles: ``"auto"``, ``"bipartite"`` or ``"symmetric"``.
         exchanges_per_step: averagings that a worker takes part in per step of its neighbourhood; 0 for none. Default: 1, and
             3/``local_steps`` where these are given.
@@ -37,6 +38,7 @@ class GossipOptions(TopologyOptions):
             ``local_steps``.
     """
 
+    topology: TopologySpec = "auto"
     roles: Roles = "auto"
     exchanges_per_step: float = None  # type: ignore[assignment]  # a number when this has been made
     push_every: int = 1

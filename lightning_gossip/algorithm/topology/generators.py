@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from lightning_gossip.algorithm.topology.topology import IntGraph
 
 
+EXPONENTIAL_FROM = 8  # workers, where ``"auto"`` ends to be a ring
+
+
 def ring(n: int) -> Topology:
     """A cycle: rank i averages with i±1. Bipartite for even n, as in AD-PSGD; an odd one has no sides."""
     n = _size("ring", n)
@@ -51,6 +54,26 @@ def exponential(n: int) -> Topology:
         )
     hops = [1, *(1 + 2**i for i in range(1, n.bit_length()))]
     return Topology("exponential", nx.circulant_graph(n, [hop for hop in hops if hop < n]))
+
+
+def auto(n: int, *, begun_with: int = 1) -> Topology:
+    """A ring below 8 workers, the exponential graph from 8 on; an odd number has that of one more, without its last rank.
+
+    A ring needs the fewest connections, and mixes the worse the longer it is. A graph is called what it is, ``"ring"`` or
+    ``"exponential"``.
+
+    Args:
+        n: workers.
+        begun_with: as many as the run began with, if more: one of 8 or more workers that loses some stays with the exponential
+            graph, which mixes faster and has two sides, where a ring of an odd number has none.
+
+    >>> auto(4).name, auto(8).name, auto(9).bipartition is None, auto(7, begun_with=8).name
+    ('ring', 'exponential', False, 'exponential')
+    """
+    n = _size("auto", n)
+    if max(n, begun_with) < EXPONENTIAL_FROM or n == 1:
+        return ring(n)
+    return Topology("exponential", exponential(n + n % 2).graph.subgraph(range(n)))
 
 
 def complete(n: int) -> Topology:
@@ -156,6 +179,7 @@ TOPOLOGIES: Mapping[str, Callable[[int], Topology]] = MappingProxyType(
         "torus": torus,
         "hypercube": hypercube,
         "star": star,
+        "auto": auto,
     }
 )
 """Name → generator. A new topology is one function above and one row here."""

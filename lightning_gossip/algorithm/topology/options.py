@@ -33,10 +33,9 @@ class TopologyOptions(Options):
     def _check_topology(self) -> None:
         object.__setattr__(self, "topology", topology_of(self.topology))
 
-    @property
-    def topology_name(self) -> str:
-        """What the graph is called in logs."""
-        return self.topology if isinstance(self.topology, str) else getattr(self.topology, "name", "custom")
+    def graph_name(self, workers: int) -> str:
+        """What the graph of so many workers is called in logs."""
+        return make_topology(self.topology, workers).name
 
     def check(self, workers: int) -> None:
         """Refuse what does not fit the number of workers.
