@@ -153,7 +153,7 @@ class Planner:
         """
         if isinstance(strategy, DPSGD) and len(strategy.sequence(n)) > 1:
             raise ConfigurationError(
-                f"topology={strategy.topology_name}: the plan's formulas are of a graph that stays the same. Write for example"
+                f"topology={strategy.graph_name(n)}: the plan's formulas are of a graph that stays the same. Write for example"
                 " topology=ring, or simulate this one with recipes.simulate."
             )
         times = timed(strategy, machines or self.known.machines, n, on_progress=on_progress)

@@ -72,7 +72,7 @@ class SecondCopy:
     >>> second = SecondCopy(x, Acceleration(mixing=0.5 * math.log(2.0), gain=2.0))
     >>> merges = [torch.ones(1)]
     >>> for tensors, factor in [(x, 1.0), *second.followers]:
-    ...     torch._foreach_add_(tensors, merges, alpha=factor)
+    ...     _ = torch._foreach_add_(tensors, merges, alpha=factor)
     >>> second.difference[0].item()  # (2·2 − 1)·1
     3.0
     >>> second.mix(x)
