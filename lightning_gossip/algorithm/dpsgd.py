@@ -62,8 +62,8 @@ class NeighbourOptions(TopologyOptions):
         super().__post_init__()
         check_choice("weights", self.weights, get_args(MixingWeights))
         check_choice("overlap", self.overlap, (True, False))
-        if self.weights != "metropolis" and (isinstance(self.topology, TopologySequence) or self.topology in SEQUENCES):
-            name = getattr(self.topology, "name", self.topology)
+        name = self.topology.name if isinstance(self.topology, TopologySequence) else self.topology
+        if self.weights != "metropolis" and (isinstance(self.topology, TopologySequence) or name in SEQUENCES):
             raise ConfigurationError(
                 f"weights={self.weights!r}: topology {name!r} comes with its own matrices. Leave weights away."
             )
@@ -71,6 +71,10 @@ class NeighbourOptions(TopologyOptions):
     @override
     def _check_topology(self) -> None:
         object.__setattr__(self, "topology", rounds_of(self.topology))
+
+    @override
+    def graph_name(self, workers: int) -> str:
+        return self.sequence(workers).name
 
     @override
     def check(self, workers: int) -> None:

@@ -372,7 +372,9 @@ class GossipAlgorithm(Algorithm):
             push_every = 1 if self._strategy.groups is not None else self._strategy.gossip_options.push_every
             self._replica = replica_of(list(self._model.tensors), retention=self._model.retention, push_every=push_every)
             self._replacements = 0
+            self._replica.followers = self._local_steps.followers
         else:
+            self._replica.followers = self._local_steps.followers
             self._replica.push_pull(self._model.tensors)
         self._session += 1
         self._since_pull = 0
@@ -394,6 +396,7 @@ class GossipAlgorithm(Algorithm):
                 publish=lambda: replica.publish(self._model.tensors),
             )
         if was_dense and not self._local_steps.is_dense:
+            replica.followers = self._local_steps.followers
             self._set_rate()
 
     def _push_pull(self, step: Step) -> None:

@@ -152,9 +152,8 @@ class Planner:
             ConfigurationError: for a graph that changes from round to round.
         """
         if isinstance(strategy, DPSGD) and len(strategy.sequence(n)) > 1:
-            name = getattr(strategy.topology, "name", strategy.topology)
             raise ConfigurationError(
-                f"topology={name}: the plan's formulas are of a graph that stays the same. Write for example"
+                f"topology={strategy.graph_name(n)}: the plan's formulas are of a graph that stays the same. Write for example"
                 " topology=ring, or simulate this one with recipes.simulate."
             )
         times = timed(strategy, machines or self.known.machines, n, on_progress=on_progress)

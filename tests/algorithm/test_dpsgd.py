@@ -158,9 +158,9 @@ def test_all_corrections_at_once_are_each_worker_s_to_the_bit(sequence: Topology
 
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_the_options_take_a_graph_that_changes_by_name_and_as_it_is(name: str) -> None:
-    assert NeighbourOptions(topology=name).topology_name == name
     sequence = NeighbourOptions(topology=name).sequence(8)
     assert NeighbourOptions(topology=sequence).sequence(8) is sequence
+    assert NeighbourOptions(topology=name).graph_name(8) == NeighbourOptions(topology=sequence).graph_name(8) == name
     with pytest.raises(ConfigurationError, match="of 8 ranks for 4 workers"):
         NeighbourOptions(topology=sequence).check(4)
 

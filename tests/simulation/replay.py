@@ -196,12 +196,15 @@ def replay(
                 push_pull=lambda: gossip.step(tensors, step_s=AT_ONCE_S),
                 publish=lambda: gossip._open_replica().publish(tensors),
             )
+            gossip._open_replica().followers = local_steps[rank].followers
             steps += 1
             return
         if kind == "begin":
             for rank, gossip in enumerate(gossips):
                 local_steps[rank].open(["x"], [x[rank]], topology)
-                gossip.open(replica_of([x[rank]]), session=1, layout=1)
+                replica = replica_of([x[rank]])
+                replica.followers = local_steps[rank].followers
+                gossip.open(replica, session=1, layout=1)
             return
         for rank, gossip in enumerate(gossips):
             drains.append(threading.Thread(target=gossip.drain, args=([x[rank]],), daemon=True))

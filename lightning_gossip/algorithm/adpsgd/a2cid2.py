@@ -21,14 +21,14 @@ and merges come into x and x̃ at the next step boundary, as everything does her
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_gossip.algorithm.adpsgd.replica import Follower
 from lightning_gossip.algorithm.topology.mixing import expected_pair_matrix
 from lightning_gossip.algorithm.topology.topology import Topology
 
@@ -70,8 +70,9 @@ class SecondCopy:
 
     >>> x = [torch.zeros(1)]
     >>> second = SecondCopy(x, Acceleration(mixing=0.5 * math.log(2.0), gain=2.0))
-    >>> with second.merging(x):
-    ...     x[0] += 1.0
+    >>> merges = [torch.ones(1)]
+    >>> for tensors, factor in [(x, 1.0), *second.followers]:
+    ...     _ = torch._foreach_add_(tensors, merges, alpha=factor)
     >>> second.difference[0].item()  # (2·2 − 1)·1
     3.0
     >>> second.mix(x)
@@ -96,19 +97,10 @@ class SecondCopy:
             torch._foreach_add_(list(x), self.difference, alpha=share)
             torch._foreach_mul_(self.difference, 1.0 - 2.0 * share)
 
-    @contextmanager
-    def merging(self, x: Sequence[Tensor]) -> Iterator[None]:
-        """Inside, x takes over merges, and nothing else."""
-        further = 2.0 * self.constants.gain - 1.0
-        if not self.difference or further == 0.0:
-            yield
-            return
-        with torch.no_grad():
-            torch._foreach_add_(self.difference, list(x), alpha=-further)
-            try:
-                yield
-            finally:
-                torch._foreach_add_(self.difference, list(x), alpha=further)
+    @property
+    def followers(self) -> list[Follower]:
+        """e, which takes over merges when x does."""
+        return [Follower(self.difference, 2.0 * self.constants.gain - 1.0)]
 
     def begin(self) -> None:
         """x̃ ← x."""

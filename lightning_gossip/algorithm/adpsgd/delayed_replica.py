@@ -55,7 +55,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_gossip.algorithm.adpsgd.merges import Merges
-from lightning_gossip.algorithm.adpsgd.replica import PublishedModel
+from lightning_gossip.algorithm.adpsgd.replica import Follower, PublishedModel
 from lightning_gossip.algorithm.staleness import VersionCounter
 from lightning_gossip.algorithm.tensors.flat import fading
 from lightning_gossip.errors import ProtocolError
@@ -80,8 +80,14 @@ class Copies(Protocol):
     def vectors(self, count: int) -> list[Tensor]:
         """So many vectors in host memory, shape (d,)."""
 
-    def add(self, tensors: Sequence[Tensor], merges: Merges, faded: Sequence[tuple[slice, float]]) -> None:
-        """x ← x + m, where m is multiplied by a factor first in some places."""
+    def add(
+        self,
+        tensors: Sequence[Tensor],
+        merges: Merges,
+        faded: Sequence[tuple[slice, float]],
+        followers: Sequence[Follower] = (),
+    ) -> None:
+        """x ← x + m, where m is multiplied by a factor first in some places; and what follows x does."""
 
     def write(self, tensors: Sequence[Tensor], model: Tensor) -> Arrival:
         """x ← model."""
@@ -251,7 +257,7 @@ class DelayedReplica(PublishedModel):
             self._copies.write(tensors, push.replacement)
             self.replacements += 1
         if push.merges is not None:
-            self._copies.add(tensors, push.merges, push.faded)
+            self._copies.add(tensors, push.merges, push.faded, self.followers)
         push.arrival = self._copies.read(tensors, push.into)
 
     def _await_first(self) -> None:

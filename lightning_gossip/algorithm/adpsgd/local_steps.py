@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lightning_gossip.algorithm.adpsgd.a2cid2 import SecondCopy, acceleration
 from lightning_gossip.algorithm.adpsgd.options import GossipOptions
+from lightning_gossip.algorithm.adpsgd.replica import Follower
 from lightning_gossip.algorithm.outer import OuterState, SlowWeights, outer_state
 from lightning_gossip.algorithm.topology.topology import Topology
 
@@ -42,6 +43,7 @@ class LocalSteps:
         self._restored_steps = 0
         self._begins_anew = False
         self._second: SecondCopy | None = None
+        self._is_finer = False  # φ than x
         self.is_dense = options.dense_share > 0.0
 
     @property
@@ -82,19 +84,26 @@ class LocalSteps:
             self._restored = {}
         else:
             self._slow.state = outer_state(names, x, before=self._slow.state, restored={})
+        self._is_finer = any(slow.dtype != tensor.dtype for slow, tensor in zip(self._slow.state.slow_views, x, strict=True))
         self._has_begun_anew(x)
+
+    @property
+    def followers(self) -> list[Follower]:
+        """What takes over merges when x does; for the published model, after :meth:`open` and each :meth:`step`."""
+        if self._second is not None:
+            return self._second.followers
+        outer = self._options.outer
+        if self._slow is None or self.is_dense or outer is None or not outer.follows_merges or self._is_finer:
+            return []
+        return [Follower(self._slow.state.slow_views, 1.0)]
 
     @contextmanager
     def merging(self, x: Sequence[Tensor]) -> Iterator[None]:
-        """Inside, x takes over merges, and nothing else."""
-        if self._second is not None:
-            with self._second.merging(x):
-                yield
-            return
-        if self._slow is None or self.is_dense:
+        """Inside, x takes over merges, and nothing else; the followers do so by themselves."""
+        if self._slow is None or self.is_dense or not self._is_finer:
             yield
             return
-        with self._slow.merging(x):
+        with self._slow.merging(x):  # what x makes of them, which rounds
             yield
 
     @contextmanager
@@ -103,9 +112,11 @@ class LocalSteps:
         if self._second is not None:
             yield
             self._second.begin()
-            return
-        with self.merging(x):
+        elif self._slow is None or self.is_dense:
             yield
+        else:
+            with self._slow.merging(x):
+                yield
 
     def step(
         self, x: Sequence[Tensor], *, progress: float | None, push_pull: Callable[[], Any], publish: Callable[[], Any]
@@ -115,13 +126,12 @@ class LocalSteps:
         Args:
             x: the parameters.
             progress: share of the run's steps done, in [0, 1]; None if the run's length is unknown.
-            push_pull: publishes the local update and takes over the merges.
+            push_pull: publishes the local update and takes over the merges, as the followers do.
             publish: the same, where there was no local update but an outer step.
         """
         if self._second is not None:
             self._second.mix(x)
-            with self._second.merging(x):
-                push_pull()
+            push_pull()
             if self._begins_anew:
                 self._second.begin()
             self._begins_anew = False

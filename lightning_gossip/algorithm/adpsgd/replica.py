@@ -35,7 +35,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,6 +46,18 @@ from lightning_gossip.algorithm.staleness import VersionCounter
 from lightning_gossip.algorithm.tensors.flat import common_dtype, fading, views_like
 
 _GROUP_BYTES = 1 << 20  # x and m of a group stay in the L2 cache of a core; flat from 256 kB to 2 MB as measured
+
+
+class Follower(NamedTuple):
+    """Tensors that move with x where merges move it.
+
+    Args:
+        tensors: shaped like the first tensors of x, as many as there are, on their devices.
+        factor: what the merges are multiplied by.
+    """
+
+    tensors: Sequence[Tensor]
+    factor: float
 
 
 class PublishedModel(ABC):
@@ -64,12 +76,14 @@ class PublishedModel(ABC):
         dtype: of y.
         numel: elements of y.
         replacements: how often x was replaced by a model that was given to :meth:`replace`.
+        followers: what else takes over the merges when x does, times a factor; not another model in the place of x.
     """
 
     def __init__(self, tensors: Sequence[Tensor], *, dtype: torch.dtype | None = None, push_every: int = 1) -> None:
         self.dtype = dtype if dtype is not None else common_dtype(tensors)
         self.numel = sum(tensor.numel() for tensor in tensors)
         self.replacements = 0
+        self.followers: Sequence[Follower] = ()
         self._push_every = push_every
         self._steps = 0  # that are not pushed
         self._passes = 0  # forward passes of theirs
@@ -263,12 +277,20 @@ class Replica(PublishedModel):
         """x ← x + m ; y ← x, in groups that stay in the cache: 2.1 copies of the model."""
         for group in self._groups:
             torch._foreach_add_(list(tensors[group]), self._merge_views[group])
+            for follower, factor in self.followers:
+                follow(follower[group], self._merge_views[group], factor)
             torch._foreach_copy_(self._published_views[group], list(tensors[group]))
 
     @torch.no_grad()
     def _copy_in(self, tensors: Sequence[Tensor]) -> None:
         """y ← x."""
         torch._foreach_copy_(self._published_views, list(tensors))
+
+
+def follow(followers: Sequence[Tensor], merges: Sequence[Tensor], factor: float) -> None:
+    """Each follower += factor · m, of the first merges."""
+    if followers:  # torch refuses empty lists
+        torch._foreach_add_(list(followers), list(merges[: len(followers)]), alpha=factor)
 
 
 def _groups(tensors: Sequence[Tensor]) -> list[slice]:

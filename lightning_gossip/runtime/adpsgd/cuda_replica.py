@@ -29,7 +29,7 @@ from typing_extensions import override
 
 from lightning_gossip.algorithm.adpsgd.delayed_replica import Copies, DelayedReplica
 from lightning_gossip.algorithm.adpsgd.merges import Merges
-from lightning_gossip.algorithm.adpsgd.replica import PublishedModel, Replica
+from lightning_gossip.algorithm.adpsgd.replica import Follower, PublishedModel, Replica, follow
 from lightning_gossip.algorithm.tensors.flat import common_dtype, views_like
 from lightning_gossip.runtime.adpsgd.streams import CudaStreams, Event, Streams
 
@@ -62,7 +62,13 @@ class StagedCopies(Copies):
 
     @override
     @torch.no_grad()
-    def add(self, tensors: Sequence[Tensor], merges: Merges, faded: Sequence[tuple[slice, float]]) -> None:
+    def add(
+        self,
+        tensors: Sequence[Tensor],
+        merges: Merges,
+        faded: Sequence[tuple[slice, float]],
+        followers: Sequence[Follower] = (),
+    ) -> None:
         with self._streams.side():
             self._trained.wait()
             if merges.places != [slice(0, self._numel)]:
@@ -74,6 +80,8 @@ class StagedCopies(Copies):
             self._copied = self._recorded()
         self._copied.wait()
         torch._foreach_add_(list(tensors), self._views)
+        for follower, factor in followers:
+            follow(follower, self._views, factor)
         self._trained.record()
 
     @override

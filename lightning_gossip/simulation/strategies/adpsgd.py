@@ -316,6 +316,7 @@ class Worker:
     def open(self, session: int) -> None:
         """A session begins: publish, and exchanges may be due."""
         self._local_steps.open(["x"], self._x, self._gossip.topology)
+        self.replica.followers = self._local_steps.followers
         self.replica.push_pull([self._run.models.rows[self.rank]])
         self._protocol.open(session, layout=0)
         self._changed()
@@ -393,6 +394,7 @@ class Worker:
                     push_pull=lambda: self.replica.step(x),
                     publish=lambda: self.replica.publish(x),
                 )
+                self.replica.followers = self._local_steps.followers
                 self.record_staleness()
                 self._protocol.exchanges_per_step = self._local_steps.rate(self._exchanges_per_step)
                 run.record.compute(rank, began_s, environment.now)

@@ -55,8 +55,9 @@ def test_a_step_boundary_is_the_recursion_of_the_paper() -> None:
         update, half_difference = torch.randn(2, 5, generator=generator, dtype=torch.float64)
         x += update
         second.mix([x])
-        with second.merging([x]):
-            x += half_difference
+        x += half_difference
+        for (tensor,), factor in second.followers:
+            tensor += factor * half_difference
         pair = mixing @ (pair + update) + torch.stack([half_difference, 2.0 * 1.7 * half_difference])
         torch.testing.assert_close(torch.stack([x, x + second.difference[0]]), pair, rtol=1e-12, atol=1e-14)
 
@@ -69,6 +70,7 @@ class Worker:
         self.local_steps = LocalSteps(OPTIONS)
         self.local_steps.open(["x"], self.x, ring(6))
         self.replica = Replica(self.x)
+        self.replica.followers = self.local_steps.followers
 
     def step(self, update: torch.Tensor) -> None:
         self.x[0] += update
@@ -141,8 +143,13 @@ def test_a_session_follows_the_graph_and_the_parameters_that_there_are() -> None
 def test_a_worker_that_is_frozen_has_nothing_to_mix() -> None:
     second = SecondCopy([], Acceleration(0.3, 1.7))
     second.mix([])
-    with second.merging([]):
-        second.begin()
+    second.begin()
+    x = [torch.zeros(2)]  # a running statistic
+    replica = Replica(x)
+    replica.followers = second.followers
+    replica.merge(slice(0, 2), torch.ones(2))
+    replica.push_pull(x)
+    assert x[0].tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("options", [{"local_steps": 50}, {"local_steps": 50, "dense_share": 0.1}])

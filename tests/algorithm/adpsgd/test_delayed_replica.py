@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from lightning_gossip.algorithm.adpsgd.delayed_replica import Arrival, Copies, DelayedReplica
 from lightning_gossip.algorithm.adpsgd.merges import Merges
-from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.adpsgd.replica import Follower, Replica, follow
 from lightning_gossip.algorithm.compression.pairwise import half_difference
 from lightning_gossip.algorithm.tensors.flat import chunk_slices, views_like
 from lightning_gossip.errors import ProtocolError
@@ -50,7 +50,13 @@ class Device(Copies):
         self.done += 1
         return True
 
-    def add(self, tensors: Sequence[Tensor], merges: Merges, faded: Sequence[tuple[slice, float]]) -> None:
+    def add(
+        self,
+        tensors: Sequence[Tensor],
+        merges: Merges,
+        faded: Sequence[tuple[slice, float]],
+        followers: Sequence[Follower] = (),
+    ) -> None:
         places, before = list(merges.places), merges.vector.clone()
 
         def run() -> None:
@@ -61,6 +67,8 @@ class Device(Copies):
             for place, factor in faded:
                 flat[place] *= factor
             torch._foreach_add_(list(tensors), self._views(flat))
+            for follower, factor in followers:
+                follow(follower, self._views(flat), factor)
 
         self.launch(run)
 

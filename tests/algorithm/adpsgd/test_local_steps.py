@@ -45,6 +45,8 @@ class Worker:
             self.local_steps.begin_anew()
         else:
             self.x[0] += self.merges
+            for (tensor,), factor in self.local_steps.followers:
+                tensor += factor * self.merges
         self.given, self.merges = None, 0.0
         self._publish()
 

@@ -1,4 +1,4 @@
-"""Outer steps and a second copy where the host runs ahead of its device: they follow what x takes over, when it does."""
+"""Outer steps and a second copy where the host runs ahead of its device: they follow what x takes over, and when."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class Ahead:
             for of in self.vectors():
                 self.device.tensor(of)
             self.replica = staged_replica(self.x, StagedCopies(self.x, self.device.streams()))
+        self.replica.followers = self.local_steps.followers
         self.merged = torch.zeros(D, dtype=torch.float64)
         self.updates: list[Tensor] = []
 
@@ -50,7 +51,7 @@ class Ahead:
         """Steps on which nobody waits for the device, merges in between; at the end everything has happened."""
         while len(self.updates) < STEPS:
             self.chance.choice([self.step, self.merge, self.advance, self.advance])()
-        with self.device, self.local_steps.merging(self.x):
+        with self.device:
             self.replica.push_pull(self.x, forward_passes=0)
         with self.device:
             self.replica.settle()
