@@ -128,7 +128,7 @@ def test_uniform_draws_know_no_slow_links() -> None:
     assert peers.missing_s(3) == 0.0
 
 
-def test_the_times_of_links_outlive_a_repair() -> None:
+def test_the_times_of_exchanges_outlive_a_repair() -> None:
     peers, monitor, _ = of_rank_0(choice="fast_links")
     for peer, seconds in ((1, 1.0), (2, 1.0), (3, 16.0)):
         peers.took(peer, seconds)
