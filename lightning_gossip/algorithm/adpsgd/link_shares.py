@@ -26,6 +26,7 @@ _SLOW = 2.0  # times the median
 _SHARE = 0.25
 _EARNED = _SHARE / (1.0 - _SHARE)  # by a second on a link that is not slow
 _EARNED_IDLE = 1.0 / 16.0  # by a second without an exchange
+_MOST_UNSETTLED = 100  # a neighbour may never exchange anything
 _NEW_SHARE = 0.2  # of the last exchange in the average time of a link
 
 
@@ -52,6 +53,9 @@ class LinkShares:
         self.neighbours = tuple(neighbours)
         self.times_s: dict[int, float] = {}
         self._credit_s = 0.0
+        self._unsettled: list[
+            tuple[int, float]
+        ] = []  # seconds with a peer, while links are not measured that it is compared with
         self._known_s: float | None = None  # until when the credit is reckoned
 
     def took(self, peer: int, seconds: float, *, at_s: float, waited_s: float = 0.0) -> None:
@@ -68,10 +72,24 @@ class LinkShares:
         spent_s = seconds + waited_s
         since_s = 0.0 if self._known_s is None else at_s - self._known_s
         self._earn(_EARNED_IDLE * max(0.0, since_s - spent_s), at_s)
-        if self.is_slow(peer):
-            self._credit_s -= spent_s
-        else:
-            self._earn(_EARNED * spent_s, at_s)
+        self._unsettled.append((peer, spent_s))
+        if self.unmeasured and len(self._unsettled) < _MOST_UNSETTLED:
+            return
+        for other, other_s in self._unsettled:
+            if self.is_slow(other):
+                self._credit_s -= other_s
+            else:
+                self._earn(_EARNED * other_s, at_s)
+        self._unsettled = []
+
+    def broke(self, peer: int, seconds: float, *, at_s: float) -> None:
+        """An exchange has come to no end for so long, and was given up: it takes that long at least."""
+        self.took(peer, max(seconds, self.times_s.get(peer, 0.0)), at_s=at_s)
+
+    @property
+    def unmeasured(self) -> bool:
+        """Whether there is a neighbour that nothing is known of; such ones are to be drawn first."""
+        return any(neighbour not in self.times_s for neighbour in self.neighbours)
 
     def is_slow(self, peer: int) -> bool:
         """Whether an exchange with a peer takes more than twice the median; one that was never measured does not."""
