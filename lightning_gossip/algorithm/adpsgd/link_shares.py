@@ -8,7 +8,8 @@ link is slow for a worker if an exchange over it takes more than twice the media
 
 waits for an answer included, exchanges that it started or answered alike. It keeps a credit in seconds: each second on another
 link earns ⅓, and a second on a slow one costs 1. A slow link is drawn, and a request over it accepted, when the credit covers
-the exchange; more than one cannot be saved up.
+the exchange; more than one cannot be saved up. What is slow shows beside others only, so links that were never measured are
+drawn first, and what was spent meanwhile is owed afterwards.
 
 A credit that only exchanges earn would never grow where the other neighbours are away, and the graph would fall apart. So time
 without an exchange earns too, 1/16 a second: whatever happens, each link is used again after sixteen times as long as it
@@ -53,9 +54,7 @@ class LinkShares:
         self.neighbours = tuple(neighbours)
         self.times_s: dict[int, float] = {}
         self._credit_s = 0.0
-        self._unsettled: list[
-            tuple[int, float]
-        ] = []  # seconds with a peer, while links are not measured that it is compared with
+        self._unsettled: list[tuple[int, float]] = []  # peers and seconds, while there are links that were never measured
         self._known_s: float | None = None  # until when the credit is reckoned
 
     def took(self, peer: int, seconds: float, *, at_s: float, waited_s: float = 0.0) -> None:
