@@ -107,8 +107,15 @@ class Run:
         self.models = Models(objective, optimizer, workers=self.workers, seed=seed)
         self.compute_times = cluster.compute_times(seed)
         generators = [generator_of(seed, _BATCHES, rank) for rank in range(self.workers)]
-        samples = None if objective is None else objective.samples
-        self.plan = Plan(work, samples=samples, workers=self.workers, shared=shares_work, seed=seed, generators=generators)
+        self.plan = Plan(
+            work,
+            samples=None if objective is None else objective.samples,
+            labels=None if objective is None else objective.labels,
+            workers=self.workers,
+            shared=shares_work,
+            seed=seed,
+            generators=generators,
+        )
         self.record = Recorder(self.workers, recording)
         self.living = list(range(self.workers))
         self.ended: str | None = None

@@ -24,6 +24,7 @@ from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.algorithm.outer import Outer, warnings_of
 from lightning_gossip.algorithm.tensors.finite import all_finite
 from lightning_gossip.algorithm.topology.edge_order import edge_order
+from lightning_gossip.algorithm.topology.generators import ring
 from lightning_gossip.algorithm.topology.options import TopologySpec
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import ConfigurationError, NonFiniteError
@@ -70,6 +71,8 @@ class ADPSGDStrategy(DecentralizedStrategy):
         outer: an :class:`~lightning_gossip.Outer` step at the end of each round of own steps (docs/outer.md); None for none.
         dense_share: share of the run at whose beginning there is an exchange in every step and no outer step. Default: 0.05
             where ``local_steps`` are given, else 0.
+        a2cid2: accelerate the averaging by a second copy of the model (arXiv 2306.08289), for slow graphs such as a ring where
+            workers have unlike data; not with ``local_steps``.
         push_every: steps between two pushes of this worker's model. Between them a step costs nothing, neighbours see the model
             without its last updates, and theirs come later. For links on which exchanges are rarer than steps.
         exchange_timeout_s: deadline, in seconds, of an answer and of each chunk of a model.
@@ -113,6 +116,7 @@ class ADPSGDStrategy(DecentralizedStrategy):
         local_steps: int | None = None,
         outer: Outer | None = None,
         dense_share: float | None = None,
+        a2cid2: bool = False,
         push_every: int = 1,
         exchange_timeout_s: float = 120.0,
         seed: int = 0,
@@ -140,6 +144,7 @@ class ADPSGDStrategy(DecentralizedStrategy):
             local_steps=local_steps,
             outer=outer,
             dense_share=dense_share,  # type: ignore[arg-type]
+            a2cid2=a2cid2,
         )
         check_not_negative("seed", seed)
         self.refuse_nonfinite, self.on_nonfinite = check_nonfinite(refuse_nonfinite, on_nonfinite)
@@ -215,6 +220,7 @@ class GossipAlgorithm(Algorithm):
         self._layout = 0  # of the replica
         self._session = 0
         self._restored_picker: dict[str, Any] | None = None
+        self._topology = ring(1)  # until the members are connected
         self._has_averaged = False  # since this worker has settled
         self._local_steps = LocalSteps(strategy.gossip_options)
         self._is_given = False  # the mean of a synchronisation point is one of other workers' models
@@ -239,7 +245,8 @@ class GossipAlgorithm(Algorithm):
     def _connect(self) -> EdgeTransport:
         """Connect with the present members, and draw partners among them. Collective; new keys each time."""
         members = self._members
-        topology, picker = self._strategy.picker()
+        self._topology, picker = self._strategy.picker()
+        topology = self._topology
         if self._restored_picker is not None:
             picker.load_state_dict(self._restored_picker)
         self._session = max(self._session, members.generation << 20)  # the same on all, joiners included
@@ -284,7 +291,7 @@ class GossipAlgorithm(Algorithm):
     def open(self, model: SharedModel) -> None:
         before, self._layout = self._layout, model.layout
         self._model = model
-        self._local_steps.open(model.names[: model.parameters], self._parameters)
+        self._local_steps.open(model.names[: model.parameters], self._parameters, self._topology)
         if self._replica is None or self._layout != before:
             push_every = self._strategy.gossip_options.push_every
             self._replica = replica_of(list(self._model.tensors), retention=self._model.retention, push_every=push_every)
@@ -376,7 +383,7 @@ class GossipAlgorithm(Algorithm):
     def adopt(self) -> None:
         assert self._replica is not None
         if self._adopts:
-            with self._local_steps.merging(self._parameters):
+            with self._local_steps.adopting(self._parameters):
                 self._replica.copy_out(self._model.tensors)
         else:  # to be looked at
             self._replica.copy_out(self._model.tensors)

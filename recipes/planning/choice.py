@@ -147,7 +147,15 @@ class Planner:
             n: workers.
             machines: in place of the known ones.
             on_progress: told which share is done.
+
+        Raises:
+            ConfigurationError: for a graph that changes from round to round.
         """
+        if isinstance(strategy, DPSGD) and len(strategy.sequence(n)) > 1:
+            raise ConfigurationError(
+                f"topology={strategy.topology_name}: the plan's formulas are of a graph that stays the same. Write for example"
+                " topology=ring, or simulate this one with recipes.simulate."
+            )
         times = timed(strategy, machines or self.known.machines, n, on_progress=on_progress)
         dynamics = self.dynamics(strategy, times)
         lr = self.known.lr.of(self.known.workers) * n / self.known.workers

@@ -212,6 +212,26 @@ def test_without_learning_the_models_come_together_at_least_as_fast_as_by_indepe
     assert theory <= np.mean(rates) <= 2.0 * theory
 
 
+@pytest.mark.parametrize(("topology", "least", "most"), [("ring", 0.0, 0.55), ("exponential", 0.9, 1.1)])
+def test_a_second_copy_keeps_models_together_on_a_ring_and_changes_nothing_on_a_dense_graph(
+    topology: str, least: float, most: float
+) -> None:
+    """Consensus distance that unlike data keep up, over that of plain gossip."""
+
+    def distance(a2cid2: bool) -> float:
+        result = simulate(
+            ADPSGD(topology=topology, at_rendezvous="evaluate", work_sharing=False, a2cid2=a2cid2),
+            Cluster(16, Uniform(1.0, 0.1)),
+            work=Steps(number=400),
+            objective=Quadratic([1.0] * 20, heterogeneity=1.0, workers=16),
+            optimizer=SGD(lr=0.05),
+            recording=Recording(evaluate_every=160),
+        )
+        return float(np.mean([point.consensus_distance for point in result.points if point.time_s > 200.0]))
+
+    assert least <= distance(True) / distance(False) <= most
+
+
 # -- pace, graphs, numbers -----------------------------------------------------------------------------------------------------
 
 

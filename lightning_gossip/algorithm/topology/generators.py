@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING
 
 import networkx as nx
 
+from lightning_gossip.algorithm.topology.exact_graphs import SEQUENCES
+from lightning_gossip.algorithm.topology.mixing import MixingWeights
+from lightning_gossip.algorithm.topology.sequence import TopologySequence
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import ConfigurationError
 
@@ -182,7 +185,7 @@ TOPOLOGIES: Mapping[str, Callable[[int], Topology]] = MappingProxyType(
 """Name → generator. A new topology is one function above and one row here."""
 
 
-def make_topology(spec: str | Topology | Iterable[Iterable[int]], n: int) -> Topology:
+def make_topology(spec: str | Topology | TopologySequence | Iterable[Iterable[int]], n: int) -> Topology:
     """The topology that a configuration value means.
 
     Args:
@@ -190,8 +193,15 @@ def make_topology(spec: str | Topology | Iterable[Iterable[int]], n: int) -> Top
         n: workers, >= 1.
 
     Raises:
-        ConfigurationError: for an unknown name, a topology of another size, or whatever the generator refuses.
+        ConfigurationError: for an unknown name, a topology of another size, one that changes from round to round, or whatever
+            the generator refuses.
     """
+    changing = spec.name if isinstance(spec, TopologySequence) else spec
+    if isinstance(spec, TopologySequence) or (isinstance(spec, str) and spec in SEQUENCES):
+        raise ConfigurationError(
+            f"topology {changing!r} is another graph in each round, and only dpsgd makes rounds together: write strategy=dpsgd"
+            f" for it, or here a graph that stays the same ({', '.join(TOPOLOGIES)})."
+        )
     if isinstance(spec, Topology):
         if spec.n != n:
             raise ConfigurationError(
@@ -201,9 +211,10 @@ def make_topology(spec: str | Topology | Iterable[Iterable[int]], n: int) -> Top
         return spec
     if isinstance(spec, str):
         if spec not in TOPOLOGIES:
-            close = difflib.get_close_matches(spec, TOPOLOGIES, n=1)
+            known = (*TOPOLOGIES, *SEQUENCES)
+            close = difflib.get_close_matches(spec, known, n=1)
             hint = f"Did you mean {close[0]!r}?" if close else "Write one of these, or pass a list of edges."
-            raise ConfigurationError(f"unknown topology {spec!r}; the known ones are {', '.join(TOPOLOGIES)}. {hint}")
+            raise ConfigurationError(f"unknown topology {spec!r}; the known ones are {', '.join(known)}. {hint}")
         return TOPOLOGIES[spec](n)
     if not isinstance(spec, Iterable):
         raise ConfigurationError(
@@ -211,6 +222,31 @@ def make_topology(spec: str | Topology | Iterable[Iterable[int]], n: int) -> Top
             'such as [(0, 1), (1, 2)]. Write for example topology="ring".'
         )
     return from_edges(n, spec)
+
+
+def make_sequence(
+    spec: str | Topology | TopologySequence | Iterable[Iterable[int]], n: int, *, weights: MixingWeights = "metropolis"
+) -> TopologySequence:
+    """The mixing matrices, one a round, that a configuration value means.
+
+    Args:
+        spec: as for :func:`make_topology`, which gives one round; a name in `SEQUENCES`; or a `TopologySequence` of n ranks.
+        n: workers, >= 1.
+        weights: of a graph that stays the same. The others have their own.
+
+    Raises:
+        ConfigurationError: as :func:`make_topology`, and for a sequence of another size.
+    """
+    if isinstance(spec, TopologySequence):
+        if spec.n != n:
+            raise ConfigurationError(
+                f"got a sequence of topologies {spec.name!r} of {spec.n} ranks for {n} workers; the two must be equal. "
+                f"Build it for {n}, or pass its name and let the number of workers decide."
+            )
+        return spec
+    if isinstance(spec, str) and spec in SEQUENCES:
+        return SEQUENCES[spec](n)
+    return TopologySequence.fixed(make_topology(spec, n), weights)
 
 
 def _size(name: str, n: int) -> int:

@@ -112,16 +112,16 @@ class Gossip:
         n, d = run.workers, run.models.numel
         self.published = torch.zeros(n, d, dtype=run.models.x.dtype, device="cpu")
         self.merges = torch.zeros_like(self.published)
-        self._topology = make_topology(strategy.topology, n)
+        self.topology = make_topology(strategy.topology, n)
         self._roles = strategy.roles
         self.monitor = Monitor(run)
         members = [Member(rank) for rank in range(n)]
         seed = run.seed if strategy.seed is None else strategy.seed
         pickers = [
-            PartnerPicker(self._topology, rank, roles=strategy.roles, seed=seed, choice=strategy.partner_choice)
+            PartnerPicker(self.topology, rank, roles=strategy.roles, seed=seed, choice=strategy.partner_choice)
             for rank in range(n)
         ]
-        peers = [PatientPeers(run, self.monitor, members, self._topology, strategy.roles, picker) for picker in pickers]
+        peers = [PatientPeers(run, self.monitor, members, self.topology, strategy.roles, picker) for picker in pickers]
         self.workers = [Worker(self, rank, peers[rank], strategy) for rank in range(n)]
         run.current = lambda: self.published
         self.sync_point = SyncPoint(
@@ -315,7 +315,7 @@ class Worker:
 
     def open(self, session: int) -> None:
         """A session begins: publish, and exchanges may be due."""
-        self._local_steps.open(["x"], self._x)
+        self._local_steps.open(["x"], self._x, self._gossip.topology)
         self.replica.push_pull([self._run.models.rows[self.rank]])
         self._protocol.open(session, layout=0)
         self._changed()
@@ -347,7 +347,7 @@ class Worker:
     def adopt(self, mean: Tensor) -> None:
         """All have met: y and x become the mean, shape (d,)."""
         self.replica.settle().copy_(mean)
-        with self._local_steps.merging(self._x):
+        with self._local_steps.adopting(self._x):
             self.replica.copy_out(self._x)
 
     def record_staleness(self) -> None:
