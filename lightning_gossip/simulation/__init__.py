@@ -27,6 +27,7 @@ from lightning_gossip.algorithm.laws import (
 )
 from lightning_gossip.simulation.cluster.cluster import Cluster
 from lightning_gossip.simulation.cluster.links import Links, RandomSlowdowns
+from lightning_gossip.simulation.cluster.nodes import Nodes
 from lightning_gossip.simulation.problems.classifiers import Classes, Classifier, digits, mlp, softmax_regression
 from lightning_gossip.simulation.problems.objectives import Objective, Quadratic
 from lightning_gossip.simulation.problems.sgd import SGD
@@ -65,6 +66,7 @@ __all__ = [
     "Links",
     "LogNormal",
     "NoLoCo",
+    "Nodes",
     "Objective",
     "PeriodicAveraging",
     "Point",

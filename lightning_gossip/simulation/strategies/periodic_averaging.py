@@ -26,7 +26,7 @@ from lightning_gossip.algorithm.periodic_averaging.adaptive_period import Adapti
 from lightning_gossip.algorithm.periodic_averaging.period import PeriodController
 from lightning_gossip.algorithm.periodic_averaging.protocol import Averaged, AveragingOptions, AveragingProtocol
 from lightning_gossip.algorithm.tensors.flat import fragment_slices
-from lightning_gossip.simulation.cluster.collective_costs import all_reduce_bytes, ring_all_reduce_s
+from lightning_gossip.simulation.cluster.collective_costs import all_reduce_bytes, all_reduce_s
 from lightning_gossip.simulation.problems.batch_assignment import Task
 from lightning_gossip.simulation.run import Process, Run
 from lightning_gossip.simulation.strategies.synchronous import Rounds, Synchronous, stall_if_failed
@@ -180,7 +180,7 @@ class AveragingRounds(Rounds):
     def _send(self, nbytes: int) -> None:
         """A ring all-reduce of the averaging under way."""
         run = self._run
-        self._ends_s += ring_all_reduce_s(run.links, run.workers, nbytes, at_s=self._ends_s, seed=run.seed)
+        self._ends_s += all_reduce_s(run.links, run.living, nbytes, at_s=self._ends_s, seed=run.seed)
         for account in run.record.accounts:
             account.bytes_sent += all_reduce_bytes(run.workers, nbytes)
 
