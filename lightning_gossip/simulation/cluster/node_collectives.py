@@ -6,12 +6,12 @@ slowest of all that the transfers pass together:
 | what | seconds |
 |---|---|
 | ring all-reduce | 2 (n − N) ℓ + 2 (N − 1) L + 2 (n − 1)/n B s;  the ring passes each card once, whatever g |
-| tree all-reduce | 2 (g − 1) ℓ + 2 ⌊log₂ N⌋ L + B s/0.9;  two binary trees of the nodes, a chain inside, s of all edges |
-| hierarchical all-reduce | reduce-scatter inside, g of B/g between nodes at once, all-gather inside; each a ring |
+| tree all-reduce | 2 (g − 1) ℓ + 2 ⌊log₂ N⌋ L + B s/0.9;  two trees of nodes, a chain inside, s of all |
+| hierarchical all-reduce | reduce-scatter inside, g of B/g between nodes, all-gather inside: rings |
 | ring all-gather | (n − N) ℓ + (N − 1) L + (n − 1) B s |
 
-Latencies and the 0.9 are those of NCCL's own model of its algorithms (``ncclTopoTuneModel``), from which it chooses ring or tree;
-the trees are NCCL's. All transfers are taken to be under way at once.
+Latencies and the 0.9 are those of NCCL's own model (``ncclTopoTuneModel``), by which it chooses between ring and tree; the
+trees are NCCL's. All transfers are taken to be under way at once.
 """
 
 from __future__ import annotations

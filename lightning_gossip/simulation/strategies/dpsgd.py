@@ -29,7 +29,7 @@ from lightning_gossip.simulation.cluster.collective_costs import all_reduce_s, t
 from lightning_gossip.simulation.cluster.node_collectives import at_once_s
 from lightning_gossip.simulation.problems.batch_assignment import Task
 from lightning_gossip.simulation.run import Process, Run
-from lightning_gossip.simulation.strategies.synchronous import Rounds, Synchronous, stall_if_failed
+from lightning_gossip.simulation.strategies.synchronous import Rounds, Synchronous, stall_if_failed, step_times_s
 
 _STATUS = 2  # elements that go with a model, as in the runtime
 
@@ -71,7 +71,7 @@ class NeighbourRounds(Rounds):
         starts_s = self._clocks_s
         for rank, task in enumerate(tasks):
             run.models.begin(rank, task.batch)
-        computed_s = starts_s + np.array([times.next_s() for times in run.compute_times])
+        computed_s = starts_s + np.array(step_times_s(run, starts_s.tolist()))
         if stall_if_failed(run, computed_s.tolist()):
             return
         if run.links.slowdowns is not None:

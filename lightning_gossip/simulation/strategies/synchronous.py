@@ -84,6 +84,16 @@ def next_round(run: Run, session: Session) -> list[Task] | None:
     return None if tasks[0] is None else [task for task in tasks if task is not None]
 
 
+def step_times_s(run: Run, starts_s: Sequence[float]) -> list[float]:
+    """Seconds that each worker's next step computes.
+
+    Args:
+        run: whose.
+        starts_s: when each begins it, by rank.
+    """
+    return [times.next_s(start_s) for times, start_s in zip(run.compute_times, starts_s, strict=True)]
+
+
 def stall_if_failed(run: Run, ends_s: Sequence[float]) -> bool:
     """Whether a worker fails before it ends its step; nobody can go on without it, so the run ends there.
 
