@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from lightning_gossip import ConfigurationError
-from lightning_gossip.algorithm.outer import Outer
+from lightning_gossip.algorithm.outer import FEWEST_ROUNDS, Outer
 from lightning_gossip.algorithm.topology.generators import TOPOLOGIES, make_topology
 from lightning_gossip.analysis.planning.dynamics import WORTH
 from lightning_gossip.simulation import ADPSGD, APSGD, PeriodicAveraging, Strategy
-from recipes.planning.choice import Candidate, News, Planner, gap
+from recipes.planning.choice import Candidate, News, Planner, gap, rounds_of
 
 WORTH_ROUNDS = 1.15
 """What outer steps have to gain: as much as a lower learning rate, which is what they come to on a quadratic."""
@@ -35,10 +35,12 @@ def refined(planner: Planner, best: Candidate, step: Callable[[str], News]) -> C
         return _with_bounds(planner, best, best.strategy, step)
     if isinstance(best.strategy, ADPSGD):
         best = _with_graph(planner, best, best.strategy, step)
-        for strategy in _islands(planner, best):
-            best = _better(best, _tried(planner, best, strategy, f"islands of {strategy.island}", step), WORTH)
-    for rounds in _with_rounds(best):
-        best = _better(best, _tried(planner, best, rounds, "outer steps", step), WORTH_ROUNDS)
+        for islands in _islands(planner, best):
+            best = _better(best, _tried(planner, best, islands, f"islands of {islands.island}", step), WORTH)
+    for strategy in _with_rounds(best):
+        rounds = _tried(planner, best, strategy, "outer steps", step)
+        if rounds is not None and _enough_rounds(rounds):
+            best = _better(best, rounds, WORTH_ROUNDS)
     return _with_rare_pushes(planner, best, step)
 
 
@@ -76,6 +78,13 @@ def _with_rounds(best: Candidate) -> Iterator[ADPSGD | PeriodicAveraging]:
             yield replace(strategy, local_steps=local_steps, outer=Outer(), dense_share=dense)
     if isinstance(strategy, PeriodicAveraging) and strategy.outer is None and (best.times.period or 0.0) * _FEW > 1.0:
         yield replace(strategy, outer=Outer())
+
+
+def _enough_rounds(one: Candidate) -> bool:
+    """Whether training to the target has as many rounds as outer steps have paid with."""
+    rounds = rounds_of(one.strategy, one.times)
+    assert rounds is not None
+    return one.best_time_s * one.times.steps_per_s >= FEWEST_ROUNDS * rounds.local_steps
 
 
 def _with_rare_pushes(planner: Planner, best: Candidate, step: Callable[[str], News]) -> Candidate:
