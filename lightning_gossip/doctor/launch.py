@@ -10,14 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from lightning.fabric.plugins.environments import (
-    ClusterEnvironment,
-    LSFEnvironment,
-    MPIEnvironment,
-    SLURMEnvironment,
-    TorchElasticEnvironment,
-)
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
+from lightning.fabric.plugins.environments.lsf import LSFEnvironment
+from lightning.fabric.plugins.environments.mpi import MPIEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
 from lightning_gossip.errors import ConfigurationError
 
@@ -102,10 +100,14 @@ def started_here(workers: int | None, arguments: Sequence[str]) -> Iterator[Plac
         yield Place(0, workers, 0, "127.0.0.1", port, "this command")
     finally:
         for other in others:
-            try:
-                other.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                other.kill()
-                other.wait()
+            _end(other)
         for name in shared:
             del os.environ[name]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -90,7 +90,8 @@ class Link:
         latency_s: of a message, half the median round trip.
         worst_s: half the longest round trip.
         there, back: bytes a second from i to j, and from j to i, one after the other.
-        resent: packets that had to be sent again, over all packets with data; the worse end's.
+        resent: packets that had to be sent again, over all packets with data; the worse end's. A full link loses some.
+        resent_idle: the same, in packets, while only small messages were on the way: none is lost there for lack of room.
         clock_s: how far j's clock is ahead of i's.
         clock_error_s: bound of the error of that.
         path_mtu: largest packet of the connection, in bytes, as the kernel knows it.
@@ -105,6 +106,7 @@ class Link:
     there: float | None = None
     back: float | None = None
     resent: float | None = None
+    resent_idle: int | None = None
     clock_s: float | None = None
     clock_error_s: float | None = None
     path_mtu: int | None = None

@@ -36,8 +36,8 @@ def tournament(members: Sequence[T]) -> list[list[tuple[T, T]]]:
 def rounds(hosts: Sequence[Sequence[int]], most: int) -> list[list[Pair]]:
     """The rounds of a measurement, each a list of pairs of ranks, the lower one first.
 
-    All pairs, if that takes no more rounds than may be; else all pairs inside hosts, and between each two hosts as many pairs of
-    workers as there is time for, one at least, each of other workers.
+    All pairs, if that takes no more rounds than may be; else all pairs inside hosts, and between each two hosts as many pairs
+    of workers as there is time for, one at least, each of other workers.
 
     Args:
         hosts: ranks of each host.

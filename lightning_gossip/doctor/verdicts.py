@@ -162,35 +162,39 @@ def _cores(report: Report) -> list[Finding]:
 def _interfaces(report: Report) -> list[Finding]:
     if len(report.hosts) < 2:
         return []
-    found = []
-    for place, ranks in enumerate(report.hosts):
+    found: dict[tuple[str, str], list[int]] = {}
+    for ranks in report.hosts:
         worker = _worker(report, ranks[0])
-        used, where = worker.interface, name_of_host(report, place)
-        better = worker.listening.towards_store
-        advice = f"Set GLOO_SOCKET_IFNAME={better or 'INTERFACE'} there"
-        if worker.listening.address.startswith("127.") or worker.listening.address == "::1":
-            sentence = f"On {where} Gloo listens on the loopback, where no other host reaches it: {worker.listening.because}."
-            found.append(Finding("interface", True, ranks, sentence, f"{advice}, or put its name into /etc/hosts."))
-            continue
-        if used is None:
-            continue
-        if _VIRTUAL.match(used.name):
-            sentence = f"On {where} Gloo uses {used.name}, a network inside the host: {worker.listening.because}."
-            found.append(Finding("interface", True, ranks, sentence, f"{advice}."))
-            continue
-        faster = [one for one in worker.interfaces if one.up and one.address and _speed(one.mbit) >= FASTER * _speed(used.mbit)]
-        if used.mbit and faster:
-            best = max(faster, key=lambda one: _speed(one.mbit))
-            sentence = (
-                f"On {where} Gloo uses {used.name} ({used.mbit:,} Mb/s), and {best.name} ({best.mbit:,} Mb/s) is up."
-                f" ({worker.listening.because})"
+        used, why, better = worker.interface, worker.listening.because, worker.listening.towards_store or "INTERFACE"
+        told: tuple[str, str] | None = None
+        if _on_loopback(worker):
+            told = (
+                f"Gloo listens on the loopback, where no other host reaches it: {why}.",
+                f"Set GLOO_SOCKET_IFNAME={better} there, or put the host's name and address into /etc/hosts.",
             )
-            found.append(Finding("interface", True, ranks, sentence, f"Set GLOO_SOCKET_IFNAME={best.name} there."))
-    return found
+        elif used is not None and _VIRTUAL.match(used.name):
+            told = (
+                f"Gloo uses {used.name}, a network inside the host: {why}.",
+                f"Set GLOO_SOCKET_IFNAME={better} there.",
+            )
+        elif used is not None and used.mbit:
+            up = [one for one in worker.interfaces if one.up and one.address]
+            best = max(up, key=lambda one: one.mbit or 0)
+            if best.mbit and best.mbit >= FASTER * used.mbit:
+                told = (
+                    f"Gloo uses {used.name} ({used.mbit:,} Mb/s), and {best.name} ({best.mbit:,} Mb/s) is up: {why}.",
+                    f"Set GLOO_SOCKET_IFNAME={best.name} there.",
+                )
+        if told is not None:
+            found.setdefault(told, []).extend(ranks)
+    return [
+        Finding("interface", True, ranks, f"On the hosts of {ranks_of(ranks)} {sentence}", advice)
+        for (sentence, advice), ranks in found.items()
+    ]
 
 
-def _speed(mbit: int | None) -> float:
-    return float(mbit or 0)
+def _on_loopback(worker: Worker) -> bool:
+    return worker.listening.address.startswith("127.") or worker.listening.address == "::1"
 
 
 def _mtu(report: Report) -> list[Finding]:
@@ -232,10 +236,11 @@ def _listed(by_mtu: Mapping[int, Sequence[int]]) -> str:
 
 
 def _closed(report: Report) -> list[Finding]:
-    closed = [link for link in report.links if link.phase == "connect"]
+    hidden = {worker.rank for worker in report.workers if len(report.hosts) > 1 and _on_loopback(worker)}  # told by _interfaces
+    closed = [link for link in report.links if link.phase == "connect" and not {link.i, link.j} & hidden]
     found = []
     for place, ranks in enumerate(report.hosts):
-        own = [link for link in report.between if {link.i, link.j} & set(ranks)]
+        own = [link for link in report.between if {link.i, link.j} & set(ranks) and not {link.i, link.j} & hidden]
         shut = [link for link in own if link.phase == "connect"]
         alone = len(report.hosts) == 2 and place == 0  # said once
         if len(own) > 1 and len(shut) == len(own) and not alone:
@@ -345,20 +350,26 @@ def _latency(report: Report) -> list[Finding]:
 
 
 def _loss(report: Report) -> list[Finding]:
-    by_host = _by_host(report, lambda link, _: link.resent)
+    """Packets that are lost, though not those that a slow link drops when it is filled."""
+    slow = {rank for finding in _bandwidth(report) for rank in finding.ranks}
+    full = {rank for rank in slow if not any(link.resent_idle for link in report.links if rank in (link.i, link.j))}
+    by_host = _by_host(report, lambda link, _: 0.0 if {link.i, link.j} & full else link.resent)
     least = {host: min(values) for host, values in by_host.items() if len(values) > 1}
     bad = [host for host, share in least.items() if share >= LOSS]
     found = []
     if len(bad) < len(by_host):
         for host in bad:
             share = statistics.median(by_host[host])
-            sentence = f"{name_of_host(report, host)}: its link loses packets; {share:.1%} of those to and from it had to be sent again."
+            whose = name_of_host(report, host)
+            sentence = f"{whose}: its link loses packets; {share:.1%} of those to and from it had to be sent again."
             found.append(Finding("lossy host", True, report.hosts[host], _begun(sentence), _LOSSY))
     told = set(bad) if found else set()
     links = [
         link
         for link in report.between
-        if (link.resent or 0.0) >= LOSS and not {report.host_of(link.i), report.host_of(link.j)} & told
+        if (link.resent or 0.0) >= LOSS
+        and not {link.i, link.j} & full
+        and not {report.host_of(link.i), report.host_of(link.j)} & told
     ]
     if links:
         most = max(link.resent or 0.0 for link in links)
@@ -369,8 +380,8 @@ def _loss(report: Report) -> list[Finding]:
 
 
 _LOSSY = (
-    "TCP waits 0.2 s and more for some of them, and sends slower. Look at `ip -s link` and `ethtool -S INTERFACE` for errors and"
-    " drops: a cable, a duplex mismatch, a switch whose buffer is full."
+    "TCP waits 0.2 s and more for some of them, and sends slower. Look at `ip -s link` and `ethtool -S INTERFACE` for errors"
+    " and drops: a cable, a duplex mismatch, a switch whose buffer is full."
 )
 
 
@@ -409,8 +420,8 @@ def _clocks(report: Report) -> list[Finding]:
                 " 0."
             )
             advice = (
-                "Training does not mind; log lines and the time lines of several hosts cannot be compared. Set the clocks by NTP"
-                " (`chronyc tracking`)."
+                "Training does not mind; log lines and the time lines of several hosts cannot be compared. Set the clocks by"
+                " NTP (`chronyc tracking`)."
             )
             found.append(Finding("clock", True, list(own), sentence, advice))
     return found
@@ -427,8 +438,8 @@ def _store(report: Report) -> list[Finding]:
         + ", and each batch is claimed there."
     )
     advice = (
-        "Batches are claimed ahead where the store is slow (docs/decisions/008); hold it on a host near the workers, which has a"
-        " core for it."
+        "Batches are claimed ahead where the store is slow (docs/decisions/008); hold it on a host near the workers, which has"
+        " a core for it."
     )
     return [Finding("store", True, sorted(slow), sentence, advice)]
 
@@ -441,7 +452,9 @@ def _gpus(report: Report) -> list[Finding]:
     if len(kinds) > 1:
         told = ", ".join(f"{kind} on {ranks_of(ranks)}" for kind, ranks in kinds.items())
         advice = "Gossip lets the faster ones take more of the epoch; an all-reduce waits for the slowest."
-        found.append(Finding("GPUs", False, sorted(sum(kinds.values(), [])), f"The devices differ: {told}.", advice))
+        found.append(
+            Finding("GPUs", False, sorted(worker.rank for worker in report.workers), f"The devices differ: {told}.", advice)
+        )
     if len(report.copies) > 2:
         typical = statistics.median(min(one.to_device, one.from_device) for one in report.copies.values())
         for rank, one in report.copies.items():
@@ -451,7 +464,7 @@ def _gpus(report: Report) -> list[Finding]:
                     f"Rank {rank} copies between pinned memory and its GPU {many_times(typical / rate)} slower than the others:"
                     f" {at_rate(rate)} beside {at_rate(typical)}."
                 )
-                advice = "Look at `nvidia-smi topo -m` and the PCIe width (`nvidia-smi -q`), and bind the process to the near socket."
+                advice = "Look at `nvidia-smi topo -m` and at the PCIe width; bind the process to the near socket."
                 found.append(Finding("GPU copies", True, [rank], sentence, advice))
     return found
 

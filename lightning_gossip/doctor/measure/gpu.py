@@ -22,7 +22,7 @@ def copies(device: torch.device, *, seconds: float, nbytes: int = _NBYTES) -> Co
         seconds: that each of the four kinds may take.
         nbytes: of a copy.
     """
-    stream = torch.cuda.Stream(device)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     began_s = now_s()
     pinned = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
     pin_s = now_s() - began_s
@@ -32,7 +32,8 @@ def copies(device: torch.device, *, seconds: float, nbytes: int = _NBYTES) -> Co
     torch.cuda.synchronize(device)  # both are filled before another stream copies them
 
     def rate(copy: Callable[[], object]) -> float:
-        deadline, times_s = Deadline.after(seconds), []
+        deadline = Deadline.after(seconds)
+        times_s: list[float] = []
         with torch.cuda.stream(stream):
             copy()
             stream.synchronize()

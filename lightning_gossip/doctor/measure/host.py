@@ -163,7 +163,7 @@ def _source_towards(store: tuple[str, int]) -> str | None:
 
 
 def _agent_files() -> int | None:
-    """How many files torchrun's agent may have open; None where it holds no store, has no limit, or the system tells nothing."""
+    """How many files torchrun's agent may have open; None where it holds no store, has no limit, or nobody tells."""
     if not uses_agent_store() or sys.platform != "linux":
         return None
     with suppress(OSError):

@@ -116,6 +116,8 @@ class _Asker:
             phase = "latency"
             trips = self._pings()
             link = replace(link, latency_s=statistics.median(trips) / 2, worst_s=max(trips) / 2)
+            # an answer that is lost counts here too: it would have acknowledged the question
+            link = replace(link, resent_idle=_word(connection, _TOTAL_RETRANS))
             if self._clock is not None:
                 error_s, ahead_s = self._clock
                 link = replace(link, clock_s=ahead_s, clock_error_s=error_s)
