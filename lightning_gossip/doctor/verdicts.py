@@ -20,7 +20,7 @@ from lightning_gossip.runtime.open_files import STORE_CONNECTIONS, needed
 
 SLOW = 3.0  # times slower than the others
 SLOW_LATENCY, LEAST_LATENCY_S = 5.0, 1e-3  # times longer than the others', and not below
-LOSS = 0.02  # packets sent again, of all
+LOSS = 0.01  # packets sent again, of all
 CLOCK_S = 0.1
 STORE_S = 0.01  # of a call
 FASTER = 4.0  # an interface than the one that is used
@@ -287,6 +287,8 @@ def _bandwidth(report: Report) -> list[Finding]:
             bad = [way for way, rate in rates.items() if 0.0 < rate <= typical[way] / SLOW]
             if bad:
                 slow.add(host)
+            own = [link for link in report.between if {link.i, link.j} & set(ranks)]
+            if bad and not all(_loses(link) for link in own):  # else that is why
                 worst = max(bad, key=lambda way: typical[way] / rates[way])
                 what = "link is" if len(bad) == 2 else f"link {bad[0]}"
                 sentence = (
@@ -298,7 +300,10 @@ def _bandwidth(report: Report) -> list[Finding]:
     odd = [
         link
         for link in report.between
-        if not {report.host_of(link.i), report.host_of(link.j)} & slow and link.slower and link.slower <= usual / SLOW
+        if not {report.host_of(link.i), report.host_of(link.j)} & slow
+        and not _loses(link)
+        and link.slower
+        and link.slower <= usual / SLOW
     ]
     if odd:
         worst_s = min(rate for link in odd if (rate := link.slower))
@@ -319,6 +324,11 @@ _SLOW_LINK = (
     "Both ends are fast with others: look at the switches between the two hosts. Until then: a topology without that edge, or"
     ' partner_choice="fast_links".'
 )
+
+
+def _loses(link: Link) -> bool:
+    """Whether packets are lost there that no full buffer has dropped."""
+    return bool(link.resent_idle) and (link.resent or 0.0) >= LOSS
 
 
 def _usual(report: Report, without: set[int]) -> float:
