@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lightning_gossip.doctor import picture
 from lightning_gossip.doctor.launch import place, started_here
+from lightning_gossip.doctor.measure.training import Trained, load
 from lightning_gossip.doctor.report import Report
 from lightning_gossip.doctor.session import News, Session, Times
 from lightning_gossip.doctor.show import show
@@ -31,7 +32,10 @@ _COULD_NOT = 2  # exit status, as argparse's
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run on this rank; the exit status: 0, or 1 if there is a problem (rank 0's), or 2 if nothing could be measured."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    options = _parser().parse_args(given)
+    parser = _parser()
+    options = parser.parse_args(given)
+    if options.data is not None and options.model is None:
+        parser.error("--data is of a model: give --model too")
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     try:
         with ExitStack() as stack:
@@ -43,7 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     f"--workers={options.workers}, and {where.launcher} has started {where.world_size} processes. Leave it out."
                 )
             on_progress = stack.enter_context(_progress(quiet=where.rank != 0))
-            report = Session(where, Times(total=options.seconds, join=options.join), on_progress).run()
+            times = Times(total=options.seconds, join=options.join)
+            trained = None if options.model is None else Trained(*load(options.model, options.data), 3 * times.alone)
+            report = Session(where, times, on_progress).run(trained)
     except GossipError as error:
         print(f"The doctor could not do its work: {error}", file=sys.stderr)
         return _COULD_NOT
@@ -54,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _for_others(options: argparse.Namespace) -> list[str]:
     """What the ranks that this one starts need to know."""
-    return ["--seconds", str(options.seconds), "--join", str(options.join)]
+    given = {"--seconds": options.seconds, "--join": options.join, "--model": options.model, "--data": options.data}
+    return [word for option, value in given.items() if value is not None for word in (option, str(value))]
 
 
 def _leave(report: Report, options: argparse.Namespace) -> int:
@@ -83,6 +90,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Exit status: 0, no problem; 1, a problem; 2, nothing could be measured. docs/doctor.md has each verdict.",
     )
     parser.add_argument("--workers", type=_whole, help="on this machine, where no launcher has started them; default one a GPU")
+    parser.add_argument("--model", help="module:name of a LightningModule: its step time and curvature, and a plan for it")
+    parser.add_argument("--data", help="module:name of its data, if it has no train_dataloader; needs --model")
     parser.add_argument("--folder", default="doctor", help="where cluster.json, doctor.json and links.png go (default: doctor)")
     parser.add_argument("--json", action="store_true", help="print everything as one line of JSON in place of tables")
     parser.add_argument("--seconds", type=_seconds, default=100.0, help="that measuring may take (default: 100)")

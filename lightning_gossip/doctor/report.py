@@ -205,6 +205,7 @@ class Report:
         pairs: that were to be measured.
         store, copies, training: by rank.
         all_reduce: by size, ascending; empty where there was none.
+        failed: why the user's model could not be trained, by rank.
         left_out: what was not measured, and why, in sentences.
         seconds: that it took.
     """
@@ -218,6 +219,7 @@ class Report:
     copies: dict[int, Copies] = field(default_factory=dict)
     training: dict[int, Training] = field(default_factory=dict)
     landscape: Landscape | None = None
+    failed: dict[int, str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     seconds: float = 0.0
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -21,10 +22,11 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from lightning_gossip.doctor import report as written
 from lightning_gossip.doctor.launch import Place
 from lightning_gossip.doctor.measure import gpu, host, pair, together
+from lightning_gossip.doctor.measure.training import Trained
 from lightning_gossip.doctor.report import Link, Report, Worker, hosts_of
 from lightning_gossip.doctor.rounds import rounds
 from lightning_gossip.doctor.words import ranks_of
-from lightning_gossip.errors import PeerError
+from lightning_gossip.errors import PeerError, reason_of
 from lightning_gossip.runtime.clock import Deadline, now_s
 from lightning_gossip.runtime.store_client import connect, uses_agent_store
 
@@ -78,11 +80,11 @@ class Session:
         self._news = on_progress
         self._came: list[int] = []
 
-    def run(self, train: Callable[[bool], tuple[written.Training, written.Landscape | None]] | None = None) -> Report | None:
+    def run(self, trained: Trained | None = None) -> Report | None:
         """Measure.
 
         Args:
-            train: measures the user's model, and, if it is told so, its loss; None if there is none.
+            trained: the user's model; None if there is none.
 
         Returns:
             On rank 0 what all have found; None elsewhere.
@@ -111,10 +113,15 @@ class Session:
             torch.cuda.set_device(device)
             own["copies"] = asdict(gpu.copies(device, seconds=self._times.alone / 4))
             self._news("GPU", 1.0)
-        if train is not None:
-            training, landscape = train(place.rank == 0)
-            own["training"] = asdict(training)
-            report.landscape = landscape
+        if trained is not None:
+            self._news("the model", 0.0)
+            try:
+                training, report.landscape, left_out = trained.measure(device or torch.device("cpu"), landscape=place.rank == 0)
+                own["training"] = asdict(training)
+                report.left_out += left_out
+            except Exception as error:  # noqa: BLE001 - the user's code; what was measured before is worth telling
+                traceback.print_exc()
+                own["failed"] = reason_of(error)
         self._store.set(f"found/{place.rank}", json.dumps(own))
         if place.rank != 0:
             return None
@@ -210,7 +217,7 @@ class Session:
 
     def _collect(self, report: Report) -> None:
         """What the others have found."""
-        until = Deadline.after(_TELL_S + 5 * self._times.alone)
+        until = Deadline.after(_TELL_S + 5 * self._times.alone)  # they have no curvature to measure
         for rank in self._came:
             if not self._awaited(f"found/{rank}", until.left_s):
                 report.left_out.append(f"Rank {rank} has not told what it has found; its own log says why.")
@@ -219,6 +226,8 @@ class Session:
             report.store[rank] = written.Store(**found["store"])
             if "copies" in found:
                 report.copies[rank] = written.Copies(**found["copies"])
+            if "failed" in found:
+                report.failed[rank] = found["failed"]
             if "training" in found:
                 report.training[rank] = written.Training(**found["training"])
         report.links.sort(key=lambda link: (link.i, link.j))

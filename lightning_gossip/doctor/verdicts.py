@@ -479,6 +479,14 @@ def _gpus(report: Report) -> list[Finding]:
     return found
 
 
+def _model(report: Report) -> list[Finding]:
+    if not report.failed:
+        return []
+    ranks = sorted(report.failed)
+    sentence = f"The model could not be trained on {ranks_of(ranks)}: {report.failed[ranks[0]]}"
+    return [Finding("model", True, ranks, sentence, "The stack trace is in the log of that rank.")]
+
+
 # ---- helpers
 
 
@@ -527,6 +535,7 @@ _JUDGES: tuple[Callable[[Report], list[Finding]], ...] = (
     _clocks,
     _store,
     _gpus,
+    _model,
     _reached,
     _cores,
 )
