@@ -97,6 +97,11 @@ def make_trainer(cfg: DictConfig, *, callbacks: Sequence[Callback] = (), **optio
         ConfigurationError: for options that cannot work.
     """
     ranges.check_numbers(cfg)
+    if "nodes" in cfg.cluster:
+        raise ConfigurationError(
+            f"cluster describes {cfg.cluster.nodes}, for recipes.simulate and recipes.plan: real nodes are as they are. Write"
+            " trainer.devices and trainer.num_nodes."
+        )
     emulator = instantiate(cfg.cluster) or None
     emulators = [] if emulator is None else [emulator]
     strategy: Strategy = instantiate(cfg.strategy)

@@ -28,6 +28,7 @@ from recipes import overrides
 from recipes.commands import one_sentence
 from recipes.job import plain_errors
 from recipes.simulated import figures, outputs
+from recipes.simulated.clusters import take_over_file
 from recipes.simulated.scenario import Scenario, scenario_of, strategy_of
 from recipes.sweep import attempt
 from recipes.train import CONF
@@ -175,6 +176,7 @@ def _last_time_s(cfg: DictConfig) -> float:
     given = list(HydraConfig.get().overrides.task)
     with plain_errors():
         overrides.check(cfg, given, CONF / "simulate.yaml")
+        take_over_file(cfg, given)
         strategies = compose_strategies(cfg, cfg.strategies or (), given)
     return list(run(cfg, strategies).values())[-1].time_s
 

@@ -106,7 +106,7 @@ class Run:
         self.nbytes = model_bytes
         self.network = Network(self.environment, links, seed=seed, server=strategy.server_rank)
         self.models = Models(objective, optimizer, workers=self.workers, seed=seed)
-        self.compute_times = cluster.compute_times(seed)
+        self.compute_times = cluster.compute_times(seed, lambda: self.environment.now)
         generators = [generator_of(seed, _BATCHES, rank) for rank in range(self.workers)]
         samples = None if objective is None else objective.samples
         self.plan = Plan(work, samples=samples, workers=self.workers, shared=shares_work, seed=seed, generators=generators)

@@ -61,8 +61,8 @@ from lightning_gossip.algorithm.step_timer import StepTimer
 from lightning_gossip.algorithm.topology.generators import make_topology
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import PeerError
-from lightning_gossip.simulation.cluster.collective_costs import ring_all_reduce_s
-from lightning_gossip.simulation.cluster.network import then
+from lightning_gossip.simulation.cluster.collective_costs import all_reduce_s
+from lightning_gossip.simulation.cluster.events import then
 from lightning_gossip.simulation.problems.batch_assignment import Session
 from lightning_gossip.simulation.record import Distances
 from lightning_gossip.simulation.run import Process, Run, Strategy
@@ -154,7 +154,7 @@ class Gossip:
 
     def _average_s(self) -> float:
         run = self.run
-        return ring_all_reduce_s(run.links, len(run.living), run.nbytes, at_s=run.environment.now, seed=run.seed)
+        return all_reduce_s(run.links, run.living, run.nbytes, at_s=run.environment.now, seed=run.seed)
 
     def _average(self) -> Distances | None:
         living, models = self.run.living, self.run.models

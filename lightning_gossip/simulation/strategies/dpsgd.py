@@ -25,10 +25,11 @@ from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.laws import FloatArray
 from lightning_gossip.algorithm.options import EpochEndOptions
 from lightning_gossip.algorithm.topology.generators import make_topology
-from lightning_gossip.simulation.cluster.collective_costs import ring_all_reduce_s, transfer_s
+from lightning_gossip.simulation.cluster.collective_costs import all_reduce_s, transfer_s
+from lightning_gossip.simulation.cluster.node_collectives import at_once_s
 from lightning_gossip.simulation.problems.batch_assignment import Task
 from lightning_gossip.simulation.run import Process, Run
-from lightning_gossip.simulation.strategies.synchronous import Rounds, Synchronous, stall_if_failed
+from lightning_gossip.simulation.strategies.synchronous import Rounds, Synchronous, stall_if_failed, step_times_s
 
 _STATUS = 2  # elements that go with a model, as in the runtime
 
@@ -70,7 +71,7 @@ class NeighbourRounds(Rounds):
         starts_s = self._clocks_s
         for rank, task in enumerate(tasks):
             run.models.begin(rank, task.batch)
-        computed_s = starts_s + np.array([times.next_s() for times in run.compute_times])
+        computed_s = starts_s + np.array(step_times_s(run, starts_s.tolist()))
         if stall_if_failed(run, computed_s.tolist()):
             return
         if run.links.slowdowns is not None:
@@ -101,7 +102,7 @@ class NeighbourRounds(Rounds):
     def end_session(self) -> Process:
         run = self._run
         came_s = self._clocks_s
-        cost_s = ring_all_reduce_s(run.links, run.workers, run.nbytes, at_s=run.environment.now, seed=run.seed)
+        cost_s = all_reduce_s(run.links, run.living, run.nbytes, at_s=run.environment.now, seed=run.seed)
         yield run.environment.timeout(max(0.0, float(came_s.max()) + cost_s - run.environment.now))
         for rank, at_s in enumerate(came_s.tolist()):
             run.record.wait(rank, at_s, run.environment.now)
@@ -127,22 +128,28 @@ class NeighbourRounds(Rounds):
     def _transfer_times(self, at_s: float) -> FloatArray:
         """T_ij by worker and neighbour, shape (n, largest degree); where padded, less than any time."""
         run, degrees = self._run, self._degrees
-        by_edge = {
-            (i, j): transfer_s(
-                run.links,
-                i,
-                j,
-                self._nbytes,
-                flows=2 * len(self._edges),
-                at_s=at_s,
-                seed=run.seed,
-                sharing=max(degrees[i], degrees[j]),
-            )
-            for i, j in self._edges
-        }
+        if run.links.nodes is not None:
+            both_ways = [*self._edges, *((j, i) for i, j in self._edges)]
+            times = at_once_s(run.links, both_ways, self._nbytes, at_s=at_s, seed=run.seed)
+            by_edge = dict(zip(both_ways, times, strict=True))
+        else:
+            by_edge = {
+                (i, j): transfer_s(
+                    run.links,
+                    i,
+                    j,
+                    self._nbytes,
+                    flows=2 * len(self._edges),
+                    at_s=at_s,
+                    seed=run.seed,
+                    sharing=max(degrees[i], degrees[j]),
+                )
+                for i, j in self._edges
+            }
+            by_edge.update({(j, i): seconds for (i, j), seconds in by_edge.items()})
         times_s = np.full(self._neighbours.shape, -np.inf)
         for rank, degree in enumerate(degrees):
             for place in range(degree):
                 peer = int(self._neighbours[rank, place])
-                times_s[rank, place] = by_edge[min(rank, peer), max(rank, peer)]
+                times_s[rank, place] = by_edge[peer, rank]
         return times_s
