@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lightning_gossip.doctor import picture
+from lightning_gossip.doctor import cluster_file, picture
 from lightning_gossip.doctor.launch import place, started_here
 from lightning_gossip.doctor.measure.training import Trained, load
 from lightning_gossip.doctor.report import Report
@@ -70,13 +70,14 @@ def _leave(report: Report, options: argparse.Namespace) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     everything = {**report.as_dict(), "findings": [asdict(finding) for finding in found], "status": status(found)}
     (folder / REPORT).write_text(json.dumps(everything, indent=1), encoding="utf-8")
-    drawn = picture.draw(report, folder / picture.FIGURE)
+    files = [REPORT]
+    files += [cluster_file.FILE] if cluster_file.save(report, folder) else []
+    files += [picture.FIGURE] if picture.draw(report, folder / picture.FIGURE) else []
     if options.json:
         print(json.dumps(everything))
     else:
         console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
         show(report, found, console)
-        files = [REPORT, *([picture.FIGURE] if drawn else [])]
         console.print(f"In {folder}: {', '.join(files)}", soft_wrap=True, markup=False, highlight=False)
     return status(found)
 
