@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lightning_gossip.doctor import cluster_file, picture
+from lightning_gossip.doctor import cluster_file, picture, plan
 from lightning_gossip.doctor.launch import place, started_here
 from lightning_gossip.doctor.measure.training import Trained, load
 from lightning_gossip.doctor.report import Report
@@ -73,11 +73,21 @@ def _leave(report: Report, options: argparse.Namespace) -> int:
     files = [REPORT]
     files += [cluster_file.FILE] if cluster_file.save(report, folder) else []
     files += [picture.FIGURE] if picture.draw(report, folder / picture.FIGURE) else []
+    planned: list[str] = []
+    if options.model is not None:
+        arguments = plan.command(report, folder)
+        if isinstance(arguments, str):
+            planned = [f"No plan was made: {arguments}."]
+        else:
+            print("doctor: the planner", file=sys.stderr)
+            planned = plan.choice(arguments, folder)
     if options.json:
-        print(json.dumps(everything))
+        print(json.dumps({**everything, "plan": planned}))
     else:
         console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
         show(report, found, console)
+        for sentence in planned:
+            console.print(sentence, soft_wrap=True, markup=False, highlight=False)
         console.print(f"In {folder}: {', '.join(files)}", soft_wrap=True, markup=False, highlight=False)
     return status(found)
 
