@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     try:
         with ExitStack() as stack:
+            model = None if options.model is None else load(options.model, options.data)
             where = place()
             if where is None:
                 where = stack.enter_context(started_here(options.workers, _for_others(options)))
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 )
             on_progress = stack.enter_context(_progress(quiet=where.rank != 0))
             times = Times(total=options.seconds, join=options.join)
-            trained = None if options.model is None else Trained(*load(options.model, options.data), 3 * times.alone)
+            trained = None if model is None else Trained(*model, 3 * times.alone)
             report = Session(where, times, on_progress).run(trained)
     except GossipError as error:
         print(f"The doctor could not do its work: {error}", file=sys.stderr)

@@ -72,8 +72,9 @@ def _matrices(report: Report) -> tuple[list[list[float]], list[list[float]], lis
     bandwidth = [[math.inf] * number for _ in range(number)]
     worst_s, worst = max(_latencies(report.between), default=0.0), min(_rates(report.between), default=math.inf)
     pairs: dict[tuple[int, int], list[Link]] = {}
+    host_of = report.host_of
     for link in report.between:
-        pairs.setdefault((report.host_of(link.i), report.host_of(link.j)), []).append(link)
+        pairs.setdefault((host_of[link.i], host_of[link.j]), []).append(link)
     assumed = []
     for one in range(number):
         for other in range(one + 1, number):

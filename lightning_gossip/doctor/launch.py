@@ -54,15 +54,13 @@ def place() -> Place | None:
     """
     for kind in _LAUNCHERS:
         if kind.detect():
-            found = kind()
-            return Place(
-                found.global_rank(),
-                found.world_size(),
-                found.local_rank(),
-                found.main_address,
-                found.main_port,
-                kind.__name__.removesuffix("Environment"),
-            )
+            try:
+                found = kind()
+                store = found.main_address, found.main_port
+            except RuntimeError as error:
+                raise ConfigurationError(str(error)) from error
+            launcher = kind.__name__.removesuffix("Environment")
+            return Place(found.global_rank(), found.world_size(), found.local_rank(), *store, launcher)
     if "WORLD_SIZE" not in os.environ:
         return None
     names = ("RANK" if "RANK" in os.environ else "NODE_RANK", "WORLD_SIZE", "MASTER_PORT")

@@ -228,9 +228,10 @@ class Report:
         """Ranks of each host, in the order of their first ones."""
         return hosts_of(self.workers)
 
-    def host_of(self, rank: int) -> int:
-        """The place in :attr:`hosts` of a rank's host."""
-        return next(place for place, ranks in enumerate(self.hosts) if rank in ranks)
+    @property
+    def host_of(self) -> dict[int, int]:
+        """Of each rank, the place in :attr:`hosts` of its host."""
+        return {rank: place for place, ranks in enumerate(self.hosts) for rank in ranks}
 
     @property
     def between(self) -> list[Link]:

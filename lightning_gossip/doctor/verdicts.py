@@ -65,7 +65,7 @@ def name_of_host(report: Report, host: int) -> str:
     ranks = report.hosts[host]
     names = [next(one.hostname for one in report.workers if one.rank == ranks_[0]) for ranks_ in report.hosts]
     own = names[host]
-    return f"{own} ({ranks_of(ranks)})" if names.count(own) == 1 else f"the host of {ranks_of(ranks)}"
+    return f"host {own} ({ranks_of(ranks)})" if names.count(own) == 1 else f"the host of {ranks_of(ranks)}"
 
 
 # ---- who is there, and is the same
@@ -239,8 +239,9 @@ def _closed(report: Report) -> list[Finding]:
     hidden = {worker.rank for worker in report.workers if len(report.hosts) > 1 and _on_loopback(worker)}  # told by _interfaces
     closed = [link for link in report.links if link.phase == "connect" and not {link.i, link.j} & hidden]
     found = []
+    links = _of_hosts(report)
     for place, ranks in enumerate(report.hosts):
-        own = [link for link in report.between if {link.i, link.j} & set(ranks) and not {link.i, link.j} & hidden]
+        own = [link for link in links[place] if not {link.i, link.j} & hidden]
         shut = [link for link in own if link.phase == "connect"]
         alone = len(report.hosts) == 2 and place == 0  # said once
         if len(own) > 1 and len(shut) == len(own) and not alone:
@@ -276,7 +277,7 @@ def _broken(report: Report) -> list[Finding]:
 def _bandwidth(report: Report) -> list[Finding]:
     sends = _by_host(report, lambda link, first: link.there if first else link.back)
     receives = _by_host(report, lambda link, first: link.back if first else link.there)
-    found, slow = [], set()
+    found, slow, host_of, links = [], set(), report.host_of, _of_hosts(report)
     if len(sends) > 2:
         typical = {
             "sends": statistics.median(_better(rates) for rates in sends.values()),
@@ -287,8 +288,7 @@ def _bandwidth(report: Report) -> list[Finding]:
             bad = [way for way, rate in rates.items() if 0.0 < rate <= typical[way] / SLOW]
             if bad:
                 slow.add(host)
-            own = [link for link in report.between if {link.i, link.j} & set(ranks)]
-            if bad and not all(_loses(link) for link in own):  # else that is why
+            if bad and not all(_loses(link) for link in links[host]):  # else that is why
                 worst = max(bad, key=lambda way: typical[way] / rates[way])
                 what = "link is" if len(bad) == 2 else f"link {bad[0]}"
                 sentence = (
@@ -300,10 +300,7 @@ def _bandwidth(report: Report) -> list[Finding]:
     odd = [
         link
         for link in report.between
-        if not {report.host_of(link.i), report.host_of(link.j)} & slow
-        and not _loses(link)
-        and link.slower
-        and link.slower <= usual / SLOW
+        if not {host_of[link.i], host_of[link.j]} & slow and not _loses(link) and link.slower and link.slower <= usual / SLOW
     ]
     if odd:
         worst_s = min(rate for link in odd if (rate := link.slower))
@@ -333,11 +330,8 @@ def _loses(link: Link) -> bool:
 
 def _usual(report: Report, without: set[int]) -> float:
     """Median rate of the links between the other hosts; 0 if there are fewer than three, of which none is odd."""
-    rates = [
-        rate
-        for link in report.between
-        if not {report.host_of(link.i), report.host_of(link.j)} & without and (rate := link.slower)
-    ]
+    host_of = report.host_of
+    rates = [rate for link in report.between if not {host_of[link.i], host_of[link.j]} & without and (rate := link.slower)]
     return statistics.median(rates) if len(rates) > 2 else 0.0
 
 
@@ -373,13 +367,11 @@ def _loss(report: Report) -> list[Finding]:
             whose = name_of_host(report, host)
             sentence = f"{whose}: its link loses packets; {share:.1%} of those to and from it had to be sent again."
             found.append(Finding("lossy host", True, report.hosts[host], _begun(sentence), _LOSSY))
-    told = set(bad) if found else set()
+    told, host_of = set(bad) if found else set(), report.host_of
     links = [
         link
         for link in report.between
-        if (link.resent or 0.0) >= LOSS
-        and not {link.i, link.j} & full
-        and not {report.host_of(link.i), report.host_of(link.j)} & told
+        if (link.resent or 0.0) >= LOSS and not {link.i, link.j} & full and not {host_of[link.i], host_of[link.j]} & told
     ]
     if links:
         most = max(link.resent or 0.0 for link in links)
@@ -397,8 +389,11 @@ _LOSSY = (
 
 def _reached(report: Report) -> list[Finding]:
     found = []
+    explained = {rank for finding in (*_bandwidth(report), *_loss(report)) for rank in finding.ranks}
     for host, rates in _by_host(report, lambda link, _: link.slower).items():
         used = _worker(report, report.hosts[host][0]).interface
+        if explained & set(report.hosts[host]):
+            continue
         if used is not None and used.mbit and max(rates) * 8e-6 < used.mbit / REACHED:
             sentence = (
                 f"{name_of_host(report, host)}: {at_rate(max(rates))} at best, and {used.name} says that it has"
@@ -420,15 +415,12 @@ def _clocks(report: Report) -> list[Finding]:
         if known is not None and abs(known[0]) > CLOCK_S + known[1]:
             apart[rank] = known[0]
     found = []
-    for ranks in report.hosts:
+    for place, ranks in enumerate(report.hosts):
         own = {rank: apart[rank] for rank in ranks if rank in apart}
         if own:
             ahead_s = statistics.median(own.values())
             side = "ahead of" if ahead_s > 0 else "behind"
-            sentence = (
-                f"The clock of {name_of_host(report, report.host_of(ranks[0]))} is {duration(abs(ahead_s))} {side} that of rank"
-                " 0."
-            )
+            sentence = f"The clock of {name_of_host(report, place)} is {duration(abs(ahead_s))} {side} that of rank 0."
             advice = (
                 "Training does not mind; log lines and the time lines of several hosts cannot be compared. Set the clocks by"
                 " NTP (`chronyc tracking`)."
@@ -493,11 +485,22 @@ def _model(report: Report) -> list[Finding]:
 def _by_host(report: Report, value: Callable[[Link, bool], float | None]) -> dict[int, list[float]]:
     """Values of the links to other hosts; ``value`` is told whether the host's worker is the first of the pair."""
     found: dict[int, list[float]] = {}
+    host_of = report.host_of
     for link in report.between:
         for rank, first in ((link.i, True), (link.j, False)):
             known = value(link, first)
             if known is not None:
-                found.setdefault(report.host_of(rank), []).append(known)
+                found.setdefault(host_of[rank], []).append(known)
+    return found
+
+
+def _of_hosts(report: Report) -> dict[int, list[Link]]:
+    """Links of each host to others."""
+    found: dict[int, list[Link]] = {place: [] for place in range(len(report.hosts))}
+    host_of = report.host_of
+    for link in report.between:
+        for rank in (link.i, link.j):
+            found[host_of[rank]].append(link)
     return found
 
 
