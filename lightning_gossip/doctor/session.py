@@ -94,10 +94,10 @@ class Session:
         """
         began_s, place = now_s(), self._place
         os.environ.update({"MASTER_ADDR": place.host, "MASTER_PORT": str(place.port)})
-        with_store = connect(None, rank=place.rank, timeout_s=self._times.join)
+        where = host.listening(host.interfaces(), (place.host, place.port))  # refused on each rank, before any waits
+        reached = connect(None, rank=place.rank, timeout_s=self._times.join)
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if uses_agent_store() else "0"
-        self._store: Store = PrefixStore(f"doctor/{restart}", with_store)
-        where = host.listening(host.interfaces(), (place.host, place.port))
+        self._store: Store = PrefixStore(f"doctor/{restart}", reached)
         with host.listen(where.address) as listener:
             report, token = self._meet_all(host.this_worker(place.rank, listener, (place.host, place.port)))
             own: dict[str, Any] = {"store": asdict(together.store_calls(self._store, place.rank, seconds=1.0))}
