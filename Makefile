@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Three at once, in the order of tests/turns.py. One after the other: make test BESIDE=
 BESIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-slow schedules schedules-selftest chaos exits lint bench gpu reproduce clean
+.PHONY: demo test test-slow schedules schedules-selftest chaos exits lint docs bench gpu reproduce clean
 
 demo: $(STAMP)
 	$(BIN)/python -m recipes.train
@@ -34,6 +34,10 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(MAKE) docs
+
+docs: $(STAMP)  # the site, in build/site; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 bench: $(STAMP) $(VENV)/.bench
 	$(BIN)/python -m benchmarks.overhead

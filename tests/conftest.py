@@ -39,7 +39,13 @@ os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 _GRACE_S = 5.0  # for what is already ending when the test returns
 
 # What libraries set once, on first use, for the whole process.
-_LIBRARY_VARIABLES = {"KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR_CACHE_DIR", "PYTEST_CURRENT_TEST"}
+_LIBRARY_VARIABLES = {
+    "KMP_INIT_AT_FORK",
+    "KMP_DUPLICATE_LIB_OK",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+    "PYTEST_CURRENT_TEST",
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
