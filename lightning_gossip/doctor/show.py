@@ -95,7 +95,7 @@ def _pairs(report: Report) -> list[Table]:
     failed = {(link.i, link.j) for link in report.links if link.failed}
     return [
         _matrix("Bandwidth, from row to column", rates, lambda rate: at_rate(rate), failed),
-        _matrix("Latency of a message (half a round trip)", latencies, duration, failed),
+        _matrix("Latency, one way", latencies, duration, failed),
     ]
 
 
