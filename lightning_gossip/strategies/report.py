@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from lightning_gossip.algorithm.staleness import StalenessHistogram
+from lightning_gossip.runtime.usage import Usage, peak_device_memory_bytes, peak_memory_bytes
 
 
 @dataclass
@@ -41,6 +42,9 @@ class WorkerReport:
         left_early: whether it left the last batches of the epoch to faster workers.
         batch_s: its median time a batch, in seconds.
         distance: ‖x_i − x̄‖² of its model just before the last synchronisation point averaged the models.
+        cores: of the CPU that its process kept busy since the synchronisation point before, on average.
+        memory_bytes: the most of its host's memory that its process has had so far.
+        device_memory_bytes: the most of its CUDA device's memory that PyTorch has had so far.
     """
 
     rank: int
@@ -67,6 +71,9 @@ class WorkerReport:
     left_early: bool = False
     batch_s: float | None = None
     distance: float | None = None
+    cores: float | None = None
+    memory_bytes: int | None = None
+    device_memory_bytes: int | None = None
 
     def describe_staleness(self, histogram: StalenessHistogram) -> None:
         """Fill in what is said about staleness."""
@@ -74,6 +81,11 @@ class WorkerReport:
         self.staleness_p95 = float(histogram.quantile(0.95))
         self.staleness_max = histogram.max
         self.staleness_counts = list(histogram.counts().items())
+
+    def describe_usage(self, usage: Usage) -> None:
+        """Fill in what this process uses of its host."""
+        self.cores = usage.cores()
+        self.memory_bytes, self.device_memory_bytes = peak_memory_bytes(), peak_device_memory_bytes()
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain values, for JSON."""
