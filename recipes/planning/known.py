@@ -25,7 +25,7 @@ from lightning_gossip.strategies import STRATEGIES
 from recipes.planning import curvature
 from recipes.planning.times import Machines
 from recipes.record import METRICS, RECORD
-from recipes.simulated.scenario import scenario_of, strategy_of
+from recipes.simulated.scenario import ISLANDS, scenario_of, strategy_of
 from recipes.summary import SUMMARY
 
 _MOST = 256  # workers: a minute of simulation, and AD-PSGD's second moments in memory
@@ -190,7 +190,7 @@ def check(cfg: DictConfig) -> None:
     """
     if cfg.measured is not None and not isinstance(cfg.measured, str):
         raise ConfigurationError(f"measured={cfg.measured!r} is not a folder. Write for example measured=outputs/DATE/TIME.")
-    known = ("ddp", *STRATEGIES)
+    known = ("ddp", *STRATEGIES, *(() if ISLANDS in STRATEGIES else (ISLANDS,)))
     for key, values in (("strategies", cfg.strategies), ("workers", cfg.workers)):
         if not isinstance(values, Sequence) or isinstance(values, str) or not len(values):
             raise ConfigurationError(
@@ -271,7 +271,7 @@ def known_from(cfg: DictConfig, run: Run | None, spectrum: curvature.Curvature) 
     batches = scenario.work.batches if isinstance(scenario.work, Epochs) else None
     machines = Machines(cluster, links, scenario.model_bytes, cfg.recipe.data.batch_size, cfg.seed, batches)
     strategy = strategy_of(cfg)
-    strategy.check(cluster.workers)
+    strategy.check_on(cluster.workers, links)
     momentum = float(cfg.recipe.model.get("momentum", 0.0))
     recipe = get_class(cfg.recipe.model._target_)
     nesterov, adaptive = (bool(getattr(recipe, name, False)) for name in ("NESTEROV", "ADAPTIVE"))

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from lightning_gossip import ConfigurationError
 from lightning_gossip.algorithm.checks import check_integer
 from lightning_gossip.simulation import (
+    ADPSGD,
     SGD,
     Cluster,
     Epochs,
@@ -30,6 +31,9 @@ from recipes.simulated.clusters import cluster_of, links_of
 from recipes.summary import name_of
 from recipes.text.data import TextData
 from recipes.vision.data import CifarData, FashionMnistData, ImageNetData, MnistData
+
+ISLANDS = "adpsgd_islands"
+"""The strategy adpsgd with all ranks of a node together."""
 
 _TRAINING_IMAGES = {  # published
     ImageNetData: 1_281_167,
@@ -93,10 +97,13 @@ def scenario_of(cfg: DictConfig) -> Scenario:
 
 def strategy_of(cfg: DictConfig) -> Strategy:
     """The simulator's description of the strategy that a training run with this configuration has."""
-    real = instantiate(cfg.strategy)
     options: dict[str, Any] = OmegaConf.to_container(cfg.strategy, resolve=True)  # type: ignore[assignment]
+    real = instantiate({key: value for key, value in options.items() if key != "island"})
     options.update({name: getattr(real, name) for name in ("period", "outer") if name in options})
-    return make_strategy(name_of(real), **options)
+    described = make_strategy(name_of(real), **options)
+    if cfg.island is None or not isinstance(described, ADPSGD):
+        return described
+    return replace(described, island=cfg.island)
 
 
 def problem(objective: Objective, optimizer: SGD) -> Problem:

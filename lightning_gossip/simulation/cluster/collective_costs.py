@@ -42,6 +42,30 @@ def all_gather_s(links: Links, workers: int, nbytes: float, *, at_s: float = 0.0
     return ring_all_gather_s(links, workers, nbytes, at_s=at_s, seed=seed)
 
 
+def islands_all_reduce_s(
+    links: Links, islands: Sequence[Sequence[int]], nbytes: float, *, at_s: float = 0.0, seed: int = 0
+) -> float:
+    """Seconds until all ranks have the mean of their islands' models.
+
+    The ranks of one index reduce their part of the vector over all islands, and those of an island hand their parts round.
+
+    Args:
+        links, nbytes, at_s, seed: as for :func:`ring_all_reduce_s`.
+        islands: the ranks of each, as many.
+    """
+    if links.nodes is not None:
+        return node_collectives.shards_all_reduce_s(links, islands, nbytes, at_s=at_s, seed=seed)
+    between_s = ring_all_reduce_s(links, len(islands), nbytes / len(islands[0]), at_s=at_s, seed=seed)
+    return between_s + hand_round_s(links, islands[0], nbytes, at_s=at_s, seed=seed)
+
+
+def hand_round_s(links: Links, ranks: Sequence[int], nbytes: float, *, at_s: float = 0.0, seed: int = 0) -> float:
+    """Seconds until each of an island's k ranks, which have 1/k of a vector each, has all of it."""
+    if links.nodes is not None:
+        return node_collectives.hand_round_s(links, ranks, nbytes, at_s=at_s, seed=seed)
+    return ring_all_gather_s(links, len(ranks), nbytes / len(ranks), at_s=at_s, seed=seed)
+
+
 def ring_all_reduce_s(links: Links, workers: int, nbytes: float, *, at_s: float = 0.0, seed: int = 0) -> float:
     """Seconds of an all-reduce of a vector over all workers, in a ring by rank.
 
