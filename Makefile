@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Three at once, in the order of tests/turns.py. One after the other: make test BESIDE=
 BESIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-slow schedules schedules-selftest chaos exits lint docs bench gpu reproduce clean
+.PHONY: demo test test-slow schedules schedules-selftest chaos exits lint docs compat bench gpu reproduce clean
 
 demo: $(STAMP)
 	$(BIN)/python -m recipes.train
@@ -39,6 +39,9 @@ lint: $(STAMP)
 docs: $(STAMP)  # the site, in build/site; a link that leads nowhere is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
+compat: $(STAMP)  # wheel and sdist in clean environments, lowest and highest versions: minutes and gigabytes
+	$(BIN)/python -m tests.compat
+
 bench: $(STAMP) $(VENV)/.bench
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.running_ahead
@@ -60,7 +63,10 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[recipes,dev]'
 	touch $(STAMP)
 
-$(VENV)/.bench: $(STAMP)
+$(VENV)/.compat: $(STAMP)  # wheel and sdist in clean environments, lowest and highest versions: minutes and gigabytes
+	$(BIN)/python -m tests.compat
+
+bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	touch $(VENV)/.bench
 

@@ -39,6 +39,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=WORKERS, help=f"one a host; default: {WORKERS}")
     parser.add_argument("--quick", action="store_true", help="one seed, few contenders, half the steps: a few minutes")
     parser.add_argument("--resume", action="store_true", help="go on with the file's runs instead of measuring them anew")
+    parser.add_argument("--redraw", action="store_true", help="tables and pictures of the file's runs; measures nothing")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/network.json; outputs/… with --quick")
     arguments = parser.parse_args()
     quick = arguments.quick
@@ -114,7 +115,7 @@ def _outcome(entry: dict[str, Any]) -> str:
 
 def main() -> None:
     arguments = options()
-    if reason := unavailable():
+    if not arguments.redraw and (reason := unavailable()):
         raise SystemExit(f"This machine cannot have a cluster: {reason}.")
     for name in list(arguments.contenders):
         if missing := CONTENDERS[name].missing:
@@ -128,13 +129,15 @@ def main() -> None:
         "cap_s": scenarios.CAP_S,
     }
     results = Results(arguments.output, settings)
-    results.load()
-    if not arguments.resume:
+    results.load(any_settings=arguments.redraw)
+    if arguments.redraw and not results.runs:
+        raise SystemExit(f"{arguments.output} has no runs to draw.")
+    if not (arguments.resume or arguments.redraw):
         for scenario in arguments.scenario:
             results.forget(scenario, arguments.work)
     began_s = time.monotonic()
     with cleaning_up_on_sigterm():
-        failed = measure(arguments, results)
+        failed = 0 if arguments.redraw else measure(arguments, results)
     console.print(f"Measured in {_minutes(time.monotonic() - began_s)}.")
     for scenario in arguments.scenario:
         runs = results.of(scenario, arguments.work)

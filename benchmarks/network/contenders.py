@@ -136,7 +136,8 @@ class Contender:
 
     Args:
         label: in tables and figures.
-        colour: in figures.
+        colour: in figures; of the eight of Okabe and Ito, which colour-blind readers can tell apart.
+        marker: in figures, so that no line needs its colour.
         strategy: makes its Lightning strategy.
         loop: or its plain loop.
         needs: module that must be installed.
@@ -145,6 +146,7 @@ class Contender:
 
     label: str
     colour: str
+    marker: str
     strategy: Callable[[], Strategy] | None = None
     loop: Callable[[Training], None] | None = None
     needs: str | None = None
@@ -161,37 +163,44 @@ class Contender:
 REFERENCE = "ddp"
 YARDSTICK = "no_exchanges"
 
+# Okabe and Ito's palette, a family a colour
+_GREEN, _BLUE, _SKY, _ORANGE = "#009E73", "#0072B2", "#56B4E9", "#E69F00"
+_VERMILION, _PURPLE, _GREY = "#D55E00", "#CC79A7", "#555555"
+
 CONTENDERS = {
-    "adpsgd": Contender("AD-PSGD", "#1b7f5c", strategy=ADPSGDStrategy),
-    "adpsgd_int8": Contender("AD-PSGD, int8", "#6ab99a", strategy=lambda: ADPSGDStrategy(wire="int8")),
+    "adpsgd": Contender("AD-PSGD", _GREEN, "o", strategy=ADPSGDStrategy),
+    "adpsgd_int8": Contender("AD-PSGD, int8", _GREEN, "s", strategy=lambda: ADPSGDStrategy(wire="int8")),
     "adpsgd_fast_links": Contender(
-        "AD-PSGD, fast links", "#0f4d38", strategy=lambda: ADPSGDStrategy(partner_choice="fast_links")
+        "AD-PSGD, fast links", _GREEN, "^", strategy=lambda: ADPSGDStrategy(partner_choice="fast_links")
     ),
-    "no_exchanges": Contender("no exchanges", "#999999", strategy=lambda: ADPSGDStrategy(exchanges_per_step=0)),
+    "no_exchanges": Contender("no exchanges", _GREY, "x", strategy=lambda: ADPSGDStrategy(exchanges_per_step=0)),
     "adaptive_averaging": Contender(
         "adaptive averaging",
-        "#3b6ea8",
+        _BLUE,
+        "o",
         strategy=lambda: PeriodicAveragingStrategy(period=AdaptivePeriod(warmup_epochs=0)),  # the run is one epoch
     ),
     "periodic_averaging": Contender(
-        f"averaging every {PERIOD}", "#8fb4dc", strategy=lambda: PeriodicAveragingStrategy(period=PERIOD)
+        f"averaging every {PERIOD}", _SKY, "o", strategy=lambda: PeriodicAveragingStrategy(period=PERIOD)
     ),
-    "dpsgd": Contender("D-PSGD", "#8a6fb0", strategy=DPSGDStrategy),
-    "qsgd": Contender("QSGD, 4 bits", "#c9a227", strategy=QSGDStrategy),
-    "ddp": Contender("Lightning DDP", "#c8553d", strategy=DDPStrategy),
+    "dpsgd": Contender("D-PSGD", _BLUE, "D", strategy=DPSGDStrategy),
+    "qsgd": Contender("QSGD, 4 bits", _SKY, "D", strategy=QSGDStrategy),
+    "ddp": Contender("Lightning DDP", _VERMILION, "o", strategy=DDPStrategy),
     "ddp_overlap": Contender(
         "DDP, overlapped",
-        "#e5a08f",
+        _VERMILION,
+        "s",
         strategy=lambda: DDPStrategy(bucket_cap_mb=_BUCKET_MB),
         in_backward=0.5,
     ),
-    "ddp_bf16": Contender("DDP, bf16 hook", "#7a1f2b", strategy=lambda: HookedDDPStrategy(default_hooks.bf16_compress_hook)),
+    "ddp_bf16": Contender("DDP, bf16 hook", _ORANGE, "o", strategy=lambda: HookedDDPStrategy(default_hooks.bf16_compress_hook)),
     "ddp_powersgd": Contender(
         "DDP, PowerSGD hook",
-        "#d98cb3",
+        _ORANGE,
+        "s",
         strategy=lambda: HookedDDPStrategy(powerSGD_hook.powerSGD_hook, _power_sgd_state, bucket_cap_mb=_ONE_BUCKET_MB),
     ),
-    "torch_periodic": Contender(f"torch's averager, {PERIOD}", "#5f7f7f", loop=torch_periodic),
-    "torchft_local_sgd": Contender(f"torchft LocalSGD, {PERIOD}", "#9aa84f", loop=torchft_local_sgd, needs="torchft"),
-    "decent_dp": Contender("Decent-DP", "#b07f4f", loop=decent_dp, needs="decent_dp"),
+    "torch_periodic": Contender(f"torch's averager, {PERIOD}", _PURPLE, "o", loop=torch_periodic),
+    "torchft_local_sgd": Contender(f"torchft LocalSGD, {PERIOD}", _PURPLE, "s", loop=torchft_local_sgd, needs="torchft"),
+    "decent_dp": Contender("Decent-DP", _PURPLE, "^", loop=decent_dp, needs="decent_dp"),
 }

@@ -111,14 +111,17 @@ def plot(runs: list[dict[str, Any]], scenario: str, path: Path) -> None:
             medians = pd.concat(aligned).groupby(level=0).median()[1:]
             style: dict[str, Any] = {"color": contender.colour, "linewidth": 2.2 if name in _AIMING else 1.2}
             style["linestyle"] = "-" if contender.strategy is not None else "--"
+            style |= {"marker": contender.marker, "markersize": 4, "markevery": (1, 3)}
             grid[0][column].plot(medians.s, medians.loss, label=contender.label, **style)
             grid[1][column].plot(medians.s, medians.accuracy, **style)
         grid[0][column].set(title=condition, xscale="log", yscale="log")
         grid[1][column].set(xscale="log", xlabel="seconds of training", ylim=(0.5, 1.0))
     grid[0][0].set_ylabel("test loss")
     grid[1][0].set_ylabel("test accuracy")
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(5, max(1, 2 * len(conditions))), frameon=False)
+    lines = {line.get_label(): line for axes in grid[0] for line in axes.get_lines()}  # of all panels
+    order = [contender.label for contender in CONTENDERS.values() if contender.label in lines]
+    columns = min(5, max(1, 2 * len(conditions)))
+    figure.legend([lines[label] for label in order], order, loc="outside lower center", ncols=columns, frameon=False)
     figure.suptitle(SCENARIOS[scenario].question)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)

@@ -26,11 +26,11 @@ class Results:
         self._settings = json.loads(json.dumps(settings))
         self.runs: list[dict[str, Any]] = []
 
-    def load(self) -> None:
-        """Keep what the file has of runs under the same settings."""
+    def load(self, *, any_settings: bool = False) -> None:
+        """Keep what the file has of runs under the same settings, or under whatever settings it has."""
         if self.path.exists():
             kept = json.loads(self.path.read_text())
-            if kept["settings"] == self._settings:
+            if any_settings or kept["settings"] == self._settings:
                 self.runs = kept["runs"]
 
     def forget(self, scenario: str, work: str) -> None:
