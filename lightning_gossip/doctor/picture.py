@@ -11,6 +11,8 @@ from lightning_gossip.doctor.show import matrix
 
 FIGURE = "links.png"
 _NAMED = 32  # workers whose numbers fit beside a picture
+_WRITTEN = 8  # workers whose values fit into it
+_LEAST = 10.0  # from the darkest colour to the lightest: what differs by less looks alike
 
 
 def draw(report: Report, path: Path) -> bool:
@@ -35,16 +37,21 @@ def draw(report: Report, path: Path) -> bool:
         return False
     figure = Figure(figsize=(11, 5), layout="constrained")
     FigureCanvasAgg(figure)
-    for place, (values, title, colours) in enumerate(
-        ((rates, "bandwidth, MB/s", "viridis"), (latencies, "latency, ms", "viridis_r")), start=1
-    ):
+    parts = ((rates, "bandwidth, MB/s", "viridis"), (latencies, "latency, ms", "viridis_r"))
+    for place, (values, title, colours) in enumerate(parts, start=1):
         axes = figure.add_subplot(1, 2, place)
         axes.set_facecolor("lightgrey")
         known = values[~np.isnan(values)]
         if known.size:
             low, high = float(known.min()), float(known.max())
-            image = axes.imshow(values, cmap=colours, norm=LogNorm(low, max(high, low * 1.01)))
+            wide = (min(low, high / _LEAST), high) if values is rates else (low, max(high, low * _LEAST))
+            image = axes.imshow(values, cmap=colours, norm=LogNorm(*wide))
             figure.colorbar(image, ax=axes, shrink=0.8)
+        if report.world_size <= _WRITTEN:
+            for (row, column), value in np.ndenumerate(values):
+                if not np.isnan(value):
+                    style = {"facecolor": "white", "alpha": 0.6, "edgecolor": "none", "pad": 1.5}
+                    axes.text(column, row, f"{value:.3g}", ha="center", va="center", fontsize=9, bbox=style)
         for link in report.links:
             for row, column in ((link.i, link.j), (link.j, link.i)):
                 if link.failed and np.isnan(values[row, column]):
