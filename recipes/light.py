@@ -44,6 +44,7 @@ def look(config: str) -> None:
     _load_pure_modules()
     from recipes import overrides, ranges
     from recipes.commands import one_sentence
+    from recipes.planning.options import check_options
 
     call = get_args_parser().parse_args()
     if any(getattr(call, name, False) for name in _AT_ONCE):
@@ -61,7 +62,8 @@ def look(config: str) -> None:
     with one_sentence():
         for cfg, given in composed:
             overrides.check(cfg, given, CONF / f"{config}.yaml")
-            _numbers(cfg, ranges.check_numbers)
+            for check in (ranges.check_numbers, *([check_options] if config == "planning" else [])):
+                _as_far_as_it_resolves(check, cfg)
 
 
 def _hydra(config: str) -> int:
@@ -73,7 +75,7 @@ def _hydra(config: str) -> int:
 def _nothing(cfg: DictConfig) -> None: ...
 
 
-def _numbers(cfg: DictConfig, check: Callable[[DictConfig], None]) -> None:
+def _as_far_as_it_resolves(check: Callable[[DictConfig], None], cfg: DictConfig) -> None:
     try:
         check(cfg)
     except OmegaConfBaseException:

@@ -24,6 +24,8 @@ _CALLS = {  # arguments → exit status and what is said
     "recipes.simulate +clutser_file=x": (2, "Did you mean 'cluster_file'?"),
     "recipes.train recipe.model.lr=-1": (2, "recipe.model.lr=-1 is not a number above 0"),
     "recipes.plan recipe.data.batch_size=0": (2, "recipe.data.batch_size=0 is not a whole number"),
+    "recipes.plan target=7": (2, "target=7 is not a share of the loss"),
+    "recipes.plan workers=8": (2, "workers=8 is not a list"),
     "recipes.train --multirun strategy=ddp,nosuch": (1, "Could not find 'strategy/nosuch'"),
     "recipes.train --multirun seed=1,2 recipe.model.lr=0.1,0": (2, "recipe.model.lr=0 is not a number above 0"),
 }
