@@ -6,6 +6,7 @@
 | ``rounds``, ``clocks`` | pure: which pairs are measured at once; clock offsets from pairs |
 | ``report`` | what was measured, as it is written down |
 | ``verdicts`` | pure: what is wrong, in words, and what to do |
+| ``plan`` | what the planner would choose |
 | ``launch``, ``session`` | the ranks as their launcher has started them, and what they do together |
-| ``show``, ``picture``, ``cluster_file`` | tables, heat map, cluster.json |
+| ``matrices``, ``show``, ``picture``, ``cluster_file`` | tables, heat map, cluster.json |
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import logging
 import os
@@ -12,15 +13,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
 from lightning_gossip.doctor import cluster_file, picture, plan
 from lightning_gossip.doctor.launch import place, started_here
 from lightning_gossip.doctor.measure.training import Trained, load
 from lightning_gossip.doctor.report import Report
 from lightning_gossip.doctor.session import News, Session, Times
-from lightning_gossip.doctor.show import show
 from lightning_gossip.doctor.verdicts import findings, status
 from lightning_gossip.errors import ConfigurationError, GossipError
 
@@ -32,6 +29,9 @@ _COULD_NOT = 2  # exit status, as argparse's
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run on this rank; the exit status: 0, or 1 if there is a problem (rank 0's), or 2 if nothing could be measured."""
     given = sys.argv[1:] if arguments is None else list(arguments)
+    if importlib.util.find_spec("rich") is None:
+        print("The doctor needs rich: pip install 'lightning-gossip[recipes]'", file=sys.stderr)
+        return _COULD_NOT
     parser = _parser()
     options = parser.parse_args(given)
     if options.data is not None and options.model is None:
@@ -85,6 +85,10 @@ def _leave(report: Report, options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({**everything, "plan": planned}))
     else:
+        from rich.console import Console
+
+        from lightning_gossip.doctor.show import show
+
         console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
         show(report, found, console)
         for sentence in planned:
@@ -128,6 +132,9 @@ def _seconds(text: str) -> float:
 @contextmanager
 def _progress(*, quiet: bool) -> Iterator[News]:
     """A bar on stderr, or a line for each part where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     console = Console(stderr=True)
     if quiet:
         yield lambda what, share: None

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from lightning_gossip.doctor.matrices import matrix
 from lightning_gossip.doctor.report import Report
-from lightning_gossip.doctor.show import matrix
 
 FIGURE = "links.png"
 _NAMED = 32  # workers whose numbers fit beside a picture

@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_gossip.doctor.clocks import offsets
-from lightning_gossip.doctor.report import Link, Report
+from lightning_gossip.doctor.matrices import matrix
+from lightning_gossip.doctor.report import Report
 from lightning_gossip.doctor.verdicts import Finding
 from lightning_gossip.doctor.words import at_rate, duration, size
 
@@ -37,25 +38,6 @@ def show(report: Report, found: Sequence[Finding], console: Console) -> None:
         console.print(f"[bold red]{problems} problem{'s' if problems > 1 else ''}[/] ({what}).")
     else:
         console.print(f"[bold green]No problem found[/] ({what}).")
-
-
-def matrix(report: Report, value: Callable[[Link], tuple[float | None, float | None]]) -> NDArray[np.float64]:
-    """Of all ordered pairs of workers, NaN where nothing is known.
-
-    Args:
-        report: of the visit.
-        value: of a link: from i to j, and from j to i.
-
-    Returns:
-        Shape (n, n): row from, column to.
-    """
-    values = np.full((report.world_size, report.world_size), np.nan)
-    for link in report.links:
-        there, back = value(link)
-        for one, other, known in ((link.i, link.j, there), (link.j, link.i, back)):
-            if known is not None:
-                values[one, other] = known
-    return values
 
 
 def _workers(report: Report) -> Table:
