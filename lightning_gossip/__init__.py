@@ -1,11 +1,12 @@
 """Decentralized training for PyTorch Lightning. Importing this package makes ``Trainer(strategy="adpsgd")`` known."""
 
-from lightning_gossip.algorithm import AdaptivePeriod, ConstantPeriod, EventTrigger, Outer, PostLocal
+from lightning_gossip.algorithm import AdaptivePeriod, ConstantPeriod, EventTrigger, Outer, PiecewisePeriod, PostLocal
 from lightning_gossip.errors import ConfigurationError, GossipError, NonFiniteError, PeerError, ProtocolError
 from lightning_gossip.strategies import (
     ADPSGDStrategy,
     APSGDStrategy,
     DPSGDStrategy,
+    EAMSGDStrategy,
     FitReport,
     PeriodicAveragingStrategy,
     QSGDStrategy,
@@ -24,6 +25,7 @@ __all__ = [
     "ConfigurationError",
     "ConstantPeriod",
     "DPSGDStrategy",
+    "EAMSGDStrategy",
     "EventTrigger",
     "FitReport",
     "GossipError",
@@ -31,6 +33,7 @@ __all__ = [
     "Outer",
     "PeerError",
     "PeriodicAveragingStrategy",
+    "PiecewisePeriod",
     "PostLocal",
     "ProtocolError",
     "QSGDStrategy",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import LightningModule
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
@@ -16,21 +16,23 @@ from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
 from recipes.optimizers import parameter_groups
+from recipes.skew import LabelledData
 
 CLASSES = 10
 TEST, VALIDATION = 360, 160  # divisible by 8: up to 8 workers evaluate equal shares, so that none is padded
 _EVALUATION_BATCH = 40
 
 
-class DigitsData(LightningDataModule):
+class DigitsData(LabelledData):
     """The 1,797 images, always in the same three parts: 1,277 to train on, 160 to validate, 360 to test.
 
     Args:
         batch_size: samples a worker takes in one step.
+        skew, skew_seed: see :class:`~recipes.skew.LabelledData`.
     """
 
-    def __init__(self, *, batch_size: int = 16) -> None:
-        super().__init__()
+    def __init__(self, *, batch_size: int = 16, skew: float | None = None, skew_seed: int = 0) -> None:
+        super().__init__(skew=skew, skew_seed=skew_seed)
         self.batch_size = batch_size
         images, digits = load_digits(return_X_y=True)
         rest, test = train_test_split(range(len(images)), test_size=TEST, stratify=digits, random_state=0)
@@ -44,9 +46,15 @@ class DigitsData(LightningDataModule):
         """Samples of an epoch."""
         return len(self.train)
 
+    @property
+    @override
+    def training_labels(self) -> Sequence[int]:
+        labels: list[int] = self.train.tensors[1].tolist()
+        return labels
+
     @override
     def train_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
-        return DataLoader(self.train, batch_size=self.batch_size, shuffle=True)
+        return DataLoader(self.train, batch_size=self.batch_size, **self.order)
 
     @override
     def val_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:

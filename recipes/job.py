@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lightning_gossip import ConfigurationError, GossipError
 from lightning_gossip.callbacks import CollectiveCounter, EpochProgressBar, GossipMonitor
 from lightning_gossip.strategies import DecentralizedStrategy
-from recipes import plots, ranges, summary, tracking
+from recipes import plots, ranges, skew, summary, tracking
 from recipes.record import RunRecord, RunRecorder
 from recipes.wandb_run import BEST, BEST_BY, LAST
 
@@ -70,6 +70,7 @@ def run(cfg: DictConfig) -> None:
                 *([best] if tracking.keeps_best(logger) else []),
                 ModelCheckpoint(folder, LAST, enable_version_counter=False, save_on_train_epoch_end=True),
                 tracking.LogConfiguration(cfg),
+                skew.LabelHistogram(folder),
                 *([] if cfg.strategy.start_method == "popen" else [tracking.FinishWandb()]),
                 *(instantiate(cfg.recipe.get("callbacks")) or {}).values(),
             ],
@@ -77,6 +78,7 @@ def run(cfg: DictConfig) -> None:
         model: LightningModule = instantiate(cfg.recipe.model)
         data: LightningDataModule = instantiate(cfg.recipe.data)
         _check_batches(data, trainer)
+        skew.check(data, trainer.strategy)
     trainer.fit(model, datamodule=data, ckpt_path=cfg.ckpt_path)
     if cfg.strategy.start_method != "popen":
         trainer.loggers = []  # their runs ended with the processes that trained
@@ -87,6 +89,7 @@ def run(cfg: DictConfig) -> None:
     result = summary.summarize(record, strategy=trainer.strategy, tested=tested)
     summary.save(result, folder)
     pictures = plots.draw(record, result, folder)
+    plots.trace(record, folder)
     tracking.publish(trainer.loggers, result, folder, pictures)
     summary.show(result, folder)
 

@@ -1,4 +1,4 @@
-"""Two pictures of a run: learning against wall time, and who did what when.
+"""Two pictures of a run: learning against wall time, and who did what when; the latter also as a trace for Perfetto.
 
 Drawn again from a run's folder by ``python -m recipes.plots outputs/<date>/<time>``.
 """
@@ -16,10 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from lightning_gossip.runtime.chrome_trace import write_trace
 from recipes.record import RunRecord, Span
 from recipes.summary import SUMMARY
 
-LEARNING, TIMELINE = "learning.png", "timeline.png"
+LEARNING, TIMELINE, TRACE = "learning.png", "timeline.png", "timeline.json"
 _PERIOD = "averaging/period"
 
 _COLOURS = {"compute": "#4C78A8", "exchange": "#F58518", "wait": "#E45756", "evaluate": "#D5D8DC"}
@@ -51,6 +52,11 @@ def draw(record: RunRecord, summary: dict[str, Any], folder: Path) -> list[Path]
         for name, figure in figures.items():
             figure.savefig(folder / name, dpi=150)
     return [folder / name for name in figures]
+
+
+def trace(record: RunRecord, folder: Path) -> Path:
+    """Write who did what when as ``timeline.json``, which https://ui.perfetto.dev opens; returns the file."""
+    return write_trace({worker.rank: worker.spans for worker in record.workers}, folder / TRACE)
 
 
 def learning(record: RunRecord, summary: dict[str, Any]) -> Figure:
@@ -160,5 +166,6 @@ def _title(summary: dict[str, Any]) -> str:
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
         run = Path(argument)
-        for path in draw(RunRecord.load(run), json.loads((run / SUMMARY).read_text(encoding="utf-8")), run):
+        loaded = RunRecord.load(run)
+        for path in (*draw(loaded, json.loads((run / SUMMARY).read_text(encoding="utf-8")), run), trace(loaded, run)):
             print(path)

@@ -68,6 +68,8 @@ _SEEDS = {"seed": _whole(0, 1, _LARGEST_SEED), "strategy.seed": _whole(0, 0), "c
 _DATA = {
     "recipe.data.batch_size": _whole(1, 16),
     "recipe.data.num_workers": _whole(0, 2),
+    "recipe.data.skew": _or(None, _POSITIVE),
+    "recipe.data.skew_seed": _whole(0, 1),
     "recipe.data.prefetch": _whole(1, 2),
     "recipe.data.classes": _whole(2, 1000),
     "recipe.data.image_size": _whole(1, 224),

@@ -29,8 +29,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from lightning_gossip import ConfigurationError
 from lightning_gossip.simulation import ADPSGD, Recording, Result, Strategy, simulate
+from lightning_gossip.simulation.problems.label_skew import label_counts, label_skew
 from lightning_gossip.strategies import STRATEGIES
-from recipes import overrides
+from recipes import overrides, skew
 from recipes.commands import one_sentence
 from recipes.job import plain_errors
 from recipes.simulated import figures, outputs
@@ -70,6 +71,7 @@ def run(cfg: DictConfig, strategies: dict[str, Strategy], console: Console | Non
             _leave(result, folder if len(results) == 1 else folder / name, timeline=timeline)
         if scenario.problem.objective is not None:
             figures.draw_loss(results, folder / figures.LOSS)
+            _leave_labels(scenario, cfg.seed, folder)
         if cfg.slowdowns:
             _slow_down(cfg, scenario, strategies, folder, step)
     outputs.show(results, console)
@@ -110,6 +112,14 @@ def _leave(result: Result, folder: Path, *, timeline: bool) -> None:
     summary = outputs.save(result, folder)
     if timeline:
         figures.draw_timeline(result, summary, folder / "timeline.png")
+
+
+def _leave_labels(scenario: Scenario, seed: int, folder: Path) -> None:
+    """Where each worker has samples of its own."""
+    objective, alpha = scenario.problem.objective, scenario.work.skew
+    if objective is not None and objective.labels is not None and alpha is not None:
+        shares = label_skew(objective.labels, scenario.cluster.workers, alpha=alpha, seed=seed)
+        skew.leave(label_counts(objective.labels, shares), alpha, folder)
 
 
 def _slow_down(

@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from lightning_gossip.algorithm.topology.generators import auto
 from lightning_gossip.strategies import DecentralizedStrategy
 from recipes.record import RunRecord
 
@@ -51,6 +52,8 @@ def summarize(record: RunRecord, *, strategy: Strategy, tested: Mapping[str, flo
         own.update(reported.get(worker.rank, {}))
         workers.append({name: own.get(name) for name in OF_WORKER})
     topology = getattr(strategy, "topology", None)
+    if topology == "auto":
+        topology = auto(len(record.workers))
     return {
         "strategy": name_of(strategy),
         "topology": getattr(topology, "name", topology),

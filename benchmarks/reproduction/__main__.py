@@ -22,9 +22,14 @@ HEADLINES = {
     "pairing": "exchanges a step where the network is slow",
     "speed_up": "linear speed-up of the time to a loss",
     "convergence": "convergence per sample, AD-PSGD against all-reduce",
+    "rate": "the rate 1/√K",
     "adaptive": "adaptive against constant period",
+    "budget": "averaging early against averaging late",
+    "eamsgd": "elastic averaging against gossip and periodic averaging",
     "staleness": "staleness of A-PSGD",
+    "poisson": "arrivals at a server beside a Poisson process",
     "schedule": "workers, staleness bound and event threshold of A-PSGD, predicted and simulated",
+    "network": "the same of a network, whose loss is not convex",
 }
 """Name of the module → what it shows. A new headline is one new file and one row here."""
 

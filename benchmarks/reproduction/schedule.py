@@ -124,12 +124,12 @@ def show(report: Report) -> dict[str, Any]:
         report.table(
             f"Time to a loss against the {title}",
             ("", "predicted best", "simulated best", "simulated there over simulated best", "prediction off by, where stable"),
-            [_row(scene) for scene in group],
+            [row(scene) for scene in group],
             caption="Times of the best in seconds, a step takes 1 on the average. Off by: median and largest, of settings with"
             " a margin of at least 1.3.",
         )
-    report.figure(_figure([("quadratic", workers[:3]), ("softmax regression", workers[3:])]))
-    report.figure(_figure([("quadratic, 24 workers", staleness), ("quadratic, 24 workers, Erlang-4", events)]), "_bounds")
+    report.figure(figure_of([("quadratic", workers[:3]), ("softmax regression", workers[3:])]))
+    report.figure(figure_of([("quadratic, 24 workers", staleness), ("quadratic, 24 workers, Erlang-4", events)]), "_bounds")
     return {"spectrum": SPECTRUM, "target": TARGET, "lr": LR, "seeds": len(SEEDS), "batch": BATCH}
 
 
@@ -176,7 +176,8 @@ def _over_events() -> list[Scene]:
     return scenes
 
 
-def _row(scene: Scene) -> list[str]:
+def row(scene: Scene) -> list[str]:
+    """Of a table: the predicted best and the simulated best."""
     best = scene.curve.best
     fastest = int(np.argmin(scene.times))
     pairs = zip(scene.curve.predictions, scene.times, strict=True)
@@ -194,7 +195,8 @@ def _text(value: float | None) -> str:
     return "none" if value is None else f"{value:g}"
 
 
-def _figure(panels: Sequence[tuple[str, Sequence[Scene]]]) -> Any:
+def figure_of(panels: Sequence[tuple[str, Sequence[Scene]]]) -> Any:
+    """Predicted lines and simulated dots, a panel for each group of scenes."""
     figure, axes = axes_of(len(panels), width=6.0, height=4.2)
     for panel, (label, scenes) in zip(axes, panels, strict=True):
         for scene, colour in zip(scenes, COLOURS, strict=False):

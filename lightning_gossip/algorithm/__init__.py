@@ -6,7 +6,15 @@ from lightning_gossip.algorithm.compression.qsgd import Quantizer
 from lightning_gossip.algorithm.outer import Outer
 from lightning_gossip.algorithm.periodic_averaging.adaptive_period import AdaptivePeriod
 from lightning_gossip.algorithm.periodic_averaging.period import ConstantPeriod, PeriodController, PostLocal
+from lightning_gossip.algorithm.periodic_averaging.piecewise_period import PiecewisePeriod
 from lightning_gossip.algorithm.staleness import StalenessHistogram, VersionCounter
+from lightning_gossip.algorithm.topology.exact_graphs import (
+    SEQUENCES,
+    base,
+    one_peer_exponential,
+    one_peer_hypercube,
+    simple_base,
+)
 from lightning_gossip.algorithm.topology.generators import (
     TOPOLOGIES,
     bipartite_complete,
@@ -14,6 +22,7 @@ from lightning_gossip.algorithm.topology.generators import (
     exponential,
     from_edges,
     hypercube,
+    make_sequence,
     make_topology,
     ring,
     star,
@@ -30,9 +39,11 @@ from lightning_gossip.algorithm.topology.mixing import (
     pair_matrix,
     spectral_gap,
 )
+from lightning_gossip.algorithm.topology.sequence import TopologySequence
 from lightning_gossip.algorithm.topology.topology import Topology
 
 __all__ = [
+    "SEQUENCES",
     "TOPOLOGIES",
     "AdaptivePeriod",
     "ConstantPeriod",
@@ -43,6 +54,7 @@ __all__ = [
     "ParameterServer",
     "PartnerPicker",
     "PeriodController",
+    "PiecewisePeriod",
     "PostLocal",
     "Quantizer",
     "ResolvedRoles",
@@ -50,7 +62,9 @@ __all__ = [
     "ServerOptions",
     "StalenessHistogram",
     "Topology",
+    "TopologySequence",
     "VersionCounter",
+    "base",
     "bipartite_complete",
     "check_doubly_stochastic",
     "complete",
@@ -59,12 +73,16 @@ __all__ = [
     "exponential",
     "from_edges",
     "hypercube",
+    "make_sequence",
     "make_topology",
     "mean_square_gap",
     "mixing_matrix",
+    "one_peer_exponential",
+    "one_peer_hypercube",
     "pair_matrix",
     "resolve_roles",
     "ring",
+    "simple_base",
     "spectral_gap",
     "star",
     "torus",

@@ -28,6 +28,7 @@ reconstruction.)
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
@@ -35,6 +36,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_choice, check_integer, is_finite
 from lightning_gossip.algorithm.options import Options
@@ -170,7 +172,51 @@ class APSGDOptions(ServerOptions):
             raise ConfigurationError(f"server_rank={self.server_rank} of {workers} workers: ranks are 0 to {workers - 1}.")
 
 
-class ParameterServer:
+class ServerRule(ABC):
+    """What a server does with what workers send it, and what it sends back. Not thread-safe.
+
+    Attributes:
+        model: the server's, shape (d,).
+        version: how often workers have changed it.
+    """
+
+    model: Tensor
+    version: int
+
+    @abstractmethod
+    def queue(self, rank: int) -> None:
+        """A worker asks for an answer."""
+
+    @abstractmethod
+    def may_pull(self, rank: int) -> bool:
+        """Whether it may have it now."""
+
+    @abstractmethod
+    def pull(self, rank: int) -> int:
+        """It has it now. Returns the model's version."""
+
+    @abstractmethod
+    def answer(self, rank: int) -> Tensor:
+        """What a worker that pulls is sent, shape (d,); not to be changed, and of use until the model changes."""
+
+    @abstractmethod
+    def may_push(self, rank: int) -> bool:
+        """Whether what this worker has sent may be taken in now."""
+
+    @abstractmethod
+    def push(self, rank: int, update: Tensor, *, forward_passes: int = 1) -> int | None:
+        """Take in what a worker has sent. Returns its staleness; None if it was thrown away."""
+
+    @abstractmethod
+    def refuse(self, rank: int) -> None:
+        """What the worker has sent is not finite: the model stays."""
+
+    @abstractmethod
+    def leave(self, rank: int) -> None:
+        """The worker comes to a synchronisation point."""
+
+
+class ParameterServer(ServerRule):
     """The server's model and its rules. Not thread-safe.
 
     Args:
@@ -212,6 +258,7 @@ class ParameterServer:
         """The version that each rank has pulled and not pushed an update to, oldest first."""
         return MappingProxyType(self._in_flight)
 
+    @override
     def queue(self, rank: int) -> None:
         """A worker asks for a pull.
 
@@ -222,10 +269,12 @@ class ParameterServer:
             raise ProtocolError(f"Rank {rank} asks the parameter server for a model twice.")
         self._queue.append(rank)
 
+    @override
     def may_pull(self, rank: int) -> bool:
         """Whether a worker may pull now, under the cap on active workers."""
         return len(self._in_flight) < self._active and self._queue[:1] == [rank]
 
+    @override
     def pull(self, rank: int) -> int:
         """The worker takes the model now, and is in flight.
 
@@ -241,6 +290,11 @@ class ParameterServer:
         self._in_flight[rank] = self.version
         return self.version
 
+    @override
+    def answer(self, rank: int) -> Tensor:
+        return self.model
+
+    @override
     def may_push(self, rank: int) -> bool:
         """Whether this worker's update may be applied (or dropped) now; see the rule above."""
         if not self._waits:
@@ -253,6 +307,7 @@ class ParameterServer:
                 return False
         return True
 
+    @override
     @torch.no_grad()
     def push(self, rank: int, update: Tensor, *, forward_passes: int = 1) -> int | None:
         """z ← z + c·u; the worker is in flight no more.
@@ -284,6 +339,7 @@ class ParameterServer:
         self.version += 1
         return staleness
 
+    @override
     def refuse(self, rank: int) -> None:
         """The worker's update is not one (it is not finite): z stays, and the worker is in flight no more.
 
@@ -294,6 +350,7 @@ class ParameterServer:
             raise ProtocolError(f"Rank {rank} pushes an update to a model that it has not pulled.")
         del self._in_flight[rank]
 
+    @override
     def leave(self, rank: int) -> None:
         """The worker comes to a rendezvous: neither in flight nor in the queue."""
         self._in_flight.pop(rank, None)

@@ -13,24 +13,36 @@ models changes by local updates only.
 | without: (X − γ G) W | | Begin, Complete |
 
 *arrive*, at a synchronisation point: Complete what was begun for a step that was not made; then Begin(arrived), Complete until
-no edge is open. Rounds are counted per edge: a worker that has arrived goes on making rounds with each neighbour that has not,
-and its model takes part. An edge is closed by the round in which both ends have arrived; that round does not average.
+no edge is open. A worker that has arrived goes on making rounds with those that have not, and its model takes part.
+
+**Graphs that change.** W is that of the round (:mod:`lightning_gossip.algorithm.topology.sequence`). Rounds are counted from
+the beginning of the session, and in each a worker has to do with that round's peers only.
+
+**When an edge is closed.** Where W is symmetric, by the round of the edge in which both ends have arrived; that round does not
+average over it. Where it is not, as in the one-peer exponential graph, a worker that left alone would change the mean. So
+everybody goes on, and averages, until all have arrived and know it. With its model each sends a number: 0 until it has arrived,
+then one more than the least that it sent and received in the round before. Who has sent and received at least ``spread``, the
+rounds in which everybody hears of everybody, knows; all come to know it in the same round, the ``spread``-th with all arrived.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_choice
-from lightning_gossip.algorithm.topology.mixing import MixingWeights, mixing_matrix
-from lightning_gossip.algorithm.topology.options import TopologyOptions
-from lightning_gossip.algorithm.topology.topology import Topology
+from lightning_gossip.algorithm.topology.exact_graphs import SEQUENCES
+from lightning_gossip.algorithm.topology.generators import make_sequence
+from lightning_gossip.algorithm.topology.mixing import MixingWeights
+from lightning_gossip.algorithm.topology.options import TopologyOptions, rounds_of
+from lightning_gossip.algorithm.topology.sequence import Row, TopologySequence
+from lightning_gossip.errors import ConfigurationError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +50,8 @@ class NeighbourOptions(TopologyOptions):
     """What D-PSGD is told, in a real run and in a simulated one.
 
     Args:
-        weights: of the mixing matrix, ``"metropolis"`` or ``"uniform"``.
+        topology: a graph, or a sequence of mixing matrices, one a round.
+        weights: of the mixing matrix of a graph, ``"metropolis"`` or ``"uniform"``; a sequence has its own.
         overlap: average the models of before the step while the gradient is computed.
     """
 
@@ -49,6 +62,26 @@ class NeighbourOptions(TopologyOptions):
         super().__post_init__()
         check_choice("weights", self.weights, get_args(MixingWeights))
         check_choice("overlap", self.overlap, (True, False))
+        if self.weights != "metropolis" and (isinstance(self.topology, TopologySequence) or self.topology in SEQUENCES):
+            raise ConfigurationError(
+                f"weights={self.weights!r}: topology {self.topology_name!r} comes with its own matrices. Leave weights away."
+            )
+
+    @override
+    def _check_topology(self) -> None:
+        object.__setattr__(self, "topology", rounds_of(self.topology))
+
+    @override
+    def check(self, workers: int) -> None:
+        self.sequence(workers)
+
+    def sequence(self, workers: int) -> TopologySequence:
+        """The mixing matrices for so many workers, one a round.
+
+        Raises:
+            ConfigurationError: naming the option.
+        """
+        return make_sequence(self.topology, workers, weights=self.weights)
 
 
 @dataclass(frozen=True)
@@ -122,42 +155,73 @@ class RoundsProtocol:
 
 
 class Edges:
-    """Which of one worker's edges are open in a session, and what it has heard through them.
+    """One worker's edges in a session: with whom it swaps in which round, which are open, and what it has heard.
 
     Args:
-        peers: the neighbours.
+        sequence: the mixing matrices.
+        rank: the worker's.
 
     Attributes:
-        open: those whose edge is open, in ascending order.
+        sources: of the round under way: from whom a model comes and its weight W_ij, in ascending order.
+        targets: to whom this worker's goes.
+        arrived: what goes with it; see the module.
         sync_requested: one of them has said that somebody asks for a synchronisation; passed on with each model.
     """
 
-    def __init__(self, peers: Iterable[int]) -> None:
-        self.open = sorted(peers)
+    def __init__(self, sequence: TopologySequence, rank: int) -> None:
+        self.sources: dict[int, float] = {}
+        self.targets: tuple[int, ...] = ()
+        self.arrived = 0
         self.sync_requested = False
+        self._sequence = sequence
+        self._rank = rank
+        self._number = 0
+        self._symmetric = sequence.is_symmetric
+        self._open = set(sequence.peers(rank))
+        self._least = 0  # of what was sent and received in this round
 
-    def heard(self, peer: int, *, arrived: bool, peer_arrived: bool, calling: bool) -> bool:
+    @property
+    def is_open(self) -> bool:
+        """Whether there are more rounds for this worker."""
+        return bool(self._open)
+
+    def begin(self, *, arrived: bool) -> None:
+        """The next round.
+
+        Args:
+            arrived: this worker is at a synchronisation point.
+        """
+        number, self._number = self._number, self._number + 1
+        self.sources = {peer: weight for peer, weight in self._sequence.row(number, self._rank) if peer in self._open}
+        self.targets = tuple(peer for peer in self._sequence.receivers(number, self._rank) if peer in self._open)
+        self.arrived = 0 if not arrived else 1 if self._symmetric else 1 + self._least
+        self._least = self.arrived
+
+    def heard(self, peer: int, *, arrived: int, calling: bool) -> bool:
         """Note that a neighbour's model has come.
 
         Args:
             peer: whose.
-            arrived, peer_arrived: what either end has said with its model of this round.
+            arrived: what it has sent with it.
             calling: the neighbour knows of somebody who asks for a synchronisation.
 
         Returns:
-            Whether this round averages the two models; otherwise it has closed the edge.
+            Whether this round averages the two models.
         """
         self.sync_requested = self.sync_requested or calling
-        if arrived and peer_arrived:
-            self.open.remove(peer)
+        if not self._symmetric:
+            self._least = min(self._least, arrived)
+            return True
+        if self.arrived and arrived:
+            self._open.remove(peer)
             return False
         return True
 
-
-def neighbour_weights(topology: Topology, weights: MixingWeights, rank: int) -> dict[int, float]:
-    """W_ij > 0 of worker i = ``rank`` by neighbour j, in ascending order."""
-    matrix = mixing_matrix(topology, weights)
-    return {peer: float(matrix[rank, peer]) for peer in sorted(topology.neighbours(rank)) if matrix[rank, peer] > 0}
+    def end(self) -> bool:
+        """All models of the round have come; returns whether there are more rounds."""
+        if not self._symmetric and self._least >= self._sequence.spread:
+            self._open.clear()
+        return self.is_open
 
 
 def add_term(correction: Tensor, own: Tensor, theirs: Tensor, weight: float) -> Tensor:
@@ -176,30 +240,38 @@ class StackedCorrection:
     """Σ_j W_ij (x_j − x_i) of all workers at once, with the same bits as each would come to by itself.
 
     Args:
-        topology: of n workers.
-        weights: of W.
+        sequence: of the mixing matrices.
 
-    >>> from lightning_gossip.algorithm.topology.generators import complete
-    >>> StackedCorrection(complete(2), "metropolis")(torch.tensor([[0.0], [4.0]])).tolist()
+    >>> from lightning_gossip.algorithm.topology.generators import make_sequence
+    >>> StackedCorrection(make_sequence("complete", 2))(torch.tensor([[0.0], [4.0]]), number=0).tolist()
     [[2.0], [-2.0]]
     """
 
-    def __init__(self, topology: Topology, weights: MixingWeights) -> None:
-        rows = [list(neighbour_weights(topology, weights, rank).items()) for rank in range(topology.n)]
-        # by place in the order of the neighbours and by weight: the workers, and their neighbours at this place
-        self._terms: list[tuple[Tensor, Tensor, float]] = []
-        for place in range(max(map(len, rows), default=0)):
-            pairs = [(rank, *row[place]) for rank, row in enumerate(rows) if place < len(row)]
-            for weight in dict.fromkeys(weight for _, _, weight in pairs):
-                chosen = np.array([(rank, peer) for rank, peer, of_pair in pairs if of_pair == weight])
-                self._terms.append((torch.from_numpy(chosen[:, 0]), torch.from_numpy(chosen[:, 1]), weight))
+    def __init__(self, sequence: TopologySequence) -> None:
+        self._rounds = [_terms(rows) for rows in sequence.rounds]
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Mix the models x, shape (n, d), to the same shape."""
+    def __call__(self, x: Tensor, *, number: int) -> Tensor:
+        """Mix the models x, shape (n, d), to the same shape.
+
+        Args:
+            x: one model a row.
+            number: of the round, from 0; any.
+        """
         correction = torch.zeros_like(x)
-        for ranks, peers, weight in self._terms:
+        for ranks, peers, weight in self._rounds[number % len(self._rounds)]:
             if len(ranks) == len(x):
                 add_term(correction, x, x[peers], weight)
             else:
                 correction[ranks] = add_term(correction[ranks], x[ranks], x[peers], weight)
         return correction
+
+
+def _terms(rows: Sequence[Row]) -> list[tuple[Tensor, Tensor, float]]:
+    """By place in the order of the neighbours and by weight: the workers, and their neighbours at this place."""
+    terms = []
+    for place in range(max(map(len, rows), default=0)):
+        pairs = [(rank, *row[place]) for rank, row in enumerate(rows) if place < len(row)]
+        for weight in dict.fromkeys(weight for _, _, weight in pairs):
+            chosen = np.array([(rank, peer) for rank, peer, of_pair in pairs if of_pair == weight])
+            terms.append((torch.from_numpy(chosen[:, 0]), torch.from_numpy(chosen[:, 1]), weight))
+    return terms

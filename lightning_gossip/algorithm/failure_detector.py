@@ -80,6 +80,12 @@ class FailureDetector(Generic[W]):
         """Note that a worker was listened to, and nothing was there: for one that was never heard, time counts from now."""
         self.heard(worker, count=self._heartbeats.get(worker, (-1, at_s))[0], at_s=at_s)
 
+    def listen_anew(self) -> None:
+        """Forget the heartbeats and who was late: from now on they come by another way. Whose process has ended stays so."""
+        self._heartbeats.clear()
+        self._heard_s.clear()
+        self._failed.clear()
+
     def connection_lost(self, worker: W) -> None:
         """Note that somebody saw a connection with a worker close."""
         self._connections_lost[worker] = 0

@@ -5,6 +5,7 @@ paper's own text. Pure: numpy and scipy, and torch for curvature. The laws of st
 """
 
 from lightning_gossip.algorithm.laws import LAWS, Constant, Erlang, Exponential, Law, LogNormal, Samples, Uniform, make_law
+from lightning_gossip.analysis.convergence_rate import gradient_bound, least_updates, rho_bar, step_size
 from lightning_gossip.analysis.delays.combined import Repeated, Sum
 from lightning_gossip.analysis.delays.conversion import delay_of
 from lightning_gossip.analysis.delays.delays import Atoms, Delay, Flat, Gamma, constant, histogram
@@ -78,8 +79,10 @@ __all__ = [
     "free_arrivals",
     "gossip_limit",
     "gossip_rms_decay",
+    "gradient_bound",
     "histogram",
     "hitting_time",
+    "least_updates",
     "loss_curve",
     "make_law",
     "mean_square_limit",
@@ -87,10 +90,12 @@ __all__ = [
     "of_staleness",
     "own_limit",
     "random_staleness_limit",
+    "rho_bar",
     "rms_decay_rate",
     "run_time",
     "server_rms_decay",
     "spectral_radius",
     "stability_limit",
     "stationary_variance",
+    "step_size",
 ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from lightning_gossip.algorithm.step_timer import Activity
+from lightning_gossip.runtime.chrome_trace import write_trace
 
 _MAX_INTERVALS = 200_000  # about 10 MB; older ones are dropped
 
@@ -40,6 +43,15 @@ class Timeline:
     def intervals(self) -> list[Interval]:
         """All of them, in the order in which they ended."""
         return list(self._intervals)
+
+    def save(self, path: str | os.PathLike[str], *, rank: int = 0) -> Path:
+        """Write ``timeline.json`` or the like, which https://ui.perfetto.dev opens; returns the file.
+
+        Args:
+            path: of the file.
+            rank: of the worker, for its name. Times begin at its first interval.
+        """
+        return write_trace({rank: self.intervals()}, path)
 
 
 @dataclass

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from lightning_gossip.transport.network_interface import listen
 _NOTHING = "<nothing>"
 _START_IT = "Start it on that host with `python -m lightning_gossip.store --port {port}`, and look at firewalls."
 _AGAIN_S = 0.5
+_LOOK_S = 0.1  # whether rank 0 has begun to serve
+_CONNECT_S = 5.0  # for a host that is there to answer
 _PROBES = 4  # sent to a silent host before the connection is given up
 _FILES = Path("/proc/self/fd")
 
@@ -71,15 +73,19 @@ def connect(
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         serves = rank == 0 and not uses_agent_store()
     try:
-        store = TCPStore(
-            host,
-            port,
-            is_master=serves,
-            wait_for_workers=False,
-            multi_tenant=True,
-            timeout=timedelta(seconds=timeout_s),
-            master_listen_fd=listen(interface, host, port) if serves and interface is not None else None,
-        )
+        if serves:
+            store = TCPStore(
+                host,
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                multi_tenant=True,
+                timeout=timedelta(seconds=timeout_s),
+                master_listen_fd=listen(interface, host, port) if interface is not None else None,
+            )
+        else:
+            _await_listener(host, port, timeout_s)
+            store = client(host, port, timeout_s=timeout_s)
     except dist.DistError as error:
         if serves and "EADDRINUSE" in str(error):
             raise port_in_use(port) from error
@@ -92,6 +98,36 @@ def connect(
     if lost_s is not None:
         end_when_lost(port, lost_s)
     return store
+
+
+def client(host: str, port: int, *, timeout_s: float) -> TCPStore:
+    """A connection with a store that is there; at once an error if it has ended.
+
+    Torch would try again and again for twice the time that calls may wait, which may be an hour.
+
+    Args:
+        timeout_s: how long a call may wait, in seconds.
+
+    Raises:
+        torch.distributed.DistNetworkError: if nobody listens there.
+    """
+    try:
+        socket.create_connection((host, port), _CONNECT_S).close()
+    except OSError as error:
+        raise dist.DistNetworkError(f"No store answers at {host}:{port} ({error.strerror or error}).") from error
+    store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=min(_CONNECT_S, timeout_s)))
+    store.set_timeout(timedelta(seconds=timeout_s))
+    return store
+
+
+def _await_listener(host: str, port: int, timeout_s: float) -> None:
+    """Until somebody listens there, who may not have started yet; or until the time is over."""
+    deadline = Deadline.after(timeout_s)
+    while deadline.left_s:
+        with suppress(OSError):
+            socket.create_connection((host, port), max(_AGAIN_S, deadline.left_s)).close()
+            return
+        time.sleep(min(_LOOK_S, deadline.left_s))
 
 
 class Space(PrefixStore):
@@ -175,21 +211,21 @@ def delete_below(store: Store, prefix: str) -> None:
                 store.delete_key(key)
 
 
-def another(store: Store, *, timeout_s: float | None = None, connect_s: float | None = None) -> Store:
+def another(store: Store, *, timeout_s: float | None = None) -> Store:
     """A second connection, since one serves one call at a time.
 
     Args:
         store: the first one.
         timeout_s: how long a call may wait, in seconds; as for the first one if None.
-        connect_s: how long to try to connect; as long as a call of the first one may wait, if None.
+
+    Raises:
+        torch.distributed.DistNetworkError: at once, if the store has ended.
     """
     if isinstance(store, Space):
-        return Space(store.name, another(store.store, timeout_s=timeout_s, connect_s=connect_s))
+        return Space(store.name, another(store.store, timeout_s=timeout_s))
     if isinstance(store, TCPStore):
         as_first: timedelta = store.timeout  # type: ignore[attr-defined]
-        deadline = as_first if connect_s is None else timedelta(seconds=connect_s)
-        second = TCPStore(store.host, store.port, is_master=False, wait_for_workers=False, timeout=deadline)
-        second.set_timeout(as_first if timeout_s is None else timedelta(seconds=timeout_s))
+        second = client(store.host, store.port, timeout_s=as_first.total_seconds() if timeout_s is None else timeout_s)
         if lost_s := max((_lost_s(end) for end in _connections(store.port)), default=0.0):
             end_when_lost(store.port, lost_s)
         return second
@@ -255,6 +291,15 @@ class ReportingStore:
                 raise store_lost() from error
 
         return call
+
+
+@contextmanager
+def losses_told() -> Iterator[None]:
+    """Raise a PeerError, in place of torch's own, where the store is lost."""
+    try:
+        yield
+    except dist.DistError as error:
+        raise store_lost() from error
 
 
 def store_lost() -> PeerError:

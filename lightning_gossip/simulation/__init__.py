@@ -40,6 +40,7 @@ from lightning_gossip.simulation.simulate import simulate
 from lightning_gossip.simulation.strategies.adpsgd import ADPSGD, NoLoCo
 from lightning_gossip.simulation.strategies.apsgd import APSGD
 from lightning_gossip.simulation.strategies.dpsgd import DPSGD
+from lightning_gossip.simulation.strategies.eamsgd import EAMSGD
 from lightning_gossip.simulation.strategies.periodic_averaging import AdaptiveAveraging, DiLoCo, PeriodicAveraging
 from lightning_gossip.simulation.strategies.registry import STRATEGIES, make_strategy
 from lightning_gossip.simulation.strategies.synchronous import QSGD, AllReduce
@@ -48,6 +49,7 @@ __all__ = [
     "ADPSGD",
     "APSGD",
     "DPSGD",
+    "EAMSGD",
     "LAWS",
     "QSGD",
     "SGD",

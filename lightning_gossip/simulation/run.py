@@ -45,9 +45,8 @@ class Strategy(ABC):
     shares_work: ClassVar[bool] = False
     server_rank: int | None = None
 
-    @property
-    def topology_name(self) -> str | None:
-        """What the graph is called; None without one."""
+    def graph_name(self, workers: int) -> str | None:
+        """What the graph of so many workers is called; None without one."""
         return None
 
     def island_size(self, links: Links) -> int:
@@ -131,16 +130,18 @@ class Run:
         self.members = self.islands.count(self.workers)
         if self.islands.size > 1 and cluster.failures:
             raise ConfigurationError("failures are of workers that are alone: with islands write failures={}.")
+        if self.islands.size > 1 and work.skew is not None:
+            raise ConfigurationError(f"skew={work.skew!r} is of workers that are alone: with islands leave it away.")
         self.seed = seed
         self.nbytes = model_bytes
         self.network = Network(self.environment, links, seed=seed, server=strategy.server_rank)
         self.models = Models(objective, optimizer, workers=self.workers, seed=seed)
         self.compute_times = cluster.compute_times(seed, lambda: self.environment.now)
         generators = [generator_of(seed, _BATCHES, rank) for rank in range(self.workers)]
-        samples = None if objective is None else objective.samples
         self.plan = Plan(
             work,
-            samples=samples,
+            samples=None if objective is None else objective.samples,
+            labels=None if objective is None else objective.labels,
             workers=self.members,
             shared=shares_work,
             seed=seed,

@@ -90,6 +90,12 @@ def simulate(
         model_bytes = 0 if objective is None else objective.numel * objective.dtype.itemsize
     check_integer("model_bytes", model_bytes, at_least=0, example=100_000_000)
     links.check(cluster.workers)
+    sharing = getattr(strategy, "work_sharing", "auto")
+    if sharing is True and work.skew is not None:
+        raise ConfigurationError(
+            f"work_sharing=True hands each batch to whoever is free, and with skew={work.skew!r} each worker has samples of its"
+            " own. Leave one of them away."
+        )
     run = Run(
         strategy=strategy,
         cluster=cluster,
@@ -98,7 +104,7 @@ def simulate(
         objective=objective,
         optimizer=optimizer,
         model_bytes=model_bytes,
-        shares_work=strategy.shares_work and getattr(strategy, "work_sharing", True) is not False,
+        shares_work=strategy.shares_work and sharing is not False and work.skew is None,
         seed=seed,
         recording=recording,
         target_loss=target_loss,
@@ -131,7 +137,7 @@ def _result(strategy: Strategy, run: Run, events: int) -> Result:
     has_models = run.models.numel > 0
     return Result(
         strategy=strategy.name,
-        topology=strategy.topology_name,
+        topology=strategy.graph_name(run.workers),
         ended=cast("Ending", run.ended),
         time_s=run.environment.now,
         workers=record.accounts,

@@ -4,6 +4,7 @@ from lightning_gossip.strategies.adpsgd import ADPSGDStrategy
 from lightning_gossip.strategies.apsgd import APSGDStrategy
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.dpsgd import DPSGDStrategy
+from lightning_gossip.strategies.eamsgd import EAMSGDStrategy
 from lightning_gossip.strategies.periodic_averaging import PeriodicAveragingStrategy
 from lightning_gossip.strategies.qsgd import QSGDStrategy
 from lightning_gossip.strategies.registry import STRATEGIES, register
@@ -15,6 +16,7 @@ __all__ = [
     "APSGDStrategy",
     "DPSGDStrategy",
     "DecentralizedStrategy",
+    "EAMSGDStrategy",
     "FitReport",
     "PeriodicAveragingStrategy",
     "QSGDStrategy",

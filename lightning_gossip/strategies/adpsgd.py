@@ -24,6 +24,7 @@ from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.algorithm.outer import Outer, warnings_of
 from lightning_gossip.algorithm.tensors.finite import all_finite
 from lightning_gossip.algorithm.topology.edge_order import edge_order
+from lightning_gossip.algorithm.topology.generators import ring
 from lightning_gossip.algorithm.topology.options import TopologySpec
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import ConfigurationError, NonFiniteError
@@ -58,8 +59,9 @@ class ADPSGDStrategy(DecentralizedStrategy):
     random neighbour's.
 
     Args:
-        topology: who averages with whom: a name of :data:`~lightning_gossip.algorithm.TOPOLOGIES`, a
-            :class:`~lightning_gossip.algorithm.Topology`, or the edges as pairs of ranks.
+        topology: who averages with whom: ``"auto"`` (a ring below 8 workers, the exponential graph from 8 on), another
+            name of :data:`~lightning_gossip.algorithm.TOPOLOGIES`, a :class:`~lightning_gossip.algorithm.Topology`, or the
+            edges as pairs of ranks.
         roles: ``"bipartite"`` as in the paper (one side initiates, the other responds), ``"symmetric"`` (everybody does both; a
             busy worker refuses), or ``"auto"``: bipartite where the graph allows it.
         exchanges_per_step: averagings that a worker takes part in per step of its neighbourhood (on a regular
@@ -69,6 +71,8 @@ class ADPSGDStrategy(DecentralizedStrategy):
         outer: an :class:`~lightning_gossip.Outer` step at the end of each round of own steps (docs/outer.md); None for none.
         dense_share: share of the run at whose beginning there is an exchange in every step and no outer step. Default: 0.05
             where ``local_steps`` are given, else 0.
+        a2cid2: accelerate the averaging by a second copy of the model (arXiv 2306.08289), for slow graphs such as a ring where
+            workers have unlike data; not with ``local_steps``.
         push_every: steps between two pushes of this worker's model. Between them a step costs nothing, neighbours see the model
             without its last updates, and theirs come later. For links on which exchanges are rarer than steps.
         exchange_timeout_s: deadline, in seconds, of an answer and of each chunk of a model.
@@ -85,8 +89,8 @@ class ADPSGDStrategy(DecentralizedStrategy):
         wire: how a model is sent: ``"float32"`` as it is; ``"int8"`` or ``"int16"`` in a quarter or half of the bytes, as the
             last digits of each element, in a unit that follows the difference of the two models; ``"bfloat16"`` rounded.
             Whatever the rounding, what one end adds the other subtracts.
-        partner_choice: ``"uniform"`` among a worker's neighbours, or ``"fast_links"``: the shorter their exchanges last the
-            more often, and each with at least a quarter of its uniform share.
+        partner_choice: ``"uniform"`` among a worker's neighbours, or ``"fast_links"``: with at most a quarter of the exchange
+            time on links that are more than twice as slow as the worker's median.
         on_nonfinite: what a worker does whose own model is not finite: ``"raise"`` ends the job with a NonFiniteError;
             ``"adopt"`` makes it go on from a neighbour's model (at a synchronisation point, the mean of the healthy ones) with
             a fresh optimizer state.
@@ -96,8 +100,8 @@ class ADPSGDStrategy(DecentralizedStrategy):
     Example::
 
         import lightning_gossip
-        trainer = Trainer(strategy="adpsgd", devices=4)                                # a ring
-        trainer = Trainer(strategy=ADPSGDStrategy(topology="exponential"), devices=8)
+        trainer = Trainer(strategy="adpsgd", devices=4)                                # a ring; from 8 on exponential
+        trainer = Trainer(strategy=ADPSGDStrategy(topology="torus"), devices=16)
         trainer = Trainer(strategy=ADPSGDStrategy(local_steps=50, outer=Outer(), wire="int8"), devices=8)    # = "noloco"
     """
 
@@ -106,12 +110,13 @@ class ADPSGDStrategy(DecentralizedStrategy):
     def __init__(
         self,
         *,
-        topology: TopologySpec = "ring",
+        topology: TopologySpec = "auto",
         roles: Roles = "auto",
         exchanges_per_step: float | None = None,
         local_steps: int | None = None,
         outer: Outer | None = None,
         dense_share: float | None = None,
+        a2cid2: bool = False,
         push_every: int = 1,
         exchange_timeout_s: float = 120.0,
         seed: int = 0,
@@ -139,6 +144,7 @@ class ADPSGDStrategy(DecentralizedStrategy):
             local_steps=local_steps,
             outer=outer,
             dense_share=dense_share,  # type: ignore[arg-type]
+            a2cid2=a2cid2,
         )
         check_not_negative("seed", seed)
         self.refuse_nonfinite, self.on_nonfinite = check_nonfinite(refuse_nonfinite, on_nonfinite)
@@ -214,6 +220,7 @@ class GossipAlgorithm(Algorithm):
         self._layout = 0  # of the replica
         self._session = 0
         self._restored_picker: dict[str, Any] | None = None
+        self._topology = ring(1)  # until the members are connected
         self._has_averaged = False  # since this worker has settled
         self._local_steps = LocalSteps(strategy.gossip_options)
         self._is_given = False  # the mean of a synchronisation point is one of other workers' models
@@ -238,7 +245,8 @@ class GossipAlgorithm(Algorithm):
     def _connect(self) -> EdgeTransport:
         """Connect with the present members, and draw partners among them. Collective; new keys each time."""
         members = self._members
-        topology, picker = self._strategy.picker()
+        self._topology, picker = self._strategy.picker()
+        topology = self._topology
         if self._restored_picker is not None:
             picker.load_state_dict(self._restored_picker)
         self._session = max(self._session, members.generation << 20)  # the same on all, joiners included
@@ -283,7 +291,7 @@ class GossipAlgorithm(Algorithm):
     def open(self, model: SharedModel) -> None:
         before, self._layout = self._layout, model.layout
         self._model = model
-        self._local_steps.open(model.names[: model.parameters], self._parameters)
+        self._local_steps.open(model.names[: model.parameters], self._parameters, self._topology)
         if self._replica is None or self._layout != before:
             push_every = self._strategy.gossip_options.push_every
             self._replica = replica_of(list(self._model.tensors), retention=self._model.retention, push_every=push_every)
@@ -300,9 +308,10 @@ class GossipAlgorithm(Algorithm):
         self._count(step)
         replica, was_dense = self._replica, self._local_steps.is_dense
         assert replica is not None
+        x = [] if self._strategy.gossip_options.outer is None else self._parameters
         with self._watching_health():
             self._local_steps.step(
-                self._parameters,
+                x,
                 progress=step.progress,
                 push_pull=lambda: self._push_pull(step),
                 publish=lambda: replica.publish(self._model.tensors),
@@ -374,7 +383,7 @@ class GossipAlgorithm(Algorithm):
     def adopt(self) -> None:
         assert self._replica is not None
         if self._adopts:
-            with self._local_steps.merging(self._parameters):
+            with self._local_steps.adopting(self._parameters):
                 self._replica.copy_out(self._model.tensors)
         else:  # to be looked at
             self._replica.copy_out(self._model.tensors)
@@ -437,6 +446,8 @@ class GossipAlgorithm(Algorithm):
 
     @override
     def common_tensors(self, sync_point: SyncPoint, *, adopts: bool) -> dict[str, Tensor]:
+        if self._strategy.gossip_options.outer is None:
+            return {}  # at all
         state = self._local_steps.state
         sizes = sync_point.workers.gather(None if state is None else state.slow.numel(), kind="the outer state")
         if state is None or set(sizes) != {state.slow.numel()}:

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from lightning_gossip.algorithm import apsgd_worker
 from lightning_gossip.algorithm.apsgd import APSGDOptions, EventTrigger, OnStale, ParameterServer, put_in
 from lightning_gossip.algorithm.apsgd_worker import Served, WorkerProtocol
 from lightning_gossip.algorithm.effects import perform
-from lightning_gossip.algorithm.tensors.flat import Fading, FlatModel, fading
-from lightning_gossip.errors import PeerError
+from lightning_gossip.algorithm.tensors.flat import Fading, fading
 from lightning_gossip.runtime.adpsgd.nonfinite_guard import OnNonFinite
-from lightning_gossip.runtime.apsgd.client import RemoteServer, ServerLink, Update
-from lightning_gossip.runtime.apsgd.server import Server
-from lightning_gossip.runtime.clock import Timeline, now_s
+from lightning_gossip.runtime.apsgd.client import Update
+from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.options import check_nonfinite, seconds_of
+from lightning_gossip.strategies.parameter_server import ServerWorker
 from lightning_gossip.strategies.report import WorkerReport
 from lightning_gossip.strategies.state.nonfinite import error_of
 from lightning_gossip.strategies.state.optimizer_state import OptimizerStates
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
-from lightning_gossip.transport.gloo_group import GlooTransport
-from lightning_gossip.transport.messages import Kind, Message
-
-log = logging.getLogger(__name__)
 
 
 class APSGDStrategy(DecentralizedStrategy):
@@ -96,10 +90,10 @@ class APSGDStrategy(DecentralizedStrategy):
 
     @override
     def algorithm(self, timeline: Timeline) -> Algorithm:
-        return ServerWorker(self, timeline, self._exchange_timeout_s)
+        return UpdatingWorker(self, timeline, self._exchange_timeout_s)
 
 
-class ServerWorker(Algorithm):
+class UpdatingWorker(ServerWorker):
     """One worker's updates during one fit, and on one rank the server.
 
     Args:
@@ -110,57 +104,21 @@ class ServerWorker(Algorithm):
 
     def __init__(self, strategy: APSGDStrategy, timeline: Timeline, timeout_s: float) -> None:
         self._options = strategy.server_options
-        self._refuses, self._on_nonfinite = strategy.refuse_nonfinite, strategy.on_nonfinite
-        self._strategy = strategy
+        super().__init__(strategy, self._options.server_rank, timeline, timeout_s, refuse_nonfinite=strategy.refuse_nonfinite)
+        self._on_nonfinite = strategy.on_nonfinite
         self._protocol = WorkerProtocol(self._options.trigger)
-        self._rank = self._options.server_rank
-        self._workers = strategy.workers
-        self._timeout_s = timeout_s
-        self._turn_s = strategy.timeout_s
-        self._timeline = timeline
-        self._waited_s = 0.0
-        self._transport: GlooTransport | None = None
-        self._server: Server | None = None
-        self._link: ServerLink | None = None
-        self._model = SharedModel(nn.Module())
-        self._layout = 0  # of the flat vectors
-        self._pulled = FlatModel([])
-        self._update = FlatModel([])
         self._fading: list[Fading] = []
         self._parameters = 0  # elements of the parameters, which come first
-        self._session = 0
-        self._sync_requested = False
-
-    @property
-    @override
-    def waited_s(self) -> float:
-        return self._waited_s
-
-    @override
-    def start(self) -> None:
-        self._transport = GlooTransport(self._timeout_s)
-        if self._transport.rank == self._rank:
-            self._link = self._server = Server(
-                self._transport, timeout_s=self._timeout_s, turn_timeout_s=self._turn_s, refuse_nonfinite=self._refuses
-            )
-            self._server.start()
-        else:
-            self._link = RemoteServer(self._transport, self._rank, timeout_s=self._timeout_s, turn_timeout_s=self._turn_s)
 
     @override
     def open(self, model: SharedModel) -> None:
-        before, self._layout = self._layout, model.layout
-        self._model = model
-        if self._layout != before:
-            self._pulled, self._update = FlatModel(self._model.tensors), FlatModel(self._model.tensors)
-        self._parameters = sum(tensor.numel() for tensor in self._model.tensors[: self._model.parameters])
-        self._fading = fading(self._model.tensors, self._model.retention)
-        self._session += 1
-        self._sync_requested = False
-        if self._server is not None:
-            start = self._pulled.read(self._model.tensors).clone()
-            server = ParameterServer(start, workers=self._workers, fading=self._fading, **self._options.of_server)
-            self._server.open(self._session, self._model.layout, server)
+        self._parameters = sum(tensor.numel() for tensor in model.tensors[: model.parameters])
+        self._fading = fading(model.tensors, model.retention)
+        super().open(model)
+
+    @override
+    def rule(self, model: Tensor) -> ParameterServer:
+        return ParameterServer(model, workers=self._workers, fading=self._fading, **self._options.of_server)
 
     @override
     def begin_step(self) -> None:
@@ -168,8 +126,7 @@ class ServerWorker(Algorithm):
 
     @override
     def step(self, step: Step) -> None:
-        if self._server is not None:
-            self._server.raise_failure()
+        self.raise_failure()
         self._read_update()
         perform(self._protocol.step(step.forward_passes), self._do)
 
@@ -179,43 +136,17 @@ class ServerWorker(Algorithm):
         perform(self._protocol.arrive(), self._do)
 
     @override
-    def settle(self) -> None:
-        """All updates have been applied when their workers had arrived."""
-
-    @override
     def average(self, sync_point: SyncPoint) -> float:
         server = self._server
-        flat = self._update.read(self._model.tensors)
+        flat = self._sent.read(self._model.tensors)
         distance = sync_point.adopt(flat, server.model if server is not None else None, source=self._rank)
-        self._update.write(self._model.tensors)
+        self._sent.write(self._model.tensors)
         return distance
-
-    @override
-    def close(self, *, together: bool) -> None:
-        transport, self._transport = self._transport, None
-        if transport is None:
-            return
-        if together and transport.rank == (self._rank + 1) % self._workers:
-            transport.post(self._rank, Message(Kind.STOP))
-        if not together and self._server is None:
-            self._say_that_it_has_failed(transport)
-        if self._server is not None:
-            self._server.close(together=together)
-        if together or self._server is None:
-            transport.close()
-
-    @override
-    def request_sync(self) -> None:
-        self._connected.request_sync(self._session)
-
-    @override
-    def sync_requested(self) -> bool:
-        return self._sync_requested or (self._server is not None and self._server.sync_requested)
 
     @override
     def complete(self, report: WorkerReport) -> None:
         report.exchanges = self._protocol.pushes
-        report.bytes_sent = self._connected.bytes_sent
+        report.bytes_sent = self.connected.bytes_sent
         report.dropped = self._protocol.dropped
         report.refused_nonfinite = self._protocol.refused
         report.adopted = self._protocol.refused if self._on_nonfinite == "adopt" else 0
@@ -231,57 +162,33 @@ class ServerWorker(Algorithm):
 
     # -- details -----------------------------------------------------------------------------------------------------
 
-    @property
-    def _connected(self) -> ServerLink:
-        assert self._link is not None, "start() comes first"
-        return self._link
-
-    def _say_that_it_has_failed(self, transport: GlooTransport) -> None:
-        """The server may wait for this worker's update, and would not notice that it has ended."""
-        try:
-            transport.post(self._rank, Message(Kind.FAILED))
-        except PeerError as error:
-            log.info("rank %d: the parameter server has ended too: %s", transport.rank, error)
-
     def _read_update(self) -> None:
         """u ← x' − x."""
-        self._update.read(self._model.tensors).sub_(self._pulled.flat)
+        self._sent.read(self._model.tensors).sub_(self._received.flat)
 
     def _do(self, effect: apsgd_worker.Effect) -> Served | tuple[float, float] | None:
         """What the protocol asks for; it says what each effect is."""
         match effect:
             case apsgd_worker.Measure():
-                return _norm(self._update.flat[: self._parameters]), _norm(self._pulled.flat[: self._parameters])
+                return _norm(self._sent.flat[: self._parameters]), _norm(self._received.flat[: self._parameters])
             case apsgd_worker.Pull(passes):
-                return self._heard(self._pull(self._pushed(passes)))
+                return self.pull(self._pushed(passes))
             case apsgd_worker.Leave(passes):
-                return self._heard(self._connected.leave(self._session, self._pushed(passes)))
+                return self.heard(self.connected.leave(self._session, self._pushed(passes)))
             case apsgd_worker.Take():
-                self._pulled.write(self._model.tensors)
+                self._received.write(self._model.tensors)
             case apsgd_worker.Refused():
                 if self._on_nonfinite == "raise":
                     raise error_of(self._strategy.global_rank, self._model.names, self._model.tensors)
                 OptimizerStates(self._strategy.optimizers).reset()
         return None
 
-    def _pull(self, update: Update | None) -> Served:
-        began_s = now_s()
-        served = self._connected.pull(self._session, self._model.layout, self._pulled.flat, update)
-        ended_s = now_s()
-        self._waited_s += ended_s - began_s
-        self._timeline.record("wait", began_s, ended_s, self._rank)
-        return served
-
     def _pushed(self, passes: int) -> Update | None:
         """What the server is sent of x' − x."""
         if not passes:
             return None
-        put_in(self._update.flat, self._pulled.flat, self._fading, passes)
-        return Update(self._update.flat, passes)
-
-    def _heard(self, served: Served) -> Served:
-        self._sync_requested = self._sync_requested or served.sync_requested
-        return served
+        put_in(self._sent.flat, self._received.flat, self._fading, passes)
+        return Update(self._sent.flat, passes)
 
 
 def _norm(vector: Tensor) -> float:

@@ -93,6 +93,7 @@ class DecentralizedStrategy(WorkerProcesses):
         self.timeline = Timeline()
         self._fit: Fit | None = None
         self._patches = Patches()
+        self._has_saved = False  # a checkpoint, with all workers, since the last barrier
         self._loaded: tuple[dict[str, Any], _PATH] | None = None
 
     @abstractmethod
@@ -225,6 +226,9 @@ class DecentralizedStrategy(WorkerProcesses):
 
     @override
     def barrier(self, *args: Any, **kwargs: Any) -> None:
+        has_saved, self._has_saved = self._has_saved, False
+        if has_saved and args == ("Trainer.save_checkpoint",):
+            return  # all have just heard that it is written
         if self._all_are_here("a barrier"):
             self.all_workers.gather(None, kind="a barrier")
 
@@ -247,6 +251,13 @@ class DecentralizedStrategy(WorkerProcesses):
             total = self.all_workers.attempt(lambda: super(DecentralizedStrategy, self).reduce(tensor.clone(), None, "sum"))
             return total.copy_(total / self.world_size)
         return self.all_workers.attempt(lambda: super(DecentralizedStrategy, self).reduce(tensor.clone(), group, reduce_op))
+
+    @override
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        if not self._all_are_here("a decision"):
+            return bool(decision) and not (all and self.world_size > 1)
+        decisions = self.all_workers.gather(bool(decision), kind="a decision")
+        return False not in decisions if all else True in decisions
 
     @override
     def all_gather(self, tensor: Tensor, group: Any | None = None, sync_grads: bool = False) -> Tensor:
@@ -321,6 +332,7 @@ class DecentralizedStrategy(WorkerProcesses):
             writer = members.members[0]
             super().save_checkpoint(checkpoint, filepath, storage_options)
             self.all_workers.gather(None, kind="the end of a checkpoint's writing")
+        self._has_saved = True
 
     @override
     def remove_checkpoint(self, filepath: _PATH) -> None:

@@ -6,9 +6,8 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from lightning_gossip.algorithm.dpsgd import Begin, Complete, NeighbourOptions, RoundsProtocol, neighbour_weights
+from lightning_gossip.algorithm.dpsgd import Begin, Complete, NeighbourOptions, RoundsProtocol
 from lightning_gossip.algorithm.effects import perform
-from lightning_gossip.algorithm.topology.generators import make_topology
 from lightning_gossip.algorithm.topology.mixing import MixingWeights
 from lightning_gossip.algorithm.topology.options import TopologySpec
 from lightning_gossip.runtime.clock import Timeline
@@ -26,8 +25,10 @@ class DPSGDStrategy(DecentralizedStrategy):
 
     Args:
         topology: who averages with whom: a name of :data:`~lightning_gossip.algorithm.TOPOLOGIES`, a
-            :class:`~lightning_gossip.algorithm.Topology`, or the edges as pairs of ranks.
-        weights: of the mixing matrix, see :func:`~lightning_gossip.algorithm.mixing_matrix`.
+            :class:`~lightning_gossip.algorithm.Topology`, or the edges as pairs of ranks. Or a graph that changes from round to
+            round: a name of :data:`~lightning_gossip.algorithm.SEQUENCES`, such as ``"base_2"``, one peer a round and the exact
+            mean after a few; or a :class:`~lightning_gossip.algorithm.TopologySequence`.
+        weights: of the mixing matrix of a graph, see :func:`~lightning_gossip.algorithm.mixing_matrix`.
         overlap: ``True``: averages the models of before the step while the gradient is computed, X W − γ G, as in the paper;
             ``False``: those of after it, (X − γ G) W, and the workers wait for the exchange.
         options: see :class:`~lightning_gossip.strategies.DecentralizedStrategy`. ``timeout`` bounds the wait for a neighbour.
@@ -72,8 +73,7 @@ class NeighbourAveraging(SynchronousAlgorithm):
     def __init__(self, strategy: DPSGDStrategy, timeline: Timeline) -> None:
         super().__init__(strategy.root_device, strategy.timeout_s, timeline)
         options = strategy.neighbour_options
-        topology = make_topology(options.topology, strategy.workers)
-        self._weights = neighbour_weights(topology, options.weights, strategy.global_rank)
+        self._sequence = options.sequence(strategy.workers)
         self._protocol = RoundsProtocol(overlap=options.overlap)
         self._transport: GlooTransport | None = None
         self._rounds: NeighbourRounds | None = None
@@ -87,7 +87,7 @@ class NeighbourAveraging(SynchronousAlgorithm):
     def start(self) -> None:
         super().start()
         self._transport = GlooTransport(self._timeout_s, listens=False)
-        self._rounds = NeighbourRounds(self._transport, self._weights, timeout_s=self._timeout_s, timeline=self._timeline)
+        self._rounds = NeighbourRounds(self._transport, self._sequence, timeout_s=self._timeout_s, timeline=self._timeline)
 
     @override
     def open(self, model: SharedModel) -> None:

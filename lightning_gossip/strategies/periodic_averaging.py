@@ -42,7 +42,7 @@ class PeriodicAveragingStrategy(DecentralizedStrategy):
     Args:
         period: steps between two averagings, or what decides them: :class:`~lightning_gossip.algorithm.ConstantPeriod`
             (CPSGD, local SGD), :class:`~lightning_gossip.algorithm.AdaptivePeriod` (ADPSGD),
-            :class:`~lightning_gossip.algorithm.PostLocal`.
+            :class:`~lightning_gossip.algorithm.PostLocal`, :class:`~lightning_gossip.algorithm.PiecewisePeriod`.
         optimizer_state: what becomes of momentum and the like at an averaging: ``"keep"`` each worker's own, ``"average"`` it
             with the model, ``"reset"`` it.
         overlap: how many local steps an averaging may run behind: ``False`` for none (the workers wait for it), a number, or
@@ -98,8 +98,8 @@ class PeriodicAveragingStrategy(DecentralizedStrategy):
         super().preflight(trainer, model)
         if self.period.needs_progress and trainer.max_epochs == -1 and trainer.max_steps == -1:
             raise ConfigurationError(
-                f"{self.period} counts in shares of the run, and max_epochs=-1 gives it no end. Give a number of averagings"
-                " (sample=20, say), or an end."
+                f"{self.period} counts in shares of the run, and max_epochs=-1 gives it no end. Give whole numbers in"
+                " their place (sample=20 averagings, milestones=(1000,) steps), or an end."
             )
         if self.outer is not None and self.workers > 1:
             warn_of_statistics(model)

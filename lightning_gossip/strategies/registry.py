@@ -15,6 +15,7 @@ from lightning_gossip.strategies.adpsgd import ADPSGDStrategy
 from lightning_gossip.strategies.apsgd import APSGDStrategy
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.dpsgd import DPSGDStrategy
+from lightning_gossip.strategies.eamsgd import EAMSGDStrategy
 from lightning_gossip.strategies.periodic_averaging import PeriodicAveragingStrategy
 from lightning_gossip.strategies.qsgd import QSGDStrategy
 
@@ -31,6 +32,7 @@ STRATEGIES = {
     "adpsgd": Registered(ADPSGDStrategy, "asynchronous pairwise gossip (AD-PSGD, arXiv 1710.06952)"),
     "dpsgd": Registered(DPSGDStrategy, "synchronous averaging with the neighbours (D-PSGD, arXiv 1705.09056)"),
     "apsgd": Registered(APSGDStrategy, "asynchronous SGD with a parameter server (A-PSGD)"),
+    "eamsgd": Registered(EAMSGDStrategy, "local SGD tied to a centre by an elastic force (EASGD, EAMSGD, arXiv 1412.6651)"),
     "periodic_averaging": Registered(PeriodicAveragingStrategy, "local SGD with an average every few steps (CPSGD)"),
     "adaptive_averaging": Registered(
         PeriodicAveragingStrategy,

@@ -82,6 +82,11 @@ class Algorithm(ABC):
         """
         return
 
+    @property
+    def reduces_gradients(self) -> bool:
+        """Whether :meth:`reduce_gradients` does anything."""
+        return type(self).reduce_gradients is not Algorithm.reduce_gradients
+
     def reduce_gradients(self) -> None:
         """Backward has left the gradients of a whole step; clipping and the optimizer come next."""
         return

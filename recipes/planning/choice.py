@@ -152,7 +152,15 @@ class Planner:
             n: workers.
             machines: in place of the known ones.
             on_progress: told which share is done.
+
+        Raises:
+            ConfigurationError: for a graph that changes from round to round.
         """
+        if isinstance(strategy, DPSGD) and len(strategy.sequence(n)) > 1:
+            raise ConfigurationError(
+                f"topology={strategy.graph_name(n)}: the plan's formulas are of a graph that stays the same. Write for example"
+                " topology=ring, or simulate this one with recipes.simulate."
+            )
         machines = machines or self.known.machines
         times = timed(strategy, machines, n, on_progress=on_progress)
         islands = strategy.check_on(n, machines.links_of(n))

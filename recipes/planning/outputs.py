@@ -108,9 +108,8 @@ def choices_for(best: Candidate, known: Known, present: Choices) -> Choices:
     if best.name != known.strategy.name:
         chosen = present.of_strategy(best.name)
         groups, values = dict(chosen.groups), dict(chosen.values)
-    topology = best.strategy.topology_name
-    if topology is not None and isinstance(best.strategy, ADPSGD) and isinstance(best.strategy.topology, str):
-        groups["topology"] = topology
+    if isinstance(best.strategy, ADPSGD) and isinstance(best.strategy.topology, str):
+        groups["topology"] = best.strategy.topology
         values = {key: value for key, value in values.items() if key not in ("strategy.topology", "topology.name")}
     return Choices(groups, {**values, **setting(best, known)})
 
@@ -124,7 +123,7 @@ def words(best: Candidate, now: Candidate, known: Known) -> str:
         parts.append(f", {active} of them active, " + ("no staleness bound" if bound is None else f"staleness ≤ {bound}"))
     if isinstance(strategy, ADPSGD) and best.workers > 1:
         edges = gap(strategy, best.workers)
-        graph = f"{strategy.topology_name} (spectral gap {edges:.3g})"
+        graph = f"{strategy.graph_name(best.workers)} (spectral gap {edges:.3g})"
         reached = _two(best.times.exchanges_per_step)
         parts.append(f" on the graph {graph}, {reached} exchange(s) a step of {strategy.exchanges_per_step:g} asked for")
     parts.append(_other_options(best))

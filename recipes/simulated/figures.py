@@ -79,6 +79,8 @@ def draw_slowdowns(
 
 
 def draw_timeline(result: Result, summary: dict[str, Any], path: Path) -> None:
-    """Who did what when; see :func:`recipes.plots.timeline`."""
+    """Who did what when, as a picture and beside it as a trace; see :func:`recipes.plots.timeline`."""
+    record = record_of(result)
     with matplotlib.rc_context(STYLE):
-        plots.timeline(record_of(result), summary).savefig(path, dpi=150)
+        plots.timeline(record, summary).savefig(path, dpi=150)
+    plots.trace(record, path.parent)

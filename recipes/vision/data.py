@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import CIFAR10, MNIST  # type: ignore[import-untyped]
@@ -22,6 +21,7 @@ from torchvision.transforms import v2  # type: ignore[import-untyped]
 from typing_extensions import override
 
 from lightning_gossip import ConfigurationError
+from recipes.skew import LabelledData
 from recipes.vision.formats import (
     CIFAR_META,
     CIFAR_TEST,
@@ -46,7 +46,7 @@ Transform = Callable[[Any], Any]
 log = logging.getLogger(__name__)
 
 
-class ImageData(LightningDataModule):
+class ImageData(LabelledData):
     """What they have in common: their loaders, and what happens on the device.
 
     Args:
@@ -54,10 +54,20 @@ class ImageData(LightningDataModule):
         batch_size: images a worker takes in one step.
         num_workers: processes that load for one worker; 0 to load in the training process.
         prefetch: batches that each of them holds ready.
+        skew, skew_seed: see :class:`~recipes.skew.LabelledData`.
     """
 
-    def __init__(self, statistics: Statistics, *, batch_size: int, num_workers: int, prefetch: int) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        statistics: Statistics,
+        *,
+        batch_size: int,
+        num_workers: int,
+        prefetch: int,
+        skew: float | None = None,
+        skew_seed: int = 0,
+    ) -> None:
+        super().__init__(skew=skew, skew_seed=skew_seed)
         if batch_size < 1 or num_workers < 0 or prefetch < 1:
             raise ConfigurationError(
                 f"batch_size={batch_size!r}, num_workers={num_workers!r}, prefetch={prefetch!r}: batch_size and prefetch are at"
@@ -71,9 +81,15 @@ class ImageData(LightningDataModule):
         self.validation: Dataset[Any] | None = None
         self.test: Dataset[Any] | None = None
 
+    @property
+    @override
+    def training_labels(self) -> Sequence[int]:
+        labels: Sequence[int] = self.train.targets  # type: ignore[union-attr]
+        return labels
+
     @override
     def train_dataloader(self) -> DataLoader[Any]:
-        return self._loader(self.train, shuffle=True)
+        return self._loader(self.train, **self.order)
 
     @override
     def val_dataloader(self) -> DataLoader[Any]:
@@ -88,12 +104,12 @@ class ImageData(LightningDataModule):
         images, labels = batch
         return self.normalise(images), labels
 
-    def _loader(self, data: Dataset[Any] | None, shuffle: bool = False) -> DataLoader[Any]:
+    def _loader(self, data: Dataset[Any] | None, **order: Any) -> DataLoader[Any]:
         assert data is not None, "setup() has not been called"
         return DataLoader(
             data,
             batch_size=self.batch_size,
-            shuffle=shuffle,
+            **order,
             num_workers=self.num_workers,
             prefetch_factor=self.prefetch if self.num_workers else None,
             persistent_workers=self.num_workers > 0,
@@ -112,7 +128,7 @@ class ImageNetData(ImageData):
         corrupt: what becomes of an image that cannot be decoded; see :class:`CheckedImageFolder`.
         decode: ``"loader"``: by the loader's processes; ``"device"``: by the device that trains, a batch at a time. The latter
             is for machines with too few CPU cores for their GPUs.
-        batch_size, num_workers, prefetch: see :class:`ImageData`.
+        batch_size, num_workers, prefetch, skew, skew_seed: see :class:`ImageData`.
     """
 
     def __init__(
@@ -126,8 +142,12 @@ class ImageNetData(ImageData):
         batch_size: int = 256,
         num_workers: int = 8,
         prefetch: int = 2,
+        skew: float | None = None,
+        skew_seed: int = 0,
     ) -> None:
-        super().__init__(_IMAGENET, batch_size=batch_size, num_workers=num_workers, prefetch=prefetch)
+        super().__init__(
+            _IMAGENET, batch_size=batch_size, num_workers=num_workers, prefetch=prefetch, skew=skew, skew_seed=skew_seed
+        )
         if corrupt not in ("skip", "fatal"):
             raise ConfigurationError(f"corrupt={corrupt!r} is neither 'skip' nor 'fatal'.")
         if decode not in ("loader", "device"):
@@ -172,7 +192,7 @@ class _SplitData(ImageData):
     Args:
         root: has the files.
         validation_images: training images that are kept for validation, always the same ones.
-        batch_size, num_workers, prefetch: see :class:`ImageData`.
+        batch_size, num_workers, prefetch, skew, skew_seed: see :class:`ImageData`.
     """
 
     statistics: ClassVar[Statistics]
@@ -188,8 +208,17 @@ class _SplitData(ImageData):
         batch_size: int = 32,
         num_workers: int = 0,
         prefetch: int = 2,
+        skew: float | None = None,
+        skew_seed: int = 0,
     ) -> None:
-        super().__init__(self.statistics, batch_size=batch_size, num_workers=num_workers, prefetch=prefetch)
+        super().__init__(
+            self.statistics,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            prefetch=prefetch,
+            skew=skew,
+            skew_seed=skew_seed,
+        )
         self.root, images = self.check(root)
         self.parts = _split(images, validation_images)
 
@@ -244,16 +273,16 @@ class _FashionMnistFiles(Dataset[Any]):
     def __init__(self, root: Path, train: bool, transform: Transform | None = None) -> None:
         images, labels = fashion_mnist_arrays(root, train=train)
         self._images = torch.from_numpy(images).unsqueeze(1)
-        self._labels: list[int] = labels.tolist()
+        self.targets: list[int] = labels.tolist()
         self._transform = transform
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return len(self.targets)
 
     @override
     def __getitem__(self, index: int) -> tuple[Any, int]:
         image = self._images[index]
-        return image if self._transform is None else self._transform(image), self._labels[index]
+        return image if self._transform is None else self._transform(image), self.targets[index]
 
 
 class FashionMnistData(_SplitData):
@@ -284,6 +313,11 @@ class Part(Dataset[Any]):
 
     def __len__(self) -> int:
         return len(self._indices)
+
+    @property
+    def targets(self) -> list[int]:
+        """Their classes."""
+        return [int(self._images.targets[index]) for index in self._indices]  # type: ignore[attr-defined]
 
     @override
     def __getitem__(self, index: int) -> tuple[Any, int]:

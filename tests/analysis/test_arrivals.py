@@ -45,6 +45,43 @@ def test_the_time_to_many_updates(law: Law) -> None:
     assert ends.std() == pytest.approx(predicted.deviation_s, rel=0.15)
 
 
+SLOW_AND_FAST = [Constant(5.0), Erlang(1.0, 4), Erlang(1.0, 4), Exponential(0.5), Uniform(2.0, 0.3), Exponential(1.0)]
+
+
+def test_workers_that_differ_have_the_same_mean_staleness_and_their_own_one_each() -> None:
+    seen = free_arrivals(6, SLOW_AND_FAST, updates=60_000)
+    assert seen.rate == pytest.approx(0.2 + 1 + 1 + 2 + 0.5 + 1)
+    assert seen.law.mean == pytest.approx(5.0, abs=0.05)
+    # of the slowest, whose steps are of constant length: the others' rate times its step
+    of_slowest = [count for staleness, count in seen.staleness.items() if 20 <= staleness <= 35]
+    assert sum(of_slowest) == pytest.approx(60_000 * 0.2 / 5.7, rel=0.1)
+
+
+def test_simulating_a_server_of_workers_that_differ_gives_what_the_renewals_give() -> None:
+    simulated = arrivals(6, SLOW_AND_FAST, active_workers=6, updates=20_000)
+    drawn = free_arrivals(6, SLOW_AND_FAST, updates=20_000)
+    assert simulated.rate == pytest.approx(drawn.rate, rel=0.03)
+    assert simulated.law.mean == pytest.approx(5.0, abs=0.1)
+    assert simulated.law.variance == pytest.approx(drawn.law.variance, rel=0.1)
+
+
+def test_one_law_for_each_of_equal_workers_is_one_law_for_all() -> None:
+    laws = [Erlang(0.1, 4)] * 8
+    assert free_arrivals(8, laws, updates=2_000) == free_arrivals(8, laws[0], updates=2_000)
+    assert run_time(500, 8, laws).mean_s == pytest.approx(run_time(500, 8, laws[0]).mean_s, rel=1e-12)
+    assert run_time(500, 8, laws).deviation_s == pytest.approx(run_time(500, 8, laws[0]).deviation_s, rel=1e-12)
+
+
+def test_the_time_to_many_updates_of_workers_that_differ() -> None:
+    updates, runs = 400, 400
+    rng = np.random.default_rng(2)
+    times = [np.cumsum(law.draw(rng, runs * 250, 0).reshape(runs, 250), axis=1) for law in SLOW_AND_FAST]
+    ends = np.sort(np.concatenate(times, axis=1), axis=1)[:, updates - 1]
+    predicted = run_time(updates, 6, SLOW_AND_FAST)
+    assert ends.mean() == pytest.approx(predicted.mean_s, rel=0.01)
+    assert ends.std() == pytest.approx(predicted.deviation_s, rel=0.15)
+
+
 def test_a_bound_drops_what_is_staler_and_slows_no_worker() -> None:
     seen = arrivals(8, Erlang(1.0, 2), max_staleness=6, updates=20_000)
     assert max(seen.staleness) == 6
@@ -95,6 +132,8 @@ def test_the_same_seed_gives_the_same_arrivals() -> None:
         (lambda: arrivals(4, Constant(1.0), max_staleness=2, on_stale="wait"), "max_staleness=3"),
         (lambda: arrivals(4, Constant(1.0), active_workers=5), "active_workers=5 of 4"),
         (lambda: run_time(0, 4, Constant(1.0)), "updates=0"),
+        (lambda: arrivals(4, [Constant(1.0)] * 3), "nor one for each of 4 workers"),
+        (lambda: arrival_rate(2, [Constant(1.0), 1.0]), "nor one for each of 2 workers"),  # type: ignore[list-item]
     ],
 )
 def test_what_cannot_be_is_refused_by_name(make, words: str) -> None:  # type: ignore[no-untyped-def]

@@ -31,7 +31,7 @@ SPECTRUM, TARGET = [1.0, 0.3, 0.1], 7e-4  # a thousandth of the loss at the begi
 
 
 def simulated(
-    law: Law,
+    law: Law | Sequence[Law],
     workers: int,
     lr: float,
     *,
@@ -99,6 +99,23 @@ def test_time_against_workers_is_u_shaped_and_ends_in_divergence(law: Law, numbe
     stable = [number for number, prediction in enumerate(curve.predictions) if prediction.margin > 1.6]
     assert [times[number] for number in stable] == pytest.approx([predicted[number] for number in stable], rel=0.1, abs=0.5)
     assert_best_is_nearly_the_simulated_best(curve, times)
+
+
+def test_time_against_workers_of_which_some_are_slow() -> None:
+    """The first N count: adding slow ones costs staleness, and brings few updates."""
+    laws = [Erlang(1.0, 4)] * 8 + [Erlang(4.0, 4)] * 16
+    server, numbers = Server(Problem(eigenvalues=SPECTRUM), TARGET, laws), [4, 8, 16, 24]
+    curve = server.over_workers(Setting(lr=0.05, active_workers=1), numbers)
+    predicted = [prediction.time_s for prediction in curve.predictions]
+    times = [
+        simulated(laws[:number], number, 0.05, until_s=patience_s(time))
+        for number, time in zip(numbers, predicted, strict=True)
+    ]
+    assert times == pytest.approx(predicted, rel=0.15)
+    assert [prediction.rate for prediction in curve.predictions] == pytest.approx([4, 8, 10, 12])
+    assert [prediction.staleness for prediction in curve.predictions] == pytest.approx([3, 7, 15, 23], rel=0.05)
+    with pytest.raises(ConfigurationError, match="active_workers=25 of 24 workers"):
+        server.predict(Setting(lr=0.05, active_workers=25))
 
 
 @pytest.mark.parametrize(

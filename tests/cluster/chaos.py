@@ -1,6 +1,7 @@
 """Kills, freezes, cut and slow links, and returns, against one job of four hosts.
 
-    python -m tests.cluster.chaos --seed 1 --minutes 3
+    python -m tests.cluster.chaos --seed 1 --minutes 3                # rank 0 has the store, and is a victim as all
+    python -m tests.cluster.chaos --seed 1 --minutes 3 --store-apart  # on one more host, which nothing happens to
 
 The schedule depends on the seed, the minutes and the number of workers alone; it is printed as it happens, so that a seed that
 failed can be run again. At the end: whoever did not come too late has ended all epochs with the same model, the checkpoint
@@ -35,6 +36,7 @@ from tests.cluster.schedule import Trouble, schedule
 WORKERS, RATE_MBIT, SLOWER = 4, 1000.0, 100.0
 _STEP_S, _SAMPLES, _BATCH = 0.02, 1200, 8
 _BUSY = 0.35  # share of the schedule's time that the epochs would take undisturbed; the rest is waits and returns
+_LOOK_S = 0.2
 _GRACE_S = 90.0  # after the last trouble, beside what the epochs take
 _LATE = r"comes too late|has heard no member"  # said by a worker that came back to a job that had ended
 
@@ -57,19 +59,21 @@ class Outcome:
     accuracy: float = float("nan")
 
 
-def run(seed: int, minutes: float, folder: Path, say: Callable[[str], None]) -> Outcome:
+def run(seed: int, minutes: float, folder: Path, say: Callable[[str], None], *, store_apart: bool = False) -> Outcome:
     """One job under one schedule.
 
     Args:
         seed, minutes: of the schedule.
         folder: of logs and records.
         say: told what happens, line by line.
+        store_apart: whether the store is on a host of its own.
     """
     outcome = Outcome(seed)
     troubles = schedule(seed, workers=WORKERS, length_s=60 * minutes)
     ideal_s = _SAMPLES / _BATCH * _STEP_S / WORKERS
     outcome.epochs = max(3, round(_BUSY * 60 * minutes / ideal_s))
     options: dict[str, Any] = {"workers": WORKERS, "rate_mbit": RATE_MBIT, "samples": _SAMPLES, "step_s": _STEP_S}
+    options["store_apart"] = store_apart
     say(f"seed {seed}: {len(troubles)} troubles in {minutes:g} minutes, {outcome.epochs} epochs; logs in {folder}")
     with job(folder, epochs=outcome.epochs, **options) as running:
         hosts = [host.namespaces.name for host in running.net.hosts]
@@ -92,6 +96,7 @@ class _Run:
         self._tell = say
         self._troubled: set[int] = set()
         self._known: set[int] = set()  # processes whose end has been looked at
+        self._awaited: set[int] = set()  # workers that come back when another one says where to
 
     def follow(self, troubles: Sequence[Trouble], *, deadline_s: float) -> None:
         """Let all of it happen, and wait for the job's end."""
@@ -116,9 +121,11 @@ class _Run:
             self._look()
             running = [process.sentinel for process in self._job.workers.values() if process.runs]
             left_s = self._start_s + at_s - time.monotonic()
+            for worker in sorted(self._awaited):
+                self._come_back(worker)
             if not running or left_s <= 0:
                 return bool(running)
-            wait(running, left_s)
+            wait(running, min(left_s, _LOOK_S) if self._awaited else left_s)
 
     def _look(self) -> None:
         for worker, process in self._job.workers.items():
@@ -163,8 +170,21 @@ class _Run:
         self._troubled.discard(worker)
         comes_back = not process.runs and process.wait(10.0) != 0 and self._others_train(worker)
         if comes_back:
-            self._job.start(worker)
-        self._say(f"worker {worker} {'comes back' if comes_back else 'is healed'}")
+            self._come_back(worker)
+        else:
+            self._say(f"worker {worker} is healed")
+
+    def _come_back(self, worker: int) -> None:
+        """By rank 0's address, or the one that another worker has said, as users would."""
+        self._awaited.discard(worker)
+        if not self._others_train(worker):
+            return self._say(f"worker {worker} does not come back: nobody trains")
+        by = self._job.way_back(worker)
+        if by is None:
+            self._awaited.add(worker)
+            return None
+        self._job.start(worker, by=by)
+        return self._say(f"worker {worker} comes back by {by[0]}")
 
     def _others_train(self, worker: int) -> bool:
         return any(process.runs for other, process in self._job.workers.items() if other != worker)
@@ -203,6 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, nargs="+", default=[1], help="one run each")
     parser.add_argument("--minutes", type=float, default=3.0, help="length of each schedule")
+    parser.add_argument("--store-apart", action="store_true", help="the store on a host of its own, not in rank 0")
     parser.add_argument("--logs", type=Path, help="keep all logs and records here, not only those of runs that failed")
     options = parser.parse_args(arguments)
     outcomes = []
@@ -211,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with ExitStack() as stack:
                 folder = Path(tempfile.mkdtemp(prefix=f"chaos-{seed}-")) if options.logs is None else options.logs / str(seed)
                 folder.mkdir(parents=True, exist_ok=True)
-                outcomes.append(run(seed, options.minutes, folder, console.print))
+                outcomes.append(run(seed, options.minutes, folder, console.print, store_apart=options.store_apart))
                 if options.logs is None and not outcomes[-1].failures:
                     stack.callback(_remove, folder)
     rows = [

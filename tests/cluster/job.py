@@ -1,8 +1,9 @@
-"""A job of several hosts: one worker a host, and the store on a host of its own, so that every worker may die."""
+"""A job of several hosts: one worker a host, and the store in rank 0, or on a host of its own."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from benchmarks.cluster import Host, Network, Process, network
 
 _PORT = 29400
 _START_S = 60.0
+_BY = r"Workers come back by this one's: MASTER_ADDR=(\S+) MASTER_PORT=(\d+)"
 
 
 class Step(NamedTuple):
@@ -32,16 +34,33 @@ class Job:
 
     Attributes:
         workers: the process of each worker that was started last; its place is its rank.
-        store: the process that holds it.
+        store: the process that holds it, if it is none of the workers.
     """
 
-    def __init__(self, net: Network, folder: Path, *, samples: int, epochs: int, step_s: float, **strategy: Any) -> None:
+    def __init__(
+        self,
+        net: Network,
+        folder: Path,
+        *,
+        samples: int,
+        epochs: int,
+        step_s: float,
+        store_apart: bool = True,
+        environment: dict[str, str] | None = None,
+        **strategy: Any,
+    ) -> None:
         self.net = net
         self.folder = folder
         self.samples = samples
         self.epochs = epochs
         *self.hosts, self.store_host = net.hosts
-        strategy = {"store": f"tcp://{self.store_host.address}:{_PORT}", "peer_timeout_s": 6.0, **strategy}
+        self.store: Process | None = None
+        self._first: Process | None = None  # that has begun the job
+        self._store_apart = store_apart
+        self._environment = environment or {}
+        strategy = {"peer_timeout_s": 6.0, **strategy}
+        if store_apart:
+            strategy = {"store": f"tcp://{self.store_host.address}:{_PORT}", **strategy}
         self._options = json.dumps({"epochs": epochs, "step_s": step_s, "strategy": strategy})
         self.workers: dict[int, Process] = {}
         self._processes: list[Process] = []
@@ -51,27 +70,53 @@ class Job:
         digits = load_digits()
         x, y = (torch.tensor(array[: self.samples]) for array in (digits.data, digits.target))
         torch.save((x.float() / 16, y, torch.arange(self.samples)), self.folder / "digits.pt")
-        self.store = self._process(self.store_host, "lightning_gossip.store", ("--port", str(_PORT)), log="store.log")
-        self.store.await_line("listening", _START_S)
+        if self._store_apart:
+            self.store = self._process(self.store_host, "lightning_gossip.store", ("--port", str(_PORT)), log="store.log")
+            self.store.await_line("listening", _START_S)
         for number in range(len(self.hosts)):
             self.start(number)
 
-    def start(self, number: int) -> Process:
-        """Start the worker of a number, for the first time or again; the command is the same."""
+    def start(self, number: int, *, by: tuple[str, str] | None = None) -> Process:
+        """Start the worker of a number, for the first time or again; the command is the same.
+
+        Args:
+            number: its rank.
+            by: MASTER_ADDR and MASTER_PORT, if they are not rank 0's (:meth:`way_back`).
+        """
+        address, port = by or self._first_address
         environment = {
-            "MASTER_ADDR": self.hosts[0].address,
-            "MASTER_PORT": str(_PORT),
+            "MASTER_ADDR": address,
+            "MASTER_PORT": port,
             "WORLD_SIZE": str(len(self.hosts)),
             "NODE_RANK": str(number),
             "LOCAL_RANK": "0",
             "GLOO_SOCKET_IFNAME": self.hosts[number].interface,
             "OMP_NUM_THREADS": "1",
+            **self._environment,
         }
         arguments = (str(self.folder), self._options)
         self.workers[number] = self._process(
             self.hosts[number], "tests.cluster.worker", arguments, log=f"worker-{number}.log", **environment
         )
+        if self._first is None:
+            self._first = self.workers[number]
         return self.workers[number]
+
+    @property
+    def _first_address(self) -> tuple[str, str]:
+        return self.hosts[0].address, str(_PORT)
+
+    def way_back(self, number: int) -> tuple[str, str] | None:
+        """By which MASTER_ADDR and MASTER_PORT a worker comes back; None while nobody has said that who runs."""
+        if self._store_apart or self._first is None or self._first.runs:
+            return self._first_address
+        for other, process in self.workers.items():
+            said = (
+                [match for line in process.lines if (match := re.search(_BY, line))] if other != number and process.runs else []
+            )
+            if said:
+                return str(said[-1].group(1)), str(said[-1].group(2))
+        return None
 
     def await_epoch(self, epoch: int, timeout_s: float = 60.0, *, workers: int | None = None) -> None:
         """Until every worker that runs has begun an epoch, with so many workers if that matters."""
@@ -136,9 +181,9 @@ def job(
     samples: int = 480,
     epochs: int = 3,
     step_s: float = 0.01,
-    **strategy: Any,
+    **options: Any,
 ) -> Iterator[Job]:
-    """Workers that train together on hosts of a network, and the store on one more host; nothing of it is left afterwards.
+    """Workers that train together on hosts of a network, with one more host for the store; nothing of it is left afterwards.
 
     Args:
         folder: of what they write, logs included.
@@ -147,10 +192,11 @@ def job(
         samples: of an epoch.
         epochs: how many.
         step_s: length of a step.
-        strategy: options of ADPSGDStrategy.
+        options: ``store_apart``: whether the store is there, and not in rank 0; ``environment``: of each worker, beside the
+            usual; and those of ADPSGDStrategy.
     """
     with network(workers + 1, rate_mbit=rate_mbit) as net:
-        made = Job(net, folder, samples=samples, epochs=epochs, step_s=step_s, **strategy)
+        made = Job(net, folder, samples=samples, epochs=epochs, step_s=step_s, **options)
         try:
             made.open()
             yield made

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy
@@ -23,8 +24,10 @@ from lightning_gossip import (
     ConstantPeriod,
     EventTrigger,
     Outer,
+    PiecewisePeriod,
     PostLocal,
 )
+from lightning_gossip.algorithm.topology.exact_graphs import SEQUENCES
 from lightning_gossip.algorithm.topology.generators import TOPOLOGIES
 from lightning_gossip.callbacks import ClusterEmulator
 from lightning_gossip.strategies import STRATEGIES
@@ -49,7 +52,7 @@ def composed(*overrides: str, folder: Path = Path("unused")) -> DictConfig:
 
 
 def test_there_is_a_configuration_for_every_topology() -> None:
-    assert options(LIBRARY / "topology") == sorted(TOPOLOGIES)
+    assert options(LIBRARY / "topology") == sorted((*TOPOLOGIES, *SEQUENCES))
 
 
 GROUPS = {group: options(folder / group) for folder, names in FOLDERS.items() for group in names}
@@ -60,6 +63,10 @@ OPTIONS = [(group, option) for group in GROUPS if group != "strategy" for option
 
 def check_composed(strategy: str, group: str, option: str) -> None:
     cfg = composed(f"strategy={strategy}", f"{group}={option}")
+    if option in SEQUENCES and "topology" in cfg.strategy and strategy != "dpsgd":
+        with pytest.raises(InstantiationException, match="only dpsgd makes rounds together: write strategy=dpsgd"):
+            instantiate(cfg.strategy)
+        return
     assert isinstance(instantiate(cfg.strategy), DDPStrategy)
     assert isinstance(instantiate(cfg.cluster) or None, ClusterEmulator | None)
 
@@ -101,6 +108,18 @@ def test_the_topology_reaches_the_strategy(strategy: str, name: str) -> None:
     assert instantiate(composed(f"strategy={strategy}", f"topology={name}").strategy).topology == name
 
 
+def test_without_a_word_adpsgd_has_auto_and_dpsgd_a_ring_as_in_code() -> None:
+    for name, topology in (("adpsgd", "auto"), ("noloco", "auto"), ("dpsgd", "ring")):
+        assert instantiate(composed(f"strategy={name}").strategy).topology == topology
+        assert inspect.signature(STRATEGIES[name].cls).parameters["topology"].default == topology
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_a_topology_that_changes_reaches_dpsgd_only(name: str) -> None:
+    assert instantiate(composed("strategy=dpsgd", f"topology={name}").strategy).topology == name
+    check_composed("adpsgd", "topology", name)
+
+
 def test_the_schedule_reaches_the_strategy_and_names_it() -> None:
     periods = {
         ("periodic_averaging",): ConstantPeriod(8),
@@ -108,6 +127,8 @@ def test_the_schedule_reaches_the_strategy_and_names_it() -> None:
         ("periodic_averaging", "schedule=adaptive", "schedule.sample=20"): AdaptivePeriod(sample=20),
         ("adaptive_averaging", "schedule=constant", "schedule.period=3"): ConstantPeriod(3),
         ("periodic_averaging", "schedule=post_local"): PostLocal(after_epochs=1),
+        ("periodic_averaging", "schedule=piecewise"): PiecewisePeriod(),
+        ("periodic_averaging", "schedule=piecewise", "schedule.milestones=[100]"): PiecewisePeriod(milestones=(100,)),
     }
     for (strategy, *overrides), period in periods.items():
         made = instantiate(composed(f"strategy={strategy}", *overrides).strategy)
@@ -135,7 +156,7 @@ def test_the_outer_step_reaches_the_strategy_and_names_it() -> None:
 
 def test_there_is_a_configuration_for_every_schedule() -> None:
     targets = {OmegaConf.load(path)._target_ for path in (LIBRARY / "schedule").glob("*.yaml")}
-    controllers = (ConstantPeriod, AdaptivePeriod, PostLocal)
+    controllers = (ConstantPeriod, AdaptivePeriod, PiecewisePeriod, PostLocal)
     assert targets == {f"lightning_gossip.algorithm.{controller.__name__}" for controller in controllers}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,8 @@ def test_a_record_survives_its_file_and_gives_two_pictures(gossip: bool, tmp_pat
     strategy = ADPSGDStrategy() if gossip else DDPStrategy()
     files = plots.draw(record, summary.summarize(record, strategy=strategy, tested={"test_acc": 0.9}), tmp_path)
     assert [path.read_bytes()[:4] for path in files] == [b"\x89PNG"] * 2
+    events = json.loads(plots.trace(record, tmp_path).read_text())["traceEvents"]
+    assert sum(event["ph"] == "X" for event in events) == sum(len(worker.spans) for worker in record.workers)
 
 
 def test_a_long_lane_is_thinned_without_losing_time() -> None:

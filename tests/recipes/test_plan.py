@@ -254,7 +254,7 @@ def test_knobs_that_are_tried() -> None:
 
 
 def test_a_graph_that_mixes_well_is_recommended_without_a_busy_hub() -> None:
-    cfg = compose("planning", ["strategy=adpsgd", "trainer.devices=8", "curvature.largest=4"])
+    cfg = compose("planning", ["strategy=adpsgd", "topology=ring", "trainer.devices=8", "curvature.largest=4"])
     planner = Planner(known.known_from(cfg, None, curvature.curvature_of(cfg, workers=8, run=None)), 0.01, 2.0)
     now = planner.candidate(planner.known.strategy, 8)
     best = refined(planner, now, lambda _: lambda _: None)

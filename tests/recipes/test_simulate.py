@@ -119,6 +119,7 @@ def test_several_strategies_leave_a_folder_each_and_one_picture(tmp_path: Path) 
         assert all(worker.keys() >= WORKER_KEYS for worker in summary["workers"])
         assert len(summary["simulation"]["epoch_times_s"]) == summary["epochs"] == 2
         assert (tmp_path / name / "timeline.png").exists()
+        assert json.loads((tmp_path / name / "timeline.json").read_text())["traceEvents"]
     assert {path.name for path in tmp_path.glob("*.png")} == {"loss.png", "slowdown.png"}
     assert all(name in said for name in names)
     assert "…" not in said

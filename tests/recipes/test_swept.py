@@ -42,7 +42,15 @@ def sweep(swept: tuple[Path, Ended]) -> Path:
 
 def test_a_run_leaves_everything_behind(sweep: Path) -> None:
     names = {path.name for path in (sweep / "0").iterdir()}
-    assert {"summary.json", "metrics.csv", "record.json", "model.ckpt", "learning.png", "timeline.png"} <= names
+    assert {
+        "summary.json",
+        "metrics.csv",
+        "record.json",
+        "model.ckpt",
+        "learning.png",
+        "timeline.png",
+        "timeline.json",
+    } <= names
     with (sweep / "0" / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["epoch"] for row in rows] == [str(epoch) for epoch in range(EPOCHS)]

@@ -13,8 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_gossip.algorithm.topology.generators import TOPOLOGIES, complete, exponential, from_edges, ring, star, torus
-from lightning_gossip.algorithm.topology.mixing import MixingWeights, mixing_matrix
+from lightning_gossip.algorithm.topology.exact_graphs import SEQUENCES, base, one_peer_exponential
+from lightning_gossip.algorithm.topology.generators import (
+    TOPOLOGIES,
+    complete,
+    exponential,
+    from_edges,
+    make_sequence,
+    ring,
+    star,
+    torus,
+)
+from lightning_gossip.algorithm.topology.mixing import MixingWeights
+from lightning_gossip.algorithm.topology.sequence import TopologySequence
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.clock import Timeline
@@ -40,7 +51,7 @@ class Workers:
 
     def __init__(
         self,
-        topology: Topology,
+        topology: Topology | TopologySequence,
         weights: MixingWeights = "metropolis",
         *,
         faults: Mapping[int, Sequence[Fault]] | None = None,
@@ -49,7 +60,9 @@ class Workers:
         seed: int = 0,
     ) -> None:
         self.n = topology.n
-        self.matrix = torch.from_numpy(mixing_matrix(topology, weights))
+        sequence = make_sequence(topology, self.n, weights=weights)
+        self.matrices = [torch.from_numpy(sequence.matrix(number)) for number in range(len(sequence))]
+        self.matrix = self.matrices[0]
         network = MemoryNetwork(self.n)
         self.timelines = [Timeline() for _ in range(self.n)]
         self.generator = torch.Generator().manual_seed(seed)
@@ -57,8 +70,7 @@ class Workers:
         self.rounds = []
         for rank in range(self.n):
             transport = FaultyTransport(network.transport(rank), (faults or {}).get(rank, ()))
-            row = {peer: float(w) for peer, w in enumerate(self.matrix[rank]) if w > 0 and peer != rank}
-            self.rounds.append(NeighbourRounds(transport, row, timeout_s=timeout_s, timeline=self.timelines[rank]))
+            self.rounds.append(NeighbourRounds(transport, sequence, timeout_s=timeout_s, timeline=self.timelines[rank]))
         self.x: list[list[Tensor]] = []
         self.open()
 
@@ -121,6 +133,8 @@ CASES = [
     pytest.param(IRREGULAR, "metropolis", id="irregular"),
     pytest.param(IRREGULAR, "uniform", id="irregular uniform"),
     pytest.param(ring(5), "metropolis", id="odd ring"),
+    *[pytest.param(make(n), "metropolis", id=f"{name} {n}") for name, make in SEQUENCES.items() for n in (1, 2, 8)],
+    *[pytest.param(SEQUENCES[name](7), "metropolis", id=f"{name} 7") for name in ("base_2", "base_3", "one_peer_exponential")],
 ]
 
 
@@ -128,17 +142,19 @@ CASES = [
 
 
 @pytest.mark.parametrize(("topology", "weights"), CASES)
-def test_rounds_are_w_applied_to_the_stacked_models(topology: Topology, weights: MixingWeights) -> None:
+def test_rounds_are_w_applied_to_the_stacked_models(topology: Topology | TopologySequence, weights: MixingWeights) -> None:
     workers = Workers(topology, weights)
     x = workers.models()
     for number in range(1, 5):
         workers.run(workers.step)
-        x = workers.matrix @ x
+        x = workers.matrices[(number - 1) % len(workers.matrices)] @ x
         assert close_to(workers.models(), x, number)
 
 
 @pytest.mark.parametrize(("topology", "weights"), CASES)
-def test_an_overlapped_round_adds_the_correction_to_the_update(topology: Topology, weights: MixingWeights) -> None:
+def test_an_overlapped_round_adds_the_correction_to_the_update(
+    topology: Topology | TopologySequence, weights: MixingWeights
+) -> None:
     """X ← W X + U: what is averaged is what the models were when the round began. Nobody waits between the rounds."""
     workers = Workers(topology, weights)
     x = workers.models()
@@ -150,12 +166,14 @@ def test_an_overlapped_round_adds_the_correction_to_the_update(topology: Topolog
 
     workers.run(train)
     for number in range(count):
-        x = workers.matrix @ x + torch.stack([workers.update(rank, number) for rank in range(workers.n)])
+        x = workers.matrices[number % len(workers.matrices)] @ x + torch.stack(
+            [workers.update(rank, number) for rank in range(workers.n)]
+        )
     assert close_to(workers.models(), x, count)
 
 
 @pytest.mark.parametrize(("topology", "weights"), CASES)
-def test_the_sum_changes_by_the_local_updates_only(topology: Topology, weights: MixingWeights) -> None:
+def test_the_sum_changes_by_the_local_updates_only(topology: Topology | TopologySequence, weights: MixingWeights) -> None:
     workers = Workers(topology, weights)
     expected = workers.models().sum(0)
     count = 30
@@ -269,6 +287,45 @@ def test_workers_that_arrive_early_wait_for_nobody_in_vain(topology: Topology, s
     for rank in range(topology.n):
         last = max((steps[peer] for peer in topology.neighbours(rank)), default=0)
         assert arrivals[rank] == max(last - steps[rank], 0) + 1
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("steps", [[0] * 6, [0, 7, 0, 0, 0, 0], [1, 2, 3, 4, 5, 6], [9, 9, 9, 9, 9, 2]], ids=str)
+@pytest.mark.parametrize("sequence", [base(6), base(6, 2), one_peer_exponential(6)], ids=repr)
+def test_early_arrivals_keep_the_sum_where_the_graph_changes(
+    sequence: TopologySequence, steps: list[int], overlap: bool
+) -> None:
+    workers = Workers(sequence)
+    before = workers.models()
+    taken = train_and_arrive(workers, steps, overlap=overlap)
+    assert close_to(workers.models().sum(0), expected_sum(workers, before, steps), sum(steps) + 1)
+    if sequence.is_symmetric:  # a peer is met once more, in the round in which both have arrived
+        assert all(steps[rank] + count <= max(steps) + 2 * len(sequence) for rank, count in enumerate(taken))
+    else:  # all leave together
+        assert {steps[rank] + count for rank, count in enumerate(taken)} == {max(steps) + sequence.spread}
+
+
+def test_each_round_of_an_exact_graph_is_swapped_with_its_peers_only() -> None:
+    """Six workers under Base-2: the mean after four rounds, in which each has sent at most four models."""
+    sequence = base(6)
+    workers = Workers(sequence)
+    mean = workers.models().mean(0)
+    for _ in range(len(sequence)):
+        workers.run(workers.step)
+    assert close_to(workers.models(), mean.expand(6, -1), len(sequence))
+    for rank, rounds in enumerate(workers.rounds):
+        assert len(rounds._theirs) == 1  # one buffer, though it meets several
+        sent = sum(len(sequence.receivers(number, rank)) for number in range(len(sequence)))
+        assert rounds.exchanges == sent <= 4
+        assert rounds.bytes_sent == sent * (NUMEL + 2) * 8
+
+
+def test_a_directed_round_that_fails_is_a_peer_error() -> None:
+    workers = Workers(one_peer_exponential(4), timeout_s=0.2)
+    workers.rounds[0].begin()
+    with pytest.raises(PeerError) as caught:
+        workers.rounds[0].complete()
+    assert (caught.value.rank, caught.value.phase) == (3, "exchange")
 
 
 @st.composite

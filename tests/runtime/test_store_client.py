@@ -42,6 +42,25 @@ def test_a_connection_whose_calls_may_wait_for_ever_is_not_waited_for_for_ever_i
     assert time.monotonic() - began_s < 20
 
 
+def test_a_store_that_has_ended_is_not_waited_for_by_who_wants_a_second_connection() -> None:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    one = connect(f"tcp://127.0.0.1:{server.port}", rank=1, timeout_s=1800)
+    del server
+    began_s = time.monotonic()
+    with pytest.raises(dist.DistError):
+        another(one)
+    assert time.monotonic() - began_s < 10
+
+
+def test_who_comes_before_the_store_is_there_waits_for_it_and_no_longer_than_that() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    began_s = time.monotonic()
+    with pytest.raises(PeerError, match=r"could not be reached within 1\.5 s"):
+        connect(f"tcp://127.0.0.1:{port}", rank=1, timeout_s=1.5)
+    assert time.monotonic() - began_s < 5
+
+
 def test_a_monitor_whose_store_has_ended_ends_soon() -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store = TCPStore("127.0.0.1", server.port, wait_for_workers=False, timeout=timedelta(seconds=600))

@@ -26,11 +26,17 @@ from tests.schedules.violation import Violation
 
 KEPT = Path(__file__).with_name("kept.json")
 SELFTEST_SCHEDULES = 2000
-RUN: dict[str, Callable[..., Any]] = {"adpsgd": adpsgd.run, "membership": membership.run, "failover": failover.run}
+RUN: dict[str, Callable[..., Any]] = {
+    "adpsgd": adpsgd.run,
+    "membership": membership.run,
+    "failover": failover.run,
+    "failover-in-rounds": failover.run_in_rounds,
+}
 FAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "adpsgd": adpsgd_faults.FAULTS,
     "membership": membership_faults.FAULTS,
     "failover": failover_faults.FAULTS,
+    "failover-in-rounds": failover_faults.FAULTS,
 }
 
 

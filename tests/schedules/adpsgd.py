@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker
+from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerChoice, PartnerPicker
 from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
 from lightning_gossip.algorithm.adpsgd.protocol import (
     Announce,
@@ -194,6 +194,8 @@ class World:
         self.sessions = 1 + choices.below(3)
         self.rate = choices.of((1.0, 2.0, 0.5))
         delays_s = choices.of((PROMPT_S, PROMPT_S, PROMPT_S, SLOW_S, LATE_S))
+        # by what was chosen, and no choice of its own: a schedule that is kept stays what it is
+        self.partner_choice: PartnerChoice = "fast_links" if sum(choices.made) % 2 else "uniform"
         self.is_late, self.is_slow = delays_s is LATE_S, delays_s is SLOW_S
         self.network = Network(choices, delays_s, self.n)
         self._enabled: list[list[Actor | tuple[int, int]]] = [[] for _ in range(self.n)]
@@ -338,7 +340,7 @@ class World:
     # -- workers ---------------------------------------------------------------------------------------------------------
 
     def _begin(self, worker: Worker) -> None:
-        picker = PartnerPicker(self.topology, worker.rank, seed=1)
+        picker = PartnerPicker(self.topology, worker.rank, seed=1, choice=self.partner_choice)
         worker.peers = ChangingPeers(
             self.monitor,
             worker.rank,

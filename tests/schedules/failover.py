@@ -9,6 +9,7 @@ time; one with a process that has ended is lost at once, unless its host has end
 |---|---|
 | all that come out of one call have the same result, on whichever side of a partition they are | at each call |
 | who was killed excepted, all go on after the loss of a store, unless hosts or the network have failed | at the end |
+| if a long partition, or the end of a host, is all that happens, more than half go on, all of them | at the end |
 | after a partition, or the end of hosts, at most one side goes on, and the other says why it ends | at the end |
 """
 
@@ -41,6 +42,7 @@ from lightning_gossip.algorithm.membership.store import (
     Read,
     ReadAll,
     Reconnect,
+    Seek,
     StoreLostError,
     Swap,
     Write,
@@ -51,6 +53,7 @@ from tests.schedules.choices import Choices
 from tests.schedules.membership import FAIL_AFTER_S, HEARTBEAT_S, SHORT_S, TIMEOUT_S, Thread, Until, Worker, World
 from tests.schedules.violation import Violation, judge
 
+LONG_S = 30.0  # a trouble that is longer has the job go on elsewhere
 LOST_S = 6.0  # that the kernel waits for a host that does not answer
 CONNECT_S = 1.0
 _PRIMARY = "primary"
@@ -224,6 +227,12 @@ class Hosted(World):
         if address not in self.servers:
             return Reached.REFUSED
         owner = self._owner(address)
+        if (
+            owner is not None
+            and owner.end == "done"
+            and not any(other.job and other.job[0] == address for other in self.workers)
+        ):
+            return Reached.REFUSED  # its process has ended
         return Reached.SILENT if owner is not None and owner.frozen_until_s > self.now_s else Reached.OPEN
 
     def _space(self, job: tuple[str, int | str]) -> _Keys:
@@ -293,6 +302,8 @@ class Hosted(World):
             case Reconnect():
                 self._reconnect(thread)
             case Leave():
+                if self._is_unclear():
+                    worker.frozen_s = max(worker.frozen_s, 2 * SHORT_S)  # to those that stay it is as silent
                 for each in worker.threads:
                     each.server = None
                 worker.job = None
@@ -304,8 +315,13 @@ class Hosted(World):
                 return reached
             case Adopt(view, address):
                 worker.job = thread.server = (address, view)
+                if view < worker.failover._promised and not worker.membership.outside and not self._is_unclear():
+                    raise Violation(f"{worker.began_as.spoken} gives its identity up, and nobody was silent for long")
             case Publish(view, address):
                 self._publish(worker, view, address)
+                self._check_view(worker, view)
+            case Seek(view, address):
+                self.servers[str(worker.began_as)]["meet|seeks"] = json.dumps([view, address]).encode()
             case _:
                 return super()._do(thread)
         return None
@@ -317,6 +333,16 @@ class Hosted(World):
         if isinstance(outcome, PeerError):
             return thread.steps.throw(outcome)
         return super()._sent(thread, outcome)
+
+    def _check_view(self, worker: Worker, view: int) -> None:
+        """Whoever goes on knows that all who have not come have failed: nobody waits for them once more."""
+        told = self._store_of(worker).get("p/members")
+        if view == 0 or told is None or worker.membership.outside:
+            return  # or the store has ended since
+        present = {WorkerId(*one) for one in json.loads(told)}
+        missing = {*worker.membership.rounds.agreed} - present - worker.monitor.news.failed
+        if worker.membership.me in present and missing:
+            raise Violation(f"{worker.began_as.spoken} goes on, and waits for {sorted(missing)}, who have not come")
 
     @staticmethod
     def _reconnect(thread: Thread) -> None:
@@ -423,8 +449,18 @@ class Hosted(World):
         if isinstance(error, PeerError) and error.phase == "rendezvous" and self.primary_lost and self.now_s >= TIMEOUT_S:
             return True  # some have not met, and end
         if isinstance(error, PeerError) and error.phase == "quorum":
-            return self.unclear or any(worker.frozen_s > SHORT_S for worker in self.workers)
+            return self._is_unclear()
+        if (
+            isinstance(error, PeerError)
+            and "nobody is in any more" in said
+            and any("two halves" in str(w.end) for w in self.workers)
+        ):
+            return True  # its members have ended
         return super()._may_end_by(error)
+
+    def _is_unclear(self) -> bool:
+        """Whether somebody was silent for long who may be alive."""
+        return self.unclear or any(worker.frozen_s > SHORT_S for worker in self.workers)
 
     @override
     def _check_end(self) -> None:
@@ -432,14 +468,74 @@ class Hosted(World):
             if worker.end is not None and "two halves" in worker.end:  # which :meth:`_may_end_by` has seen
                 worker.frozen_s = max(worker.frozen_s, 2 * SHORT_S)
         super()._check_end()
-        done = [worker for worker in self.workers if worker.alive and worker.end == "done" and not worker.membership.outside]
+        ended = [worker for worker in self.workers if worker.alive and worker.end == "done" and not worker.membership.outside]
+        done = [worker for worker in ended if worker.monitor.broken is None]  # a script may catch that
         if len({(worker.membership.members, worker.membership.generation) for worker in done}) > 1 and not self.aborts:
             sides = [(worker.membership.members, worker.failover.view) for worker in done]
             raise Violation(f"two sides are the job at the end: {sides}")
+        self._check_who_goes_on()
+
+    def _check_who_goes_on(self) -> None:
+        """If one trouble for long is all that has happened, those that are enough go on without a loss."""
+        if len(self._all_faults) != 1 or self.primary_lost:
+            return
+        _, kind, whom, how = self._all_faults[0]
+        if kind == "part" and how[0] >= LONG_S:
+            sides = [how[1], frozenset(range(self.n)) - how[1]]
+        elif kind == "power" and self.ended_hosts:
+            sides = [frozenset(range(self.n)) - {whom}]
+        else:
+            return
+        for worker in self.workers:
+            side = next((side for side in sides if worker.began_as.initial_rank in side), frozenset())
+            if 2 * len(side) > self.n and (worker.end != "done" or worker.began_as != worker.membership.me):
+                raise Violation(f"{worker.began_as.spoken} is one of {len(side)} of {self.n}, and has ended by {worker.end}")
+
+
+class InRounds(Hosted):
+    """Troubles come in the middle of a round: when so many workers have counted themselves as knowing its result.
+
+    By the clock they come most often while all train, or wait.
+    """
+
+    @override
+    def __init__(self, choices: Choices, **replacements: Any) -> None:
+        self.known = 0  # workers that have counted themselves
+        self.due: list[int] = []  # at which of them the troubles come
+        super().__init__(choices, **replacements)
+
+    @override
+    def _drawn_faults(self) -> list[tuple[float, str, int, Any]]:
+        faults = super()._drawn_faults() or [(0.0, "kill", 0, 0.3)]
+        calls = sum(len(use) for use in self.program)
+        self.due = sorted(self.choices.below(2 * self.n * calls) for _ in faults)
+        return [(math.inf, *fault[1:]) for fault in faults]
+
+    @override
+    def _do(self, thread: Thread) -> Any:
+        outcome = super()._do(thread)
+        if isinstance(thread.effect, Count) and "/known/" in thread.effect.key:
+            self.known += 1
+        return outcome
+
+    @override
+    def _advance(self) -> None:
+        if self.due and self.due[0] <= self.known and self.faults:
+            self.due.pop(0)
+            self._strike()
+        else:
+            super()._advance()
 
 
 def run(choices: Choices, **replacements: Any) -> Hosted:
     """Run one schedule; an exception of the product is a violation too."""
     world = Hosted(choices, **replacements)
+    judge(world.run)
+    return world
+
+
+def run_in_rounds(choices: Choices, **replacements: Any) -> Hosted:
+    """Run one schedule whose troubles come in the middle of rounds."""
+    world = InRounds(choices, **replacements)
     judge(world.run)
     return world

@@ -200,7 +200,7 @@ def replay(
             return
         if kind == "begin":
             for rank, gossip in enumerate(gossips):
-                local_steps[rank].open(["x"], [x[rank]])
+                local_steps[rank].open(["x"], [x[rank]], topology)
                 gossip.open(replica_of([x[rank]]), session=1, layout=1)
             return
         for rank, gossip in enumerate(gossips):

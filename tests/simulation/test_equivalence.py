@@ -125,6 +125,25 @@ def test_outer_steps_give_the_same_models_too(outer: Outer, dense_share: float, 
     assert torch.equal(real, result.models)
 
 
+@pytest.mark.parametrize("wire", ["float32", "int8"])
+def test_a_second_copy_gives_the_same_models_too(wire: Wire) -> None:
+    strategy = ADPSGD(topology="ring", at_rendezvous="evaluate", work_sharing=False, wire=wire, a2cid2=True)
+    result = run(strategy, 6, latency_s=0.3, seed=7, steps=24)
+    plain = run(replace(strategy, a2cid2=False), 6, latency_s=0.3, seed=7, steps=24)
+    assert not torch.equal(result.models, plain.models)
+    real = replay(
+        result.trace,
+        ring(6),
+        start=torch.ones(len(SPECTRUM), dtype=torch.float64),
+        update=lambda rank, x: gradient(rank, x, 6),
+        lr=LR,
+        seed=7,
+        wire=wire,
+        options=strategy,
+    )
+    assert torch.equal(real, result.models)
+
+
 def test_a_step_of_1_without_momentum_gives_the_models_of_none() -> None:
     topology = exponential(6)
     plain, with_it = (

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from importlib import import_module
 
 import pytest
+import torch
 
 from benchmarks.reproduction import __main__ as reproduction
 from benchmarks.reproduction import (
     adaptive,
+    budget,
     convergence,
     docs,
+    eamsgd,
+    network,
     pairing,
+    poisson,
+    rate,
     shared_network,
     slow_link,
     slow_worker,
@@ -22,7 +29,7 @@ from benchmarks.reproduction import (
     staleness,
 )
 from benchmarks.reproduction.report import FOLDER
-from lightning_gossip.simulation import ADPSGD, DPSGD, AllReduce, Constant, Erlang, digits, mlp
+from lightning_gossip.simulation import ADPSGD, DPSGD, AllReduce, Constant, Erlang, Quadratic, digits, mlp
 
 # -- one slow worker, one slow link ------------------------------------------------------------------------------------------
 
@@ -160,6 +167,58 @@ def test_staleness_has_the_mean_and_spread_of_theory() -> None:
 
 
 # -- the command and the page ------------------------------------------------------------------------------------------------
+
+
+# -- early and late averaging, elastic averaging, the rate, a network, arrivals ----------------------------------------------
+
+
+def test_early_averaging_is_ahead_where_a_high_learning_rate_falls() -> None:
+    objective, setting = mlp(digits()), budget.Setting(4, 8, 0.2, budget.FALLING)
+    runs = {name: budget.train(objective, period, setting, seed=0, steps=240) for name, period in budget.PERIODS.items()}
+    early, constant, late = (run.loss or math.inf for run in runs.values())
+    assert early < constant < late
+    assert {run.averagings for run in runs.values()} == {30}
+    assert budget.drift(runs["late: 16, then 4"]) > 2.0 * budget.drift(runs["early: 4, then 16"])
+
+
+def test_elastic_averaging_is_behind_periodic_averaging_on_as_many_bytes() -> None:
+    objective = mlp(digits())
+    elastic, periodic = (
+        eamsgd.train(objective, eamsgd.STRATEGIES[name], 4, 8, 4, 0.05, 0) for name in ("EAMSGD, 8", "periodic averaging, 8")
+    )
+    assert elastic.loss > 1.1 * periodic.loss
+    assert elastic.nbytes < 1.1 * periodic.nbytes
+    assert eamsgd.best({0.1: [elastic], 0.2: [periodic]}) == 0.2
+
+
+@pytest.mark.parametrize("name", ["all-reduce", "AD-PSGD"])
+def test_four_times_the_updates_halve_the_mean_squared_gradient(name: str) -> None:
+    problem = rate.Problem(Quadratic(rate.SPECTRUM, noise=rate.NOISE), 1.0, 20.0)
+    counts = [400, 1_600]
+    values = [rate.mean_square(problem, rate.STRATEGIES[name], 4, updates, seed=0) for updates in counts]
+    assert rate.slope(counts, values) == pytest.approx(-0.5, abs=0.15)
+    assert rate.slope([1, 4, 16], [8.0, 4.0, 2.0]) == pytest.approx(-0.5)
+
+
+def test_the_hessian_of_the_network_is_that_of_its_loss() -> None:
+    objective = network.Classifier(digits(), hidden=2, dtype=torch.float64)
+    at = objective.start(torch.Generator().manual_seed(0))
+    found, direction = network.hessian(objective, at), torch.randn(len(at), generator=torch.Generator().manual_seed(1)).double()
+    direction /= direction.norm()
+    ends = network.gradients(objective, torch.stack([at + 1e-8 * direction, at - 1e-8 * direction]))  # no kink in between
+    along = float(direction @ (ends[0] - ends[1])) / 2e-8
+    assert float(direction @ found @ direction) == pytest.approx(along, abs=1e-6)
+    assert float(torch.linalg.eigvalsh(found).max()) > 10.0 * abs(along)
+
+
+def test_arrivals_are_poisson_s_in_short_windows_and_each_worker_s_own_in_long_ones() -> None:
+    for name in ("exponential", "Erlang-4"):
+        law, squared = poisson.LAWS[name]
+        times = poisson.arrivals(law, 16, steps=2_000)
+        assert poisson.dispersion(times, 0.03) == pytest.approx(1.0, abs=0.06)
+        assert poisson.dispersion(times, 10.0) == pytest.approx(squared, abs=0.2)
+        assert poisson.distance(times, 16.0) < 0.03
+    assert poisson.distance(poisson.arrivals(Constant(1.0), 4, steps=500), 4.0) > 0.1
 
 
 @pytest.mark.parametrize("name", reproduction.HEADLINES)

@@ -79,7 +79,8 @@ def test_it_ends_at_a_loss_at_a_time_or_when_it_diverges(name: str) -> None:
 
 def test_names_and_options_are_those_of_the_lightning_strategies() -> None:
     strategy = make_strategy("adpsgd", topology=ring(4), checkpoint="mean", start_method="popen", exchange_timeout_s=9.0)
-    assert strategy.topology_name == "ring"
+    assert strategy.graph_name(4) == "ring"
+    assert [make_strategy("adpsgd").graph_name(n) for n in (7, 8)] == ["ring", "exponential"]
     assert simulate(strategy, CLUSTER, work=Steps(number=2)).summary()["topology"] == "ring"
     assert make_strategy("allreduce") == make_strategy("ddp")
     assert make_strategy("adaptive_averaging").name == "adaptive_averaging"

@@ -11,7 +11,7 @@ from lightning_gossip.algorithm import AdaptivePeriod, ConstantPeriod, PostLocal
 from lightning_gossip.algorithm.compression.error_feedback_mean import MeanWire
 from lightning_gossip.algorithm.outer import Outer, OuterState
 from lightning_gossip.algorithm.periodic_averaging.period import Observation
-from lightning_gossip.algorithm.topology.generators import ring, star
+from lightning_gossip.algorithm.topology.generators import make_sequence, ring, star
 from lightning_gossip.algorithm.topology.mixing import mixing_matrix
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation import (
@@ -79,6 +79,39 @@ def test_neighbours_average_by_the_mixing_matrix(topology, overlap: bool) -> Non
         g = gradients(x)
         x = w @ x - LR * g if overlap else w @ (x - LR * g)
     result = learn(DPSGD(topology=topology, overlap=overlap, at_rendezvous="evaluate"), topology.n)
+    assert torch.allclose(result.models, x, rtol=1e-12)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("name", ["base_2", "base_3", "one_peer_exponential"])
+def test_neighbours_average_by_the_matrix_of_the_round(name: str, overlap: bool) -> None:
+    sequence = make_sequence(name, 6)
+    x = torch.ones(6, 3, dtype=torch.float64)
+    rounds = 20 if sequence.is_symmetric else 20 + sequence.spread  # the last ones, until all know that all have arrived
+    for number in range(rounds):
+        w = torch.from_numpy(sequence.matrix(number))
+        update = LR * gradients(x) if number < 20 else torch.zeros_like(x)
+        x = w @ x - update if overlap else w @ (x - update)
+    result = learn(DPSGD(topology=name, overlap=overlap, at_rendezvous="evaluate"), 6)
+    assert torch.allclose(result.models, x, rtol=1e-12)  # type: ignore[arg-type]
+    sent = sum(len(sequence.row(number, rank)) for number in range(rounds) for rank in range(6))
+    assert sum(worker.exchanges for worker in result.workers) == sent
+    assert sum(worker.bytes_sent for worker in result.workers) == sent * (3 + 2) * 8
+
+
+def test_the_rounds_of_a_sequence_begin_anew_with_each_epoch() -> None:
+    """Of 5 steps each, on graphs of 4 rounds."""
+    sequence = make_sequence("base_2", 6)
+    x = torch.ones(6, 3, dtype=torch.float64)
+    for number in [*range(5), *range(5)]:
+        x = torch.from_numpy(sequence.matrix(number)) @ x - LR * gradients(x)
+    result = simulate(
+        DPSGD(topology="base_2", at_rendezvous="evaluate"),
+        Cluster(6, Constant(1.0)),
+        work=Epochs(number=2, batches=30),
+        objective=problem(6),
+        optimizer=SGD(lr=LR),
+    )
     assert torch.allclose(result.models, x, rtol=1e-12)  # type: ignore[arg-type]
 
 

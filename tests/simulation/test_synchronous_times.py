@@ -72,6 +72,26 @@ def test_overlapped_neighbours_hide_what_a_step_can_hide() -> None:
         assert result.time_s == pytest.approx(10 * step_s + rendezvous_s)
 
 
+def test_a_round_of_one_peer_takes_the_whole_port() -> None:
+    """Twice as fast as a ring, whose two models share it; without communication that computing would hide."""
+    links = Links(latency_s=0.5, bandwidth=100.0)
+    times_s = {
+        topology: simulate(
+            DPSGD(topology=topology, overlap=False, at_rendezvous="evaluate"),
+            Cluster(8, Constant(1.0)),
+            work=Steps(number=9),
+            links=links,
+            model_bytes=392,
+        ).time_s
+        for topology in ("ring", "one_peer_hypercube", "base_2", "one_peer_exponential")
+    }
+    rendezvous_s = 14 * (0.5 + 392 / 8 / 100.0)
+    assert times_s["ring"] == pytest.approx(9 * (1.0 + 0.5 + 2 * 4.0) + rendezvous_s)
+    assert times_s["one_peer_hypercube"] == times_s["base_2"] == pytest.approx(9 * (1.0 + 0.5 + 4.0) + rendezvous_s)
+    until_all_know_s = 3 * (0.5 + 4.0)
+    assert times_s["one_peer_exponential"] == pytest.approx(times_s["base_2"] + until_all_know_s)
+
+
 def test_the_time_of_local_steps_follows_from_computing_and_averaging() -> None:
     """(c + m/p) a step, and the last rendezvous."""
     for period in (1, 5):

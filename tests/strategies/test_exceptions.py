@@ -15,7 +15,7 @@ import torch.distributed as dist
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
-from lightning_gossip import ADPSGDStrategy, APSGDStrategy, DPSGDStrategy, PeerError
+from lightning_gossip import ADPSGDStrategy, APSGDStrategy, DPSGDStrategy, EAMSGDStrategy, PeerError
 from lightning_gossip.runtime.adpsgd.gossip import Gossip
 from tests.strategies.jobs import job
 from tests.strategies.launch import launch
@@ -102,6 +102,7 @@ STRATEGIES = {
     "adpsgd": (ADPSGDStrategy, {}),
     "adpsgd, raising": (ADPSGDStrategy, {"on_peer_failure": "raise"}),
     "apsgd": (APSGDStrategy, {}),
+    "eamsgd": (EAMSGDStrategy, {"period": 2}),
     "dpsgd": (DPSGDStrategy, {}),
 }
 

@@ -9,7 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_gossip import ADPSGDStrategy, APSGDStrategy, ConfigurationError, DPSGDStrategy, NonFiniteError, Outer, PeerError
+from lightning_gossip import (
+    ADPSGDStrategy,
+    APSGDStrategy,
+    ConfigurationError,
+    DPSGDStrategy,
+    EAMSGDStrategy,
+    NonFiniteError,
+    Outer,
+    PeerError,
+)
 from lightning_gossip.callbacks.monitor import metrics
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from tests.strategies.launch import launch
@@ -56,6 +65,8 @@ RAISING = {
     "adpsgd at the rendezvous": (ADPSGDStrategy, dict(**NONE_INSIDE)),
     "apsgd": (APSGDStrategy, {}),
     "apsgd, on the server": (APSGDStrategy, {"server_rank": 1}),
+    "eamsgd": (EAMSGDStrategy, {"period": 2}),
+    "eamsgd at the rendezvous": (EAMSGDStrategy, {"period": 1000}),
 }
 
 
@@ -93,6 +104,10 @@ ADOPTING = {
     ),
     "apsgd": (APSGDStrategy, {"on_nonfinite": "adopt"}),
     "apsgd, on the server": (APSGDStrategy, {"server_rank": 1, "on_nonfinite": "adopt"}),
+    "eamsgd": (EAMSGDStrategy, {"period": 2, "on_nonfinite": "adopt"}),
+    "eamsgd, on the server": (EAMSGDStrategy, {"period": 2, "server_rank": 1, "on_nonfinite": "adopt"}),
+    "eamsgd at the rendezvous": (EAMSGDStrategy, {"period": 1000, "on_nonfinite": "adopt"}),
+    "eamsgd, evaluating": (EAMSGDStrategy, {"period": 2, "on_nonfinite": "adopt", "at_rendezvous": "evaluate"}),
 }
 
 

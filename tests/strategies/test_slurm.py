@@ -94,7 +94,7 @@ def _queue(folder: Path) -> Path:
         ("adpsgd", (0, 1)),
         ("adpsgd", (1,)),
         ("dpsgd", (0, 1)),
-        *(pytest.param(name, (0,), marks=pytest.mark.slow) for name in ("apsgd", "periodic_averaging", "qsgd")),
+        *(pytest.param(name, (0,), marks=pytest.mark.slow) for name in ("apsgd", "eamsgd", "periodic_averaging", "qsgd")),
     ],
 )
 def test_when_the_time_is_over_the_job_stops_together_and_goes_on_when_it_is_started_again(

@@ -126,11 +126,13 @@ SYNCHRONOUS = [
     ("two fragments, int8", lambda: PeriodicAveragingStrategy(period=3, fragments=2, wire="int8")),
     ("D-PSGD", lambda: DPSGDStrategy()),
     ("D-PSGD, not overlapped", lambda: DPSGDStrategy(overlap=False)),
+    ("D-PSGD, Base-2", lambda: DPSGDStrategy(topology="base_2")),
+    ("D-PSGD, directed", lambda: DPSGDStrategy(topology="one_peer_exponential")),
     ("QSGD", lambda: QSGDStrategy()),
 ]
 
 
-SLOW = ("D-PSGD, not overlapped", "two fragments, int8")
+SLOW = ("D-PSGD, not overlapped", "D-PSGD, Base-2", "two fragments, int8")
 
 
 @pytest.mark.parametrize(

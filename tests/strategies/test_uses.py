@@ -58,7 +58,7 @@ def _trials(strategy: Any, trials: list[str], options: dict[str, Any]) -> list[A
         pytest.param(ADPSGDStrategy, {"on_peer_failure": "raise"}, id="adpsgd-raise", marks=pytest.mark.slow),
         *(
             pytest.param(name, {}, id=name, marks=pytest.mark.slow)
-            for name in ("dpsgd", "apsgd", "periodic_averaging", "adaptive_averaging", "qsgd")
+            for name in ("dpsgd", "apsgd", "eamsgd", "periodic_averaging", "adaptive_averaging", "qsgd")
         ),
     ],
 )

@@ -5,6 +5,7 @@
 | the first ``dense_share`` | 1 | push and pull |
 | then, without ``outer`` | ``exchanges_per_step`` | push and pull |
 | then, with it | ``exchanges_per_step`` | push and pull; after every ``local_steps`` own steps an outer step, published |
+| with ``a2cid2``, always | ``exchanges_per_step`` | mix with the second copy; push and pull |
 
 The dense start takes the models out of the neighbourhood of their initial values together; the first round begins with its end.
 Reads no clock; a driver does what needs the published model.
@@ -18,8 +19,10 @@ from typing import Any
 
 from torch import Tensor
 
+from lightning_gossip.algorithm.adpsgd.a2cid2 import SecondCopy, acceleration
 from lightning_gossip.algorithm.adpsgd.options import GossipOptions
 from lightning_gossip.algorithm.outer import OuterState, SlowWeights, outer_state
+from lightning_gossip.algorithm.topology.topology import Topology
 
 
 class LocalSteps:
@@ -38,6 +41,7 @@ class LocalSteps:
         self._restored: dict[str, Tensor] = {}
         self._restored_steps = 0
         self._begins_anew = False
+        self._second: SecondCopy | None = None
         self.is_dense = options.dense_share > 0.0
 
     @property
@@ -53,8 +57,22 @@ class LocalSteps:
         """
         return max(1.0, exchanges_per_step) if self.is_dense and exchanges_per_step > 0.0 else exchanges_per_step
 
-    def open(self, names: Sequence[str], x: Sequence[Tensor]) -> None:
-        """A session begins with these parameters; before anything is published."""
+    def open(self, names: Sequence[str], x: Sequence[Tensor], topology: Topology) -> None:
+        """A session begins with these parameters; before anything is published.
+
+        Args:
+            names, x: of the parameters.
+            topology: of the session.
+        """
+        if self._options.a2cid2:
+            constants = acceleration(topology, self._options.exchanges_per_step)
+            if self._second is None or not self._second.fits(x):
+                self._second = SecondCopy(x, constants)
+            self._second.constants = constants
+            if self._begins_anew:
+                self._second.begin()
+            self._begins_anew = False
+            return
         outer, local_steps = self._options.outer, self._options.local_steps
         if outer is None or local_steps is None:
             return
@@ -69,10 +87,24 @@ class LocalSteps:
     @contextmanager
     def merging(self, x: Sequence[Tensor]) -> Iterator[None]:
         """Inside, x takes over merges, and nothing else."""
+        if self._second is not None:
+            with self._second.merging(x):
+                yield
+            return
         if self._slow is None or self.is_dense:
             yield
             return
         with self._slow.merging(x):
+            yield
+
+    @contextmanager
+    def adopting(self, x: Sequence[Tensor]) -> Iterator[None]:
+        """Inside, x becomes the mean of all."""
+        if self._second is not None:
+            yield
+            self._second.begin()
+            return
+        with self.merging(x):
             yield
 
     def step(
@@ -86,6 +118,14 @@ class LocalSteps:
             push_pull: publishes the local update and takes over the merges.
             publish: the same, where there was no local update but an outer step.
         """
+        if self._second is not None:
+            self._second.mix(x)
+            with self._second.merging(x):
+                push_pull()
+            if self._begins_anew:
+                self._second.begin()
+            self._begins_anew = False
+            return
         if self.is_dense:
             push_pull()
             self.is_dense = progress is not None and progress < self._options.dense_share

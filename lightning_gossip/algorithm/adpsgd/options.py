@@ -10,7 +10,7 @@ from lightning_gossip.algorithm.checks import check_choice, check_integer, check
 from lightning_gossip.algorithm.compression.pairwise import Wire
 from lightning_gossip.algorithm.outer import Outer, check_gossip, outer_of
 from lightning_gossip.algorithm.topology.generators import make_topology
-from lightning_gossip.algorithm.topology.options import TopologyOptions
+from lightning_gossip.algorithm.topology.options import TopologyOptions, TopologySpec
 from lightning_gossip.errors import ConfigurationError
 
 EXCHANGES_OF_A_ROUND = 3.0  # they won back more than the outer step itself in the runs that were seen
@@ -23,6 +23,7 @@ class GossipOptions(TopologyOptions):
     """Who averages with whom, how often, and how a model is sent.
 
     Args:
+        topology: who averages with whom; ``"auto"`` is a ring below 8 workers, and the exponential graph from 8 on.
         roles: ``"auto"``, ``"bipartite"`` or ``"symmetric"``.
         exchanges_per_step: averagings that a worker takes part in per step of its neighbourhood; 0 for none. Default: 1, and
             3/``local_steps`` where these are given.
@@ -33,8 +34,11 @@ class GossipOptions(TopologyOptions):
         outer: what ends a round; see :mod:`lightning_gossip.algorithm.outer`.
         dense_share: share of the run, in [0, 1), at whose beginning there is an exchange in every step and no outer step.
             Default: 0.05 where ``local_steps`` are given, else 0.
+        a2cid2: accelerate by a second copy of the model; see :mod:`lightning_gossip.algorithm.adpsgd.a2cid2`. Not with
+            ``local_steps``.
     """
 
+    topology: TopologySpec = "auto"
     roles: Roles = "auto"
     exchanges_per_step: float = None  # type: ignore[assignment]  # a number when this has been made
     push_every: int = 1
@@ -43,6 +47,7 @@ class GossipOptions(TopologyOptions):
     local_steps: int | None = None
     outer: Outer | None = None
     dense_share: float = None  # type: ignore[assignment]  # a number when this has been made
+    a2cid2: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,6 +67,11 @@ class GossipOptions(TopologyOptions):
         if not is_finite(self.dense_share) or not 0.0 <= self.dense_share < 1.0:
             raise ConfigurationError(
                 f"dense_share={self.dense_share!r} is not a share of the run in [0, 1). Write for example dense_share=0.05."
+            )
+        check_choice("a2cid2", self.a2cid2, (True, False))
+        if self.a2cid2 and self.local_steps is not None:
+            raise ConfigurationError(
+                "a2cid2=True accelerates exchanges at every step, and local_steps and outer are for few. Leave either away."
             )
         check_integer("push_every", self.push_every, at_least=1, example=4)
         check_choice("wire", self.wire, get_args(Wire))

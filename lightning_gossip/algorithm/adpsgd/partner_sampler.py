@@ -10,13 +10,7 @@ those that are free at the moment freezes the pairing once an exchange takes abo
 workers finish together, find each other free, and meet again (seen: the decay of the consensus distance falls 10 to
 100 times).
 
-Where links differ, an initiator may prefer the fast ones: of its d neighbours it then draws j, to which an exchange takes t_j,
-with
-
-    p_j = (1 − s) t_j⁻¹ / Σ_k t_k⁻¹ + s/d ,     s = ¼
-
-An exchange mixes a pair by a symmetric doubly stochastic matrix, whichever it is, so their mean over any p is one too; and no
-neighbour's share is 0, so the graph of those that average stays connected.
+Where links differ, how often the slow ones are used may be limited: :mod:`lightning_gossip.algorithm.adpsgd.link_shares`.
 """
 
 from __future__ import annotations
@@ -33,9 +27,6 @@ from lightning_gossip.errors import ConfigurationError, ProtocolError
 Roles = Literal["auto", "bipartite", "symmetric"]
 PartnerChoice = Literal["uniform", "fast_links"]
 ResolvedRoles = Literal["bipartite", "symmetric"]
-_UNIFORM_SHARE = 0.25  # s
-_SHORTEST_S = 1e-9
-_NEW_SHARE = 0.2  # of the last exchange in the average time of a link
 
 
 def resolve_roles(topology: Topology, roles: Roles = "auto") -> ResolvedRoles:
@@ -80,10 +71,11 @@ class PartnerPicker:
         rank: whose partners, in [0, n).
         roles: as in `resolve_roles`.
         seed: >= 0, the same on all ranks.
-        choice: ``"uniform"``, or ``"fast_links"`` to draw neighbours on fast links more often.
+        choice: ``"uniform"``, or ``"fast_links"`` if who draws is to leave out slow links at times.
 
     Attributes:
         rank: as given.
+        choice: as given.
         roles: the resolved roles, ``"bipartite"`` or ``"symmetric"``.
         neighbours: whom it draws from, in ascending order.
         initiates: whether this rank starts exchanges.
@@ -111,7 +103,6 @@ class PartnerPicker:
     ) -> None:
         check_choice("choice", choice, get_args(PartnerChoice))
         self.choice = choice
-        self._times_s: dict[int, float] = {}  # of an exchange, by neighbour
         self.neighbours = topology.neighbours(rank)
         self.rank = int(rank)
         self.roles = resolve_roles(topology, roles)
@@ -146,33 +137,7 @@ class PartnerPicker:
                 f"rank {self.rank} was asked to start an exchange, but with {self.roles} roles and "
                 f"{len(self.neighbours)} neighbours it does not start any. Ask `initiates` first."
             )
-        if self.choice == "uniform":
-            return self.neighbours[int(self._generator.integers(len(self.neighbours)))]
-        return int(self._generator.choice(self.neighbours, p=self.probabilities()))
-
-    def took(self, peer: int, seconds: float) -> None:
-        """An exchange with a neighbour has taken so long.
-
-        Args:
-            peer: one of ``neighbours``.
-            seconds: > 0.
-        """
-        before = self._times_s.get(peer, seconds)
-        self._times_s[peer] = before + _NEW_SHARE * (seconds - before)
-
-    @property
-    def times_s(self) -> dict[int, float]:
-        """Mean seconds of an exchange, by neighbour."""
-        return dict(self._times_s)
-
-    def probabilities(self) -> list[float]:
-        """Probability to draw each of ``neighbours``; one that it has not averaged with yet is taken for the fastest."""
-        d = len(self.neighbours)
-        if self.choice == "uniform" or not self._times_s:
-            return [1.0 / d] * d
-        fastest_s = min(self._times_s.values())
-        speeds = [1.0 / max(self._times_s.get(peer, fastest_s), _SHORTEST_S) for peer in self.neighbours]
-        return [(1.0 - _UNIFORM_SHARE) * speed / sum(speeds) + _UNIFORM_SHARE / d for speed in speeds]
+        return self.neighbours[int(self._generator.integers(len(self.neighbours)))]
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the random stream, as plain values (strings, integers, dicts) for a checkpoint."""

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from lightning_gossip.algorithm.adpsgd.link_shares import LinkShares
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker, Roles
 from lightning_gossip.algorithm.adpsgd.repair import repaired
 from lightning_gossip.algorithm.failure_detector import Patience, Verdict
@@ -106,6 +107,8 @@ class ChangingPeers(Generic[M]):
         self._topology = topology
         self._roles = roles
         self._drawn = _Drawn(list(range(len(members))), picker)
+        self._links = LinkShares(picker.neighbours) if picker.choice == "fast_links" else None
+        self._put_off: dict[int, float] = {}  # by peer that would not exchange over a slow link: until when
         self._version: int | None = None  # of the monitor, when it was asked last who has failed
         self._ceiling_s = ceiling_s
         self._patience = Patience(floor_s=_FLOOR_S, ceiling_s=ceiling_s)
@@ -160,7 +163,10 @@ class ChangingPeers(Generic[M]):
         at_s = self._now_s()
         for _ in range(4 * len(picker.neighbours)):
             peer = alive[picker.pick()]
-            if self._monitor.verdict(self._members[peer]) is Verdict.ALIVE and self._pauses.get(peer, (at_s, 0.0))[0] <= at_s:
+            if self._monitor.verdict(self._members[peer]) is not Verdict.ALIVE:
+                continue
+            until_s = max(self._pauses.get(peer, (at_s, 0.0))[0], self._put_off.get(peer, at_s))
+            if until_s <= at_s and self.missing_s(peer) <= 0.0:
                 return peer
         return None
 
@@ -170,11 +176,24 @@ class ChangingPeers(Generic[M]):
         neighbours = [alive[rank] for rank in picker.neighbours]
         return [peer for peer in neighbours if self._monitor.verdict(self._members[peer]) is Verdict.SUSPECTED]
 
-    def took(self, peer: int, seconds: float) -> None:
-        """An exchange with a peer has come to its end."""
-        alive, picker = self._drawn
-        if peer in alive:
-            picker.took(alive.index(peer), seconds)
+    def missing_s(self, peer: int) -> float:
+        """How long this worker would rather not exchange with a peer, because their link is slow; 0 if it may."""
+        return 0.0 if self._links is None else self._links.missing_s(peer, at_s=self._now_s())
+
+    def put_off(self, peer: int, seconds: float) -> None:
+        """A peer would rather not exchange for so long, because their link is slow."""
+        self._put_off[peer] = self._now_s() + seconds
+
+    def took(self, peer: int, seconds: float, *, waited_s: float = 0.0) -> None:
+        """An exchange with a peer has come to its end.
+
+        Args:
+            peer: the rank.
+            seconds: that it took.
+            waited_s: for the answer, before it.
+        """
+        if self._links is not None:
+            self._links.took(peer, seconds, at_s=self._now_s(), waited_s=waited_s)
         self._patience.took(seconds)
         paused = self._pauses.pop(peer, None)
         if paused is not None:
@@ -220,13 +239,11 @@ class ChangingPeers(Generic[M]):
             graph = repaired(self._topology, alive)
             stream = picker.state_dict()["generator"]
             roles: Roles = "auto" if self._roles == "auto" else "symmetric"
-            times_s = {before[rank]: seconds for rank, seconds in picker.times_s.items()}
             picker = PartnerPicker(graph, alive.index(me), roles=roles, choice=picker.choice)
             picker.load_state_dict({"rank": alive.index(me), "generator": stream})
-            for peer, seconds in times_s.items():
-                if peer in alive:
-                    picker.took(alive.index(peer), seconds)
             self._drawn = _Drawn(alive, picker)
+            if self._links is not None:
+                self._links.neighbours = tuple(alive[rank] for rank in picker.neighbours)
             neighbours = [self._members[alive[rank]].initial_rank for rank in picker.neighbours]
             self._say("%s: a neighbour has died; this worker exchanges with ranks %s now", self._spoken, neighbours)
         self._version = version

@@ -107,7 +107,8 @@ class Answer:
         step_s: of the responder.
         adopts: of the responder.
         ticket: the request's.
-        wait_s: of a queued request: until its turn, in seconds, at the longest.
+        wait_s: of a queued request: until its turn, in seconds, at the longest; of a refused one: not to be asked again for so
+            long, because the link is slow and the responder has spent its share on slow ones.
     """
 
     verdict: Verdict
@@ -347,6 +348,7 @@ class GossipProtocol:
         """Ask a peer, and average if it agrees; returns the refusals in a row."""
         self.busy = True
         self._pace.start(self._now_s())
+        asked_s = self._now_s()
         request = Request(self.session, self.layout, self._pace.own_step_s, self.adopts)
         try:
             timeout_s = self._peers.answer_s
@@ -362,8 +364,10 @@ class GossipProtocol:
                 return refusals
             self._note_step(peer, answer.step_s)
             if answer.verdict is Verdict.ACCEPTED:
-                yield from self._average(peer, gives=answer.adopts)
+                yield from self._average(peer, gives=answer.adopts, asked_s=asked_s)
                 return 0
+            if answer.wait_s > 0.0:
+                self._peers.put_off(peer, answer.wait_s)
         finally:
             self.busy = False
         self._counts.refused += 1
@@ -447,10 +451,11 @@ class GossipProtocol:
         accepts = self.phase is Phase.OPEN and self.failure is None and not self.busy and request.session == self.session
         same_layout = request.layout == self.layout
         both_adopt = request.adopts and self.adopts  # nobody has a model to give
-        goes_ahead = accepts and same_layout and not both_adopt
+        put_off_s = 0.0 if request.adopts or self.adopts else self._peers.missing_s(peer)
+        goes_ahead = accepts and same_layout and not both_adopt and put_off_s <= 0.0
         self._note_step(peer, request.step_s)
         if not goes_ahead:
-            failed = yield Reply(peer, self._answer_to(request, Verdict.REFUSED))
+            failed = yield Reply(peer, self._answer_to(request, Verdict.REFUSED, wait_s=put_off_s))
             if failed is not None:
                 self._peers.exchange_failed(peer, failed)
             elif accepts and not same_layout:
@@ -466,15 +471,16 @@ class GossipProtocol:
         finally:
             self.busy = False
 
-    def _average(self, peer: int, *, gives: bool) -> Steps:
-        """The exchange itself; this worker is busy."""
+    def _average(self, peer: int, *, gives: bool, asked_s: float | None = None) -> Steps:
+        """The exchange itself; this worker is busy, and has waited for it since it asked."""
         began_s = self._now_s()
         result = yield Average(peer, gives, self._peers.deadline_s)
         if isinstance(result, PeerError):
             self._peers.exchange_failed(peer, result)
         else:
             self.adopts = result.adopts
-            self._peers.took(peer, self._now_s() - began_s)
+            waited_s = 0.0 if asked_s is None else began_s - asked_s
+            self._peers.took(peer, self._now_s() - began_s, waited_s=waited_s)
 
     def _probe(self) -> Steps:
         """A worker that only answers would not notice that one which asks it has died.

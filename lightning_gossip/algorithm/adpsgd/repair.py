@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from lightning_gossip.algorithm.adpsgd.partner_sampler import Roles, resolve_roles
-from lightning_gossip.algorithm.topology.generators import make_topology
+from lightning_gossip.algorithm.topology.generators import auto, make_topology
 from lightning_gossip.algorithm.topology.networkx_later import nx
 from lightning_gossip.algorithm.topology.options import TopologySpec
 from lightning_gossip.algorithm.topology.topology import Topology
@@ -44,7 +44,8 @@ def topology_for(spec: TopologySpec, workers: Sequence[int], size: int, roles: R
     """The topology of the present members.
 
     A graph given by its name is what a run started with that many workers would have, where the name takes their number; any
-    other is repaired. A member beyond the graph's size (a new worker) is tied to the one of fewest neighbours.
+    other is repaired. With ``"auto"`` a run that began with an exponential graph keeps to it. A member beyond the graph's
+    size (a new worker) is tied to the one of fewest neighbours.
 
     Args:
         spec: the option.
@@ -55,7 +56,7 @@ def topology_for(spec: TopologySpec, workers: Sequence[int], size: int, roles: R
     members = len(workers)
     if isinstance(spec, str):
         try:
-            topology = make_topology(spec, members)
+            topology = auto(members, begun_with=size) if spec == "auto" else make_topology(spec, members)
             resolve_roles(topology, roles)
         except ConfigurationError:
             pass  # the name does not take this number of workers: its graph of all is repaired below

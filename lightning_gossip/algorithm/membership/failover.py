@@ -12,6 +12,7 @@ stores that believe to be the job's, one misses so many of its workers that it e
 | key in the store that a worker keeps | written by | says |
 |---|---|---|
 | ``where`` | its owner | the view that the owner is in, and where its store is |
+| ``seeks`` | its owner | the view that the owner waits for, and where |
 | ``target`` | each that comes | the latest view that somebody wants here |
 | ``<view>/count``, ``<view>/<i>`` | each that registers | what it knows: its view, its last round, members, news |
 | ``<view>/result/<worker>`` | ″ | the result of its last round |
@@ -20,12 +21,14 @@ stores that believe to be the job's, one misses so many of its workers that it e
 | event | effects | then |
 |---|---|---|
 | an operation of the store fails | Leave | to the next worker's store |
+| so many are silent that the others may not exclude them | Leave | ″: the network is cut, perhaps |
 | nobody listens at a worker's store, its host answers | | that worker's process has ended |
 | nothing answers | | to the next one |
 | its owner is in a later view than this worker was | Enter, Adopt | goes on there, or learns that it was excluded |
 | all have registered that have not ended, or it is as long as a silent worker takes to fail; a quorum | Decide | |
 | it has opened | Adopt, and bring news, members and incarnations | goes on; excluded if it was too late |
-| no quorum for twice that time | | to the next one; after a while the end |
+| one that is missing waits elsewhere for a later view | | goes there |
+| nobody has come for twice that time, and no quorum | | to the next one; after a while the end |
 | the time is over, and some worker still is in an earlier view | Adopt | as a worker that was excluded: under a new identity |
 
 What a view begins with: the members by the latest result that somebody of the quorum has read; all who have not registered have
@@ -36,7 +39,7 @@ result is held once more.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import ClassVar, NamedTuple
 
 from lightning_gossip.algorithm.membership.monitor import Monitor
@@ -56,6 +59,7 @@ from lightning_gossip.algorithm.membership.store import (
     Reached,
     Read,
     Restore,
+    Seek,
     Steps,
     StoreLostError,
     Swap,
@@ -64,7 +68,7 @@ from lightning_gossip.algorithm.membership.store import (
 from lightning_gossip.algorithm.membership.worker_id import Span, WorkerId, spans_of, workers_of
 
 _LOOK_S = 0.1  # between two looks of those that meet
-_PROBE_S = 0.5  # between two looks whether those that are missing have ended
+_PROBE_S = 0.5  # between two looks at those that are missing
 _TURN_S = 0.5  # after which the next one opens what the one before it should have
 _VIEWS = 1 << 20  # more than there are workers
 _PATIENCE = 4  # times the silence after which a worker has failed: then one without a quorum ends
@@ -210,8 +214,10 @@ class Failover:
         self._silent_s = silent_s
         self._least = least
         self._lost = False  # as the training thread has found out
-        self._elsewhere: tuple[int, str] | None = None  # an earlier view that somebody is in
+        self._elsewhere: dict[WorkerId, tuple[int, str]] = {}  # views that others are in, and do not leave
         self._here: tuple[WorkerId, ...] = ()  # who was at the last meeting
+        self._ahead: WorkerId | None = None  # one that waits for a later view elsewhere
+        self._looks = 0  # at those that are missing
 
     def lose(self, moves: int) -> None:
         """Note that another thread has lost the store that this worker had after so many moves."""
@@ -227,22 +233,33 @@ class Failover:
         try:
             if self._lost:
                 raise StoreLostError
-            yield from self._monitor.tick()
+            yield from self._monitor.tick(self._may_go_on)
+            if self._monitor.is_abandoned:
+                yield from self._find()  # perhaps they go on elsewhere
         except StoreLostError:
             if not self._rounds.agreed and not self._monitor.is_outside:
                 raise
             yield from self._find()
 
+    def _may_go_on(self, present: Collection[WorkerId]) -> bool:
+        """Whether these may exclude the other members."""
+        agreed = self._rounds.agreed
+        return not agreed or has_quorum(present, agreed, self._monitor.ended(), at_store=True, least=self._least)
+
     # -- from store to store -----------------------------------------------------------------------------------------
 
     def _find(self) -> Steps[None]:
-        self._elsewhere = None
+        self._elsewhere, self._ahead, self._here = {}, None, ()
         yield Leave()
         give_up_s = self._now_s() + _PATIENCE * self._silent_s
-        while self._now_s() < give_up_s:
-            for view, worker in self._candidates():
+        while self._now_s() < give_up_s and (candidates := list(self._candidates())):
+            for view, worker in candidates:
                 if self.stopped or (yield from self._try(view, worker)):
                     return
+                while (ahead := self._ahead) is not None and self._now_s() < give_up_s:
+                    self._ahead = None
+                    if self.stopped or (yield from self._try(self._next_view(ahead), ahead)):
+                        return
                 if self._now_s() >= give_up_s:
                     break
             yield Pause(_LOOK_S)
@@ -251,7 +268,10 @@ class Failover:
     def _candidates(self) -> Iterator[tuple[int, WorkerId]]:
         """The stores that workers keep, by the views that come next."""
         monitor = self._monitor
-        failed = (monitor.news.failed | monitor.ended()) - {monitor.me}
+        if monitor.is_outside:  # what it has heard last may be of a store that the others have left
+            failed = monitor.ended() | {monitor.me}
+        else:
+            failed = (monitor.news.failed | monitor.ended()) - {monitor.me}
         views = {worker: self._next_view(worker) for worker in monitor.hosts if worker not in failed}
         yield from sorted((view, worker) for worker, view in views.items())
 
@@ -268,27 +288,50 @@ class Failover:
         if reached is not Reached.OPEN:
             return False
         try:
-            where = yield Read("where")
-            if where is not None:
-                later, there = json.loads(where)
-                if later >= self._promised and later > self.view:
-                    if there != address and (yield Enter(there)) is not Reached.OPEN:
-                        return False
-                    return (yield from self._adopt(later, there))
-                self._elsewhere = max(self._elsewhere or (later, there), (later, there))
-            return False if self._monitor.is_outside else (yield from self._meet(view, address))
+            here, sought = yield from self._ask(worker)
+            if here is not None and here[0] >= self._least_view and here[0] > self.view:
+                later, there = here
+                if there != address and (yield Enter(there)) is not Reached.OPEN:
+                    return False
+                return (yield from self._adopt(later, there))
+            if self._monitor.is_outside:
+                return False
+            if sought is not None and sought[0] > max(self._promised, self.view) and sought[1] != address:
+                if (yield Enter(sought[1])) is Reached.OPEN:
+                    return (yield from self._meet(*sought))
+                if (yield Enter(address)) is not Reached.OPEN:
+                    return False
+            return (yield from self._meet(view, address))
         except StoreLostError:
             return False
 
+    @property
+    def _least_view(self) -> int:
+        """The first that this worker may take part in; one outside has promised nothing under its next identity."""
+        return 0 if self._monitor.is_outside else self._promised
+
+    def _ask(self, worker: WorkerId) -> Steps[tuple[tuple[int, str] | None, tuple[int, str] | None]]:
+        """The view that a worker is in and the one that it waits for, as it says in its store, with their addresses."""
+        where, seeks = (yield Read("where")), (yield Read("seeks"))
+        here, sought = (
+            None if told is None else (int(json.loads(told)[0]), str(json.loads(told)[1])) for told in (where, seeks)
+        )
+        self._elsewhere.pop(worker, None)
+        if here is not None and worker != self._monitor.me and (sought is None or sought[0] <= here[0]):
+            self._elsewhere[worker] = here
+        return here, sought
+
     def _give_up(self) -> Steps[None]:
         """Nobody is there with whom this worker may go on under its identity."""
-        if self._elsewhere is not None and not self._monitor.is_outside:
-            view, address = self._elsewhere
+        if self._elsewhere and not self._monitor.is_outside:
+            view, address = max(self._elsewhere.values())
             try:
                 if (yield Enter(address)) is Reached.OPEN and (yield from self._adopt(view, address, renounces=True)):
                     return
             except StoreLostError:
                 pass  # it was the last hope
+        if self._monitor.is_outside:
+            raise self._monitor.left_alone()
         me, members = self._monitor.me, self._rounds.agreed or (self._monitor.me,)
         raise no_quorum(me, self._here or (me,), members)
 
@@ -297,14 +340,17 @@ class Failover:
     def _meet(self, view: int, address: str) -> Steps[bool]:
         """Register for a view, and wait for a quorum; whether it has opened."""
         came_s = self._now_s()
-        while self._now_s() < came_s + 2 * self._silent_s and not self.stopped:
-            view = yield from self._target(view)
-            self._promised = max(self._promised, view)
+        while True:
+            later = yield from self._target(view)
+            if later <= self._promised:
+                return False
+            view = self._promised = later
+            yield Seek(view, address)
             yield from self._register(view)
-            opened = yield from self._await_opened(view, came_s)
-            if opened:
+            if (yield from self._await_opened(view, address, came_s)):
                 return (yield from self._adopt(view, address))
-        return False
+            if self.stopped or self._ahead is not None:
+                return False
 
     def _target(self, view: int) -> Steps[int]:
         """The latest view that somebody wants here: this one, unless there is a later one."""
@@ -332,11 +378,11 @@ class Failover:
         place = yield Count(f"{view}/count")
         yield Write(f"{view}/{place}", said)
 
-    def _await_opened(self, view: int, came_s: float) -> Steps[bool]:
-        """Whether a view has opened; False if another one is wanted here, or there is no quorum for long."""
+    def _await_opened(self, view: int, address: str, came_s: float) -> Steps[bool]:
+        """Whether a view has opened; False if a later one is wanted, or there is no quorum, and nobody has come for long."""
         said: dict[int, Registration] = {}
-        probed_s = self._now_s()
-        while self._now_s() < came_s + 2 * self._silent_s and not self.stopped:
+        probed_s = last_s = self._now_s()
+        while self._now_s() < last_s + 2 * self._silent_s and not self.stopped:
             if (yield Read(f"{view}/opened")) is not None:
                 return True
             if (yield from self._target(view)) != view:
@@ -345,12 +391,15 @@ class Failover:
             for place in range(1, count + 1):
                 if place not in said and (value := (yield Read(f"{view}/{place}"))) is not None:
                     (said[place],) = yield Restore((value,))
+                    last_s = self._now_s()
             meeting = self.meeting(list(said.values()), self._monitor.ended())
             self._here = meeting.present
             late_s = self._now_s() - came_s - _TURN_S * meeting.place(self._monitor.me)
             if late_s >= 0.0 and not meeting.is_complete and self._now_s() >= probed_s:
-                probed_s = self._now_s() + _PROBE_S
-                yield from self._probe(meeting.missing)
+                yield from self._look_around(meeting.missing, view, address)
+                if self._ahead is not None:
+                    return False
+                probed_s = self._now_s() + _PROBE_S  # from its end: what does not answer takes longer than that
             elif late_s >= 0.0 and meeting.may_open(self._least, in_vain=late_s >= self._silent_s):
                 result = (yield Read(f"{view}/result/{meeting.reader}")) or b""
                 yield Decide(f"{view}/opened", (yield Encode(meeting.opened(result))))
@@ -358,12 +407,27 @@ class Failover:
             yield Pause(_LOOK_S)
         return False
 
-    def _probe(self, missing: list[WorkerId]) -> Steps[None]:
+    def _look_around(self, missing: list[WorkerId], view: int, address: str) -> Steps[None]:
+        """Find out who of those that are missing has ended, and whether one of the others waits elsewhere for a later view.
+
+        Without that two sides of a network that was cut would go after each other from store to store when it is whole again.
+        """
         asked = [worker for worker in missing if worker in self._monitor.hosts]
         found = yield Probe(tuple(self._monitor.hosts[worker] for worker in asked))
+        there = [worker for worker, reached in zip(asked, found, strict=True) if reached is Reached.OPEN]
         for worker, reached in zip(asked, found, strict=True):
             if reached is Reached.REFUSED:
                 self._monitor.process_ended(worker)
+        if not there:
+            return
+        self._looks += 1
+        one = there[self._looks % len(there)]
+        if (yield Enter(self._monitor.hosts[one])) is Reached.OPEN:
+            here, sought = yield from self._ask(one)
+            if any(place is not None and place[0] > view for place in (here, sought)):
+                self._ahead = one
+        if (yield Enter(address)) is not Reached.OPEN:
+            raise StoreLostError
 
     def _adopt(self, view: int, address: str, *, renounces: bool = False) -> Steps[bool]:
         """Go on with a store that has opened, and bring what every store of the job has."""
@@ -386,7 +450,7 @@ class Failover:
             monitor.renounce()
         monitor.holds_store = address == monitor.address
         monitor.move(news)
-        self.view, self._promised, self._lost = view, max(view, self._promised), False
+        self.view, self._promised, self._lost = view, view if renounces else max(view, self._promised), False
         yield from monitor.send()
         yield Publish(view, address)
         return True

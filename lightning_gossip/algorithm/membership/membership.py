@@ -120,12 +120,14 @@ class _Arrival(NamedTuple):
         generation: of its members.
         members: as it knows them (:func:`spans_of`).
         about: what the caller wants to be checked.
+        address: of the store that it keeps: whoever has met knows where to meet the next time.
     """
 
     intact: bool
     generation: int
     members: tuple[Span, ...]
     about: Any
+    address: str | None
 
 
 class Membership:
@@ -417,11 +419,12 @@ class Membership:
         if not intact:
             yield DropGroup()  # somebody may wait in a collective for this worker, which has left it
         generation = self.generation if self.met else self.generation - 1
-        mine = _Arrival(intact, generation, spans_of(self.members), about)
+        mine = _Arrival(intact, generation, spans_of(self.members), about, self._monitor.address)
         heard = yield from self._hear(("the beginning of a Trainer's work", mine))
         if heard is None:
             return
         said: dict[WorkerId, _Arrival] = dict(zip(heard, of_one_kind(list(heard.values())), strict=True))
+        self._monitor.hosts |= {worker: theirs.address for worker, theirs in said.items() if theirs.address is not None}
         check({worker: theirs.about for worker, theirs in said.items()})
         # whoever has excluded more workers knows better: nobody that one of those present has excluded is a member
         views = {theirs.members for theirs in said.values()}
@@ -438,8 +441,6 @@ class Membership:
             yield from self.make_groups()
         elif self.rank == 0 and not self.met:
             yield from self.on_store(lambda: self.joining.tell_members(self.members))
-        if not self.met:
-            yield from self.on_store(lambda: self._monitor.learn_hosts(self.members))
         self.met = True
 
     def rest(self) -> Steps[None]:

@@ -25,7 +25,7 @@ who could admit it, and declares nobody failed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -40,6 +40,7 @@ from lightning_gossip.algorithm.membership.store import (
     Read,
     ReadAll,
     Steps,
+    StoreLostError,
     Swap,
     Write,
 )
@@ -87,6 +88,7 @@ class Monitor:
         news: as far as they were read.
         broken: the error that ends this worker, since it cannot be monitored any more.
         waiting_for: key that the training thread waits for, in a round.
+        is_abandoned: whether this worker is outside, and all members that it knows are silent here.
         holds_store: whether the job's store is the one that this worker keeps; None while it is the first one.
         hosts: addresses of the stores that workers keep (:mod:`.failover`), as far as they are known.
     """
@@ -136,6 +138,7 @@ class Monitor:
         self._abort: Aborted | None = None
         self._request: str | None = None  # to join
         # of a worker outside
+        self.is_abandoned = False
         self._nobody_admits: str | None = None
         self._hears_a_member = False
         # of the round that the training thread waits for
@@ -154,7 +157,7 @@ class Monitor:
         """
         self._members, self._present = tuple(members), frozenset(members)
         self._sent = replace(self._sent, outside=outside)
-        self._nobody_admits, self._hears_a_member = None, False
+        self._nobody_admits, self._hears_a_member, self.is_abandoned = None, False, False
         if self._moved and not outside:
             self._expect()
         self._choose()
@@ -202,6 +205,9 @@ class Monitor:
         self._moved = True
         self._has_told_address = False
         self._seen.clear()
+        self._counted.clear()
+        self._detector.listen_anew()
+        self.is_abandoned = False
         self._read = self.waiting_for = None
         self._take(news)
         self._expect()
@@ -308,8 +314,15 @@ class Monitor:
 
     # -- protocols ---------------------------------------------------------------------------------------------------
 
-    def tick(self) -> Steps[None]:
-        """Send a heartbeat, listen, and spread what was found out."""
+    def tick(self, may_go_on: Callable[[Collection[WorkerId]], bool] = lambda present: True) -> Steps[None]:
+        """Send a heartbeat, listen, and spread what was found out.
+
+        Args:
+            may_go_on: whether some of the members may, without those that are silent.
+
+        Raises:
+            StoreLostError: if those that have not failed may not: they look for the others elsewhere (:mod:`.failover`).
+        """
         yield from self.send()
         if self.is_outside:
             yield from self._look_for_members()
@@ -332,8 +345,7 @@ class Monitor:
             if worker in self._counted and worker not in self._seen:
                 self._detector.heard_nothing(worker, at_s=at_s)
         if not self.is_outside:
-            self._found |= self._all_failed & self._present
-            yield from self._probe()
+            yield from self._exclude(may_go_on)
         else:
             self._weigh(heard)
         self._note_version()
@@ -396,9 +408,26 @@ class Monitor:
             news.ended | (self._ended & failed),
         )
 
-    def _probe(self) -> Steps[None]:
+    def _exclude(self, may_go_on: Callable[[Collection[WorkerId]], bool]) -> Steps[None]:
+        """Find out who has failed; of workers that are silent that is told only where the others may go on without them.
+
+        Else those that are told of would leave the job when the network carries their words again, and nobody would be left who
+        may go on. All that fall silent at once do so within a heartbeat: who is late does not count as present, or as silent.
+        """
+        failed = (self._all_failed | self._found) & self._present
+        yield from self._probe(failed)
+        self._found |= failed & self._ended
+        if failed <= self._found | self.news.failed:
+            return
+        others = [worker for worker in self._members if worker not in failed | self.news.failed]
+        if may_go_on([worker for worker in others if worker == self.me or self.verdict(worker) is Verdict.ALIVE]):
+            self._found |= failed
+        elif not may_go_on(others):
+            raise StoreLostError
+
+    def _probe(self, failed: Collection[WorkerId]) -> Steps[None]:
         """Look whether the processes of workers that have failed have ended, where that can be seen by their stores."""
-        unsure = [worker for worker in sorted(self._found - self._ended - self.news.failed) if worker in self.hosts]
+        unsure = [worker for worker in sorted({*failed} - self._ended - self.news.failed) if worker in self.hosts]
         if unsure:
             found = yield Probe(tuple(self.hosts[worker] for worker in unsure))
             self._ended |= {worker for worker, reached in zip(unsure, found, strict=True) if reached is Reached.REFUSED}
@@ -448,7 +477,8 @@ class Monitor:
     def _hear(self, worker: WorkerId, heartbeat: Heartbeat, at_s: float, *, has_ended: bool) -> None:
         # a worker between two uses counts as alive
         count = heartbeat.count if not heartbeat.resting else -round(at_s * 1000)
-        self._detector.heard(worker, count=count, at_s=at_s, is_member=worker in self._present)
+        is_final = worker in self._present and (worker in self._found or worker in self.news.failed)
+        self._detector.heard(worker, count=count, at_s=at_s, is_member=is_final)
         if worker in self._noted and worker not in self._detector.connections_lost:
             self._noted.discard(worker)
             self._heard_since.add(worker)
@@ -471,8 +501,9 @@ class Monitor:
             failed = (worker for worker in members if self._detector.verdict(worker) is Verdict.FAILED)
             gone = {*failed, *(self.news.failed & {*members})}
             self._watched = _around((*members, self.me), self.me, self.news.failed if len(members) <= WATCHED else gone)
-            if members and gone == set(members) - {self.me}:
-                self._nobody_admits = self._said_at_the_end("all its members have failed")
+            self.is_abandoned = bool(members) and gone == set(members) - {self.me}
+            if self.is_abandoned and self.address is None:
+                self._nobody_admits = str(self.left_alone())
 
     def _weigh(self, heard: dict[WorkerId, Heartbeat]) -> None:
         """Find out whether there is anybody who could admit this worker."""
@@ -483,6 +514,10 @@ class Monitor:
             aborts = [self.news.abort_of(said.use) for said in alive.values()]
             if (told := aborts[0]) is not None and None not in aborts:
                 self._nobody_admits = self._said_at_the_end(f"rank {told.rank} has failed: {told.reason}")
+
+    def left_alone(self) -> PeerError:
+        """What ends a worker outside when no member is left."""
+        return PeerError(self._said_at_the_end("all its members have failed"), rank=self.me.initial_rank, phase="join")
 
     def _said_at_the_end(self, why: str) -> str:
         return (

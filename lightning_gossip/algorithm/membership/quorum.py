@@ -20,9 +20,10 @@ def has_quorum(
     A worker that is silent may be on the other side of a partition, and go on there; one whose process is known to have
     ended does nothing any more. So they may if
 
-    - all are present but those whose processes have ended, or
-    - they are more than half of the members, or
-    - they are half of them and have the job's store: the others would need more than half to open another one.
+    - all are present but those whose processes have ended,
+    - they are more than half of the members,
+    - they are half of them, and have the job's store: the others would need more than half to open another one;
+    - they are half of them, and one of the others has ended: the rest is fewer than half.
 
     Of any two groups that may, one has a living worker of the other, or nobody is left of the other. Where the user has said
     how many workers are enough, that many are though others are silent: two sides may both go on, if it is not more than half.
@@ -37,13 +38,17 @@ def has_quorum(
     >>> one, other = members = [WorkerId(0, 1), WorkerId(1, 1)]
     >>> [has_quorum([one], members, ended, at_store=store) for ended, store in (([], True), ([], False), ([other], False))]
     [True, False, True]
+    >>> four = [WorkerId(rank, 1) for rank in range(4)]
+    >>> [has_quorum(four[:2], four, ended, at_store=False) for ended in ([], [four[3]])]
+    [False, True]
     """
     here = set(members).intersection(present)
     if here and here.issuperset(set(members).difference(ended)):
         return True
     if least is not None:
         return len(here) >= least
-    return 2 * len(here) >= len(members) + (not at_store)
+    half_is_enough = at_store or not here.issuperset(set(members).intersection(ended))
+    return 2 * len(here) >= len(members) + (not half_is_enough)
 
 
 def witnesses(present: int, members: int) -> int:

@@ -31,7 +31,7 @@ members that have failed only if the others are a quorum (:mod:`.quorum`).
 | key of round r | written by | says |
 |---|---|---|
 | ``r/known/<level>`` | each that has read the result | how many have, since so many members have failed |
-| ``r/settled/<k>`` | the one that makes it enough | enough know it |
+| ``r/settled/<k>`` | each that finds enough, before it goes on; the first one counts | enough know it |
 | ″ | any worker that has heard news | as above: look |
 
 If the store is lost before, the round is held once more on the next one, unless somebody brings its result there.
@@ -313,9 +313,9 @@ class Rounds:
                 self._shared.append(key)
                 enough = len(present) if grows else witnesses(len(present), len(members))
                 know: int = yield Count(key)
-                if know == enough:
-                    yield from self._decide(number, slot, _SETTLED, "settled")
                 if know >= enough:
+                    # each of them, before it goes on: the first may have ended before it said so, and the others wait for that
+                    yield from self._decide(number, slot, _SETTLED, "settled")
                     return True
             stands: bytes | None = yield Await(self._slot_key(number, slot, "settled"), max(0.0, give_up_s - self._now_s()))
             if stands is None:

@@ -165,3 +165,10 @@ class Publish(NamedTuple):
 
     view: int
     address: str
+
+
+class Seek(NamedTuple):
+    """Write where this worker waits into the store that it itself keeps, for those that wait elsewhere. No result."""
+
+    view: int
+    address: str

@@ -1,1 +1,1 @@
-"""When local SGD averages: constant, post-local and adaptive periods."""
+"""When local SGD averages: constant, piecewise constant, post-local and adaptive periods."""

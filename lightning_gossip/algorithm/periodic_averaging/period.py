@@ -5,6 +5,7 @@ n workers make local steps, then all of them take the mean of their models, w_i 
 - :class:`ConstantPeriod`: CPSGD, local SGD. Every p steps.
 - :class:`StaggeredPeriod`: the same of a model in fragments, one after the other.
 - :class:`PostLocal`: post-local SGD, Lin, Stich, Patel, Jaggi (2020, arXiv 1808.07217). p = 1 at first, then constant.
+- :class:`~lightning_gossip.algorithm.periodic_averaging.piecewise_period.PiecewisePeriod`: one p for each part of the run.
 - :class:`~lightning_gossip.algorithm.periodic_averaging.adaptive_period.AdaptivePeriod`: ADPSGD. p follows how far the models
   drift apart.
 

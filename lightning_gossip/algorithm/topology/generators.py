@@ -13,12 +13,18 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from lightning_gossip.algorithm.topology.exact_graphs import SEQUENCES
+from lightning_gossip.algorithm.topology.mixing import MixingWeights
 from lightning_gossip.algorithm.topology.networkx_later import nx
+from lightning_gossip.algorithm.topology.sequence import TopologySequence
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from lightning_gossip.algorithm.topology.topology import IntGraph
+
+
+EXPONENTIAL_FROM = 8  # workers, where ``"auto"`` ends to be a ring
 
 
 def ring(n: int) -> Topology:
@@ -47,6 +53,26 @@ def exponential(n: int) -> Topology:
         )
     hops = [1, *(1 + 2**i for i in range(1, n.bit_length()))]
     return Topology("exponential", nx.circulant_graph(n, [hop for hop in hops if hop < n]))
+
+
+def auto(n: int, *, begun_with: int = 1) -> Topology:
+    """A ring below 8 workers, the exponential graph from 8 on; an odd number has that of one more, without its last rank.
+
+    A ring needs the fewest connections, and mixes the worse the longer it is. A graph is called what it is, ``"ring"`` or
+    ``"exponential"``.
+
+    Args:
+        n: workers.
+        begun_with: as many as the run began with, if more: one of 8 or more workers that loses some stays with the exponential
+            graph, which mixes faster and has two sides, where a ring of an odd number has none.
+
+    >>> auto(4).name, auto(8).name, auto(9).bipartition is None, auto(7, begun_with=8).name
+    ('ring', 'exponential', False, 'exponential')
+    """
+    n = _size("auto", n)
+    if max(n, begun_with) < EXPONENTIAL_FROM or n == 1:
+        return ring(n)
+    return Topology("exponential", exponential(n + n % 2).graph.subgraph(range(n)))
 
 
 def complete(n: int) -> Topology:
@@ -152,12 +178,13 @@ TOPOLOGIES: Mapping[str, Callable[[int], Topology]] = MappingProxyType(
         "torus": torus,
         "hypercube": hypercube,
         "star": star,
+        "auto": auto,
     }
 )
 """Name → generator. A new topology is one function above and one row here."""
 
 
-def make_topology(spec: str | Topology | Iterable[Iterable[int]], n: int) -> Topology:
+def make_topology(spec: str | Topology | TopologySequence | Iterable[Iterable[int]], n: int) -> Topology:
     """The topology that a configuration value means.
 
     Args:
@@ -165,8 +192,15 @@ def make_topology(spec: str | Topology | Iterable[Iterable[int]], n: int) -> Top
         n: workers, >= 1.
 
     Raises:
-        ConfigurationError: for an unknown name, a topology of another size, or whatever the generator refuses.
+        ConfigurationError: for an unknown name, a topology of another size, one that changes from round to round, or whatever
+            the generator refuses.
     """
+    changing = spec.name if isinstance(spec, TopologySequence) else spec
+    if isinstance(spec, TopologySequence) or (isinstance(spec, str) and spec in SEQUENCES):
+        raise ConfigurationError(
+            f"topology {changing!r} is another graph in each round, and only dpsgd makes rounds together: write strategy=dpsgd"
+            f" for it, or here a graph that stays the same ({', '.join(TOPOLOGIES)})."
+        )
     if isinstance(spec, Topology):
         if spec.n != n:
             raise ConfigurationError(
@@ -176,9 +210,10 @@ def make_topology(spec: str | Topology | Iterable[Iterable[int]], n: int) -> Top
         return spec
     if isinstance(spec, str):
         if spec not in TOPOLOGIES:
-            close = difflib.get_close_matches(spec, TOPOLOGIES, n=1)
+            known = (*TOPOLOGIES, *SEQUENCES)
+            close = difflib.get_close_matches(spec, known, n=1)
             hint = f"Did you mean {close[0]!r}?" if close else "Write one of these, or pass a list of edges."
-            raise ConfigurationError(f"unknown topology {spec!r}; the known ones are {', '.join(TOPOLOGIES)}. {hint}")
+            raise ConfigurationError(f"unknown topology {spec!r}; the known ones are {', '.join(known)}. {hint}")
         return TOPOLOGIES[spec](n)
     if not isinstance(spec, Iterable):
         raise ConfigurationError(
@@ -186,6 +221,31 @@ def make_topology(spec: str | Topology | Iterable[Iterable[int]], n: int) -> Top
             'such as [(0, 1), (1, 2)]. Write for example topology="ring".'
         )
     return from_edges(n, spec)
+
+
+def make_sequence(
+    spec: str | Topology | TopologySequence | Iterable[Iterable[int]], n: int, *, weights: MixingWeights = "metropolis"
+) -> TopologySequence:
+    """The mixing matrices, one a round, that a configuration value means.
+
+    Args:
+        spec: as for :func:`make_topology`, which gives one round; a name in `SEQUENCES`; or a `TopologySequence` of n ranks.
+        n: workers, >= 1.
+        weights: of a graph that stays the same. The others have their own.
+
+    Raises:
+        ConfigurationError: as :func:`make_topology`, and for a sequence of another size.
+    """
+    if isinstance(spec, TopologySequence):
+        if spec.n != n:
+            raise ConfigurationError(
+                f"got a sequence of topologies {spec.name!r} of {spec.n} ranks for {n} workers; the two must be equal. "
+                f"Build it for {n}, or pass its name and let the number of workers decide."
+            )
+        return spec
+    if isinstance(spec, str) and spec in SEQUENCES:
+        return SEQUENCES[spec](n)
+    return TopologySequence.fixed(make_topology(spec, n), weights)
 
 
 def _size(name: str, n: int) -> int:

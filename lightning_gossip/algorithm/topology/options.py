@@ -6,11 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lightning_gossip.algorithm.options import Options
+from lightning_gossip.algorithm.topology.exact_graphs import SEQUENCES
 from lightning_gossip.algorithm.topology.generators import TOPOLOGIES, make_topology
+from lightning_gossip.algorithm.topology.sequence import TopologySequence
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import ConfigurationError
 
-TopologySpec = str | Topology | Iterable[tuple[int, int]]
+TopologySpec = str | Topology | TopologySequence | Iterable[tuple[int, int]]
+"""A sequence, or the name of one, where the algorithm makes rounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +28,14 @@ class TopologyOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_topology()
+
+    def _check_topology(self) -> None:
         object.__setattr__(self, "topology", topology_of(self.topology))
 
-    @property
-    def topology_name(self) -> str:
-        """What the graph is called in logs."""
-        return self.topology if isinstance(self.topology, str) else getattr(self.topology, "name", "custom")
+    def graph_name(self, workers: int) -> str:
+        """What the graph of so many workers is called in logs."""
+        return make_topology(self.topology, workers).name
 
     def check(self, workers: int) -> None:
         """Refuse what does not fit the number of workers.
@@ -45,9 +50,9 @@ def topology_of(spec: TopologySpec) -> str | Topology | tuple[tuple[int, int], .
     """A topology whose size is not known yet: a name that exists, a Topology, or the edges.
 
     Raises:
-        ConfigurationError: for an unknown name, and for what is no topology.
+        ConfigurationError: for an unknown name, for one that changes from round to round, and for what is no topology.
     """
-    if isinstance(spec, str):
+    if isinstance(spec, (str, TopologySequence)):
         make_topology(spec, 1)
     elif not isinstance(spec, Topology):
         try:
@@ -56,4 +61,15 @@ def topology_of(spec: TopologySpec) -> str | Topology | tuple[tuple[int, int], .
             raise ConfigurationError(
                 f"topology={spec!r} is neither a name ({', '.join(TOPOLOGIES)}) nor pairs of ranks such as [(0, 1), (1, 2)]."
             ) from None
-    return spec
+    return spec  # type: ignore[return-value]  # a sequence was refused
+
+
+def rounds_of(spec: TopologySpec) -> str | Topology | TopologySequence | tuple[tuple[int, int], ...]:
+    """As :func:`topology_of`, where the graph may change from round to round.
+
+    Raises:
+        ConfigurationError: for an unknown name, and for what is no topology.
+    """
+    if isinstance(spec, TopologySequence) or (isinstance(spec, str) and spec in SEQUENCES):
+        return spec
+    return topology_of(spec)

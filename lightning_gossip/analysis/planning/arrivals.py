@@ -8,6 +8,10 @@ N activated workers of step times Y (mean μ, standard deviation cv·μ) that pu
   take (K + N(1 − cv²)/2) μ/N on the average, with a standard deviation of cv·√K·μ/N                           (renewal theory)
 - between a worker's pull and its push the others push N − 1 times on the average, whatever the law; the spread depends on it.
 
+Workers may differ, each with a law of its own (``compute`` is then a sequence). With λ_i = 1/μ_i the rate is λ = Σ λ_i, and
+K updates take (K + Σ (1 − cv_i²)/2)/λ with a standard deviation of √(K Σ cv_i² λ_i/λ)/λ. The updates of worker i are
+(λ − λ_i)/λ_i stale on the average, so the mean over all updates is N − 1 still: a slow worker's few are very stale.
+
 The distribution of the staleness has no closed form in general, and a bound on it, an event trigger or a limited link change
 the rate as well: :func:`arrivals` simulates them, times only. Where none of them is used :func:`free_arrivals` draws all
 renewals at once.
@@ -16,7 +20,7 @@ renewals at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,10 +38,33 @@ from lightning_gossip.simulation import APSGD, Cluster, Epochs, Links, Recording
 _SETTLING = 50  # rounds that are left out at the beginning: all workers start in phase
 
 
-def arrival_rate(workers: int, compute: Law) -> float:
-    """λ = N/μ, updates a second of N workers that never wait."""
+def laws_of(workers: int, compute: Law | Sequence[Law]) -> tuple[Law, ...]:
+    """The law of each worker's step times.
+
+    Args:
+        workers: N.
+        compute: one law for all, or one for each.
+
+    Raises:
+        ConfigurationError: if there are more laws or fewer.
+    """
     check_integer("workers", workers, example=4)
-    return workers / delay_of(compute).mean
+    if isinstance(compute, Law):
+        return (compute,) * workers
+    if not isinstance(compute, Sequence) or len(compute) != workers or not all(isinstance(law, Law) for law in compute):
+        raise ConfigurationError(
+            f"compute={compute!r} is neither a law of step times nor one for each of {workers} workers. Write for example"
+            " compute=Constant(0.1)."
+        )
+    return tuple(compute)
+
+
+def arrival_rate(workers: int, compute: Law | Sequence[Law]) -> float:
+    """λ = Σ 1/μ_i, updates a second of N workers that never wait."""
+    laws = laws_of(workers, compute)
+    if isinstance(compute, Law):
+        return workers / delay_of(compute).mean
+    return math.fsum(1.0 / delay_of(law).mean for law in laws)
 
 
 @dataclass(frozen=True)
@@ -53,18 +80,20 @@ class RunTime:
     deviation_s: float
 
 
-def run_time(updates: int, workers: int, compute: Law) -> RunTime:
+def run_time(updates: int, workers: int, compute: Law | Sequence[Law]) -> RunTime:
     """Time to K updates of N workers that begin together and never wait, for large K/N; see the renewal theory above.
 
     Args:
         updates: K.
         workers: N.
-        compute: law of the step times.
+        compute: law of the step times, of all or one for each.
     """
     check_integer("updates", updates, example=1000)
-    law, rate = delay_of(compute), arrival_rate(workers, compute)
-    squared = law.variance / law.mean**2
-    return RunTime((updates + 0.5 * workers * (1.0 - squared)) / rate, math.sqrt(squared * updates) / rate)
+    laws, rate = [delay_of(law) for law in laws_of(workers, compute)], arrival_rate(workers, compute)
+    squares = [law.variance / law.mean**2 for law in laws]
+    spread = math.fsum(squared / law.mean for squared, law in zip(squares, laws, strict=True)) / rate
+    ahead = 0.5 * math.fsum(1.0 - squared for squared in squares)
+    return RunTime((updates + ahead) / rate, math.sqrt(spread * updates) / rate)
 
 
 @dataclass(frozen=True)
@@ -94,33 +123,37 @@ class Arrivals:
         return histogram(self.staleness)
 
 
-def free_arrivals(workers: int, compute: Law, *, updates: int = 20_000, seed: int = 0) -> Arrivals:
+def free_arrivals(workers: int, compute: Law | Sequence[Law], *, updates: int = 20_000, seed: int = 0) -> Arrivals:
     """N workers that never wait, exactly.
 
     Args:
         workers: N.
-        compute: law of the step times.
+        compute: law of the step times, of all or one for each.
         updates: about how many are drawn, after those that are left out while the workers still are in phase.
         seed: of the draws.
     """
-    check_integer("workers", workers, example=4)
+    laws, rate = laws_of(workers, compute), arrival_rate(workers, compute)
     check_integer("updates", updates, example=20_000)
     generators = np.random.default_rng(seed).spawn(workers)
-    rounds = _SETTLING + math.ceil(updates / workers) + 10
-    times = np.stack([np.cumsum(compute.draw(generator, rounds, 0)) for generator in generators])
-    order = np.empty(times.size, dtype=np.int64)
-    order[np.argsort(times, axis=None, kind="stable")] = np.arange(times.size)
-    position = order.reshape(times.shape)
-    staleness = np.diff(position, axis=1) - 1  # of a worker's update: the others' since its own before
-    end_s = times[:, -1].min()  # afterwards not all workers are there any more
-    counted = (times[:, 1:] <= end_s) & (np.arange(1, rounds) >= _SETTLING)
-    counts = np.bincount(staleness[counted])
-    return Arrivals(arrival_rate(workers, compute), {k: int(n) for k, n in enumerate(counts) if n})
+    share = updates / workers
+    shares = [share if isinstance(compute, Law) else updates / (rate * delay_of(law).mean) for law in laws]
+    settling = [_SETTLING if own == share else math.ceil(_SETTLING * own / share) for own in shares]
+    rounds = [settled + math.ceil(own) + 10 for settled, own in zip(settling, shares, strict=True)]
+    times = [np.cumsum(law.draw(generator, r, 0)) for law, generator, r in zip(laws, generators, rounds, strict=True)]
+    every = np.concatenate(times)
+    order = np.empty(every.size, dtype=np.int64)
+    order[np.argsort(every, kind="stable")] = np.arange(every.size)
+    end_s = min(float(own[-1]) for own in times)  # afterwards not all workers are there any more
+    counts = np.zeros(every.size, dtype=np.int64)
+    for own, position, settled in zip(times, np.split(order, np.cumsum(rounds)[:-1]), settling, strict=True):
+        staleness = np.diff(position) - 1  # of a worker's update: the others' since its own before
+        counts += np.bincount(staleness[(own[1:] <= end_s) & (np.arange(1, len(own)) >= settled)], minlength=every.size)
+    return Arrivals(rate, {int(k): int(counts[k]) for k in np.flatnonzero(counts)})
 
 
 def arrivals(
     workers: int,
-    compute: Law,
+    compute: Law | Sequence[Law],
     *,
     active_workers: int | None = None,
     max_staleness: int | None = None,
@@ -135,7 +168,7 @@ def arrivals(
 
     Args:
         workers: n.
-        compute: law of the step times, seconds.
+        compute: law of the step times, seconds, of all or one for each.
         active_workers, max_staleness, on_stale: see :class:`~lightning_gossip.algorithm.ServerOptions`.
         steps_per_update: m, local steps between two pushes that an event trigger leaves, in the mean; at least 1.
         links: between the workers; None for some that take no time.
@@ -146,7 +179,7 @@ def arrivals(
     Raises:
         ConfigurationError: naming what cannot be.
     """
-    check_integer("workers", workers, example=4)
+    laws = laws_of(workers, compute)
     check_integer("updates", updates, example=5_000)
     if not is_finite(steps_per_update) or steps_per_update < 1.0:
         raise ConfigurationError(f"steps_per_update={steps_per_update!r} is not a number of at least 1: a push follows a step.")
@@ -154,7 +187,7 @@ def arrivals(
         return free_arrivals(workers, compute, updates=updates, seed=seed)
     result = simulate(
         APSGD(active_workers=active_workers, max_staleness=max_staleness, on_stale=on_stale),
-        Cluster(workers, compute if steps_per_update == 1.0 else _Several(compute, steps_per_update)),
+        Cluster(workers, laws if steps_per_update == 1.0 else [_Several(law, steps_per_update) for law in laws]),
         work=Epochs(number=1, batches=_SETTLING * workers + updates),
         links=links,
         model_bytes=model_bytes,
@@ -164,8 +197,10 @@ def arrivals(
     assert result.trace is not None and result.staleness_in_order is not None  # noqa: PT018 - as was asked for
     pushes = [event.time_s for event in result.trace if event.kind == "push"][_SETTLING * workers :]
     settled = StalenessHistogram()
+    each = sum(len(own) for own in result.staleness_in_order) / workers
     for own in result.staleness_in_order:
-        for staleness in own[_SETTLING:-1]:  # the last one may have met others that were done
+        begin = _SETTLING if isinstance(compute, Law) else math.ceil(_SETTLING * len(own) / each)
+        for staleness in own[begin:-1]:  # the last one may have met others that were done
             settled.record(staleness)
     whole = arrivals_of(result)
     return replace(whole, rate=(1.0 - whole.dropped) * (len(pushes) - 1) / (pushes[-1] - pushes[0]), staleness=settled.counts())

@@ -14,7 +14,7 @@ no closed form, and the quadratic is simulated.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -45,7 +45,7 @@ class Server:
     Args:
         problem: quadratic model of the loss around its minimum.
         target: of the loss, above 0.
-        compute: law of the workers' step times, seconds.
+        compute: law of the workers' step times, seconds, of all or one for each; of N active workers the first N laws count.
         scale: c, of an update at the server; 1/n for n workers is the strategy's default.
         links: between the workers; None for some that take no time.
         model_bytes: of a model on its way.
@@ -57,7 +57,7 @@ class Server:
         self,
         problem: Problem,
         target: float,
-        compute: Law,
+        compute: Law | Sequence[Law],
         *,
         scale: float = 1.0,
         links: Links | None = None,
@@ -100,7 +100,8 @@ class Server:
 
     def largest_lr(self, setting: Setting) -> float:
         """The learning rate below which every direction converges in the mean square, if updates are sent after every step."""
-        exact = exact_limit(setting.active_workers, self.compute) if self._never_wait(setting) else None
+        law = self._law_of_all(setting.active_workers)
+        exact = exact_limit(setting.active_workers, law) if law is not None and self._never_wait(setting) else None
         largest = random_staleness_limit(self.arrivals(setting).law) if exact is None else exact
         return largest / (self.scale * max(self.problem.eigenvalues))
 
@@ -162,7 +163,7 @@ class Server:
     def _play(self, workers: int, bound: int | None, on_stale: OnStale) -> Arrivals:
         return arrivals(
             workers,
-            self.compute,
+            self._compute(workers),
             max_staleness=bound,
             on_stale=on_stale,
             links=self.links,
@@ -171,12 +172,29 @@ class Server:
             seed=self._seed,
         )
 
+    def _compute(self, workers: int) -> Law | Sequence[Law]:
+        """Law of the step times of so many active workers."""
+        if isinstance(self.compute, Law):
+            return self.compute
+        if workers > len(self.compute):
+            raise ConfigurationError(
+                f"active_workers={workers} of {len(self.compute)} workers, for each of which compute has a law."
+            )
+        return self.compute[:workers]
+
+    def _law_of_all(self, workers: int) -> Law | None:
+        """The law of the step times, if all workers have the same."""
+        compute = self._compute(workers)
+        laws = [compute] if isinstance(compute, Law) else list(compute)
+        return laws[0] if all(law == laws[0] for law in laws) else None
+
     def _never_wait(self, setting: Setting) -> bool:
         return setting.max_staleness is None and self.links is None
 
     def _slowed(self, setting: Setting) -> Callable[[float], float] | None:
         """Exact decay of the root mean square per update, where it differs much from the mean's."""
-        memoryless = isinstance(self.compute, Exponential) and self.compute.spread == 1.0 and self._never_wait(setting)
+        law = self._law_of_all(setting.active_workers)
+        memoryless = isinstance(law, Exponential) and law.spread == 1.0 and self._never_wait(setting)
         return (lambda g: rms_decay_rate(g, setting.active_workers)) if memoryless else None
 
     def _curve(self, setting: Setting, seen: Arrivals) -> LossCurve:
@@ -209,7 +227,7 @@ class Server:
         problem = self.problem
         return simulate(
             APSGD(max_staleness=setting.max_staleness, on_stale=setting.on_stale, scale=self.scale, event_trigger=threshold),
-            Cluster(setting.active_workers, self.compute),
+            Cluster(setting.active_workers, self._compute(setting.active_workers)),
             work=Steps(number=_ENDLESS),
             links=self.links,
             objective=Quadratic(problem.eigenvalues, noise=problem.noise, start_at=problem.distances.tolist()),

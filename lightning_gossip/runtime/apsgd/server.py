@@ -7,8 +7,9 @@
 
 The training thread of the server's rank is a worker like the others, and calls the server directly.
 
-One condition guards the :class:`~lightning_gossip.algorithm.apsgd.ParameterServer` and the session. It is held to add an
-update or to copy the model, never across the network. A thread that serves a slow worker waits for that one alone.
+One condition guards the :class:`~lightning_gossip.algorithm.apsgd.ServerRule` and the session. It is held to take in what a
+worker has sent, or to copy what it is sent, never across the network. A thread that serves a slow worker waits for that one
+alone.
 
 A failure on a thread ends it, is kept, and is raised on the training thread at its next step.
 """
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_gossip.algorithm.apsgd import ParameterServer
+from lightning_gossip.algorithm.apsgd import ServerRule
 from lightning_gossip.algorithm.apsgd_worker import Served
 from lightning_gossip.algorithm.tensors.finite import all_finite
 from lightning_gossip.errors import PeerError, ProtocolError
@@ -61,7 +62,7 @@ class Server(ServerLink):
         self._timeout_s = timeout_s
         self._turn_timeout_s = turn_timeout_s
         self._condition = threading.Condition()
-        self._server: ParameterServer | None = None
+        self._server: ServerRule | None = None
         self._session = -1
         self._layout = 0
         self._sync_requested_in = -1  # the last session in which a synchronisation was asked for
@@ -79,7 +80,7 @@ class Server(ServerLink):
         for thread in self._threads:
             thread.start()
 
-    def open(self, session: int, layout: int, server: ParameterServer) -> None:
+    def open(self, session: int, layout: int, server: ServerRule) -> None:
         """A session begins, with the model that the server holds."""
         with self._condition:
             self._session, self._layout, self._server = session, layout, server
@@ -156,7 +157,7 @@ class Server(ServerLink):
             self._open.queue(rank)
             self._await(lambda: self._open.may_pull(rank), timeout_s)
             version = self._open.pull(rank)
-            out.copy_(self._open.model)
+            out.copy_(self._open.answer(rank))
             self._condition.notify_all()
             return Served(version, self._staleness.get(rank), self.sync_requested, rank in self._refused)
 
@@ -203,7 +204,7 @@ class Server(ServerLink):
             raise _StoppedError
 
     @property
-    def _open(self) -> ParameterServer:
+    def _open(self) -> ServerRule:
         if self._server is None:
             raise ProtocolError("No session has been opened yet.")
         return self._server

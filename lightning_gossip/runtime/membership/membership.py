@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from typing_extensions import override
 
 from lightning_gossip.algorithm.effects import perform
@@ -451,7 +451,9 @@ class Membership(Workers):
     def _do_make_group(self, effect: protocol.MakeGroup) -> protocol.Outcome:
         try:
             self._drop_group()
-            self._make_group(PrefixStore(effect.keys, self.store), effect.rank, effect.size)
+            # a worker alone asks nobody, so that it needs no store that may be lost
+            found = HashStore() if effect.size == 1 else self.store
+            self._make_group(PrefixStore(effect.keys, found), effect.rank, effect.size)
         except Exception as error:  # noqa: BLE001 - raised in the end, or made good
             return self._note_failure(protocol.MakeGroup, error)
         if dist.is_initialized():

@@ -28,6 +28,7 @@ from lightning_gossip.algorithm.membership.store import (
     Probe,
     Publish,
     Reached,
+    Seek,
     Steps,
     StoreLostError,
 )
@@ -36,7 +37,7 @@ from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.membership.local_processes import identity
 from lightning_gossip.runtime.membership.store_operations import StoreOperations
-from lightning_gossip.runtime.membership.stores import Stores, parse, reach
+from lightning_gossip.runtime.membership.stores import Stores, parse, reach_all
 from lightning_gossip.runtime.store_client import another, store_lost
 from lightning_gossip.transport.threads import new_thread
 
@@ -44,7 +45,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 HEARTBEAT_S = 0.5
-_RECONNECT_S = 2.0  # a store that is there answers in milliseconds; one that has ended is not waited for
 
 
 class HeartbeatMonitor:
@@ -284,7 +284,7 @@ class HeartbeatMonitor:
         log.warning(
             "%s: the failure detector lost its connection with the store, and connects again: %s", self.me.spoken, error
         )
-        self._store = another(self._store, timeout_s=self._fail_after_s, connect_s=_RECONNECT_S)
+        self._store = another(self._store, timeout_s=self._fail_after_s)
         self._operations.use(self._store)
         self._connected_s = now_s()
 
@@ -318,6 +318,7 @@ class HeartbeatMonitor:
         except dist.DistError as error:
             if self._failover is None:
                 raise
+            log.info("%s: the store does not answer: %s", self.me.spoken, str(error).split("\n", 1)[0])
             raise StoreLostError(str(error)) from error
 
     @property
@@ -329,6 +330,7 @@ class HeartbeatMonitor:
 
         def enter(effect: Enter) -> Reached:
             reached, store = stores.enter(effect.address)
+            log.info("%s: looks for the next store at %s: %s", self.me.spoken, effect.address, reached.value)
             if store is not None:
                 self._operations.use(store)
             return reached
@@ -346,11 +348,12 @@ class HeartbeatMonitor:
             self._tell_where(stores)
 
         return {
-            Probe: lambda effect: [reach(address)[0] for address in effect.addresses],
+            Probe: lambda effect: reach_all(effect.addresses),
             Enter: enter,
             Adopt: adopt,
             Leave: leave,
             Publish: publish,
+            Seek: lambda effect: stores.seek(effect.view, effect.address),
         }
 
     def _tell_where(self, stores: Stores) -> None:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import logging
 import socket
-from datetime import timedelta
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
 from lightning_gossip.algorithm.membership.store import Reached
-from lightning_gossip.runtime.store_client import Space, cut_connections, end_when_lost
+from lightning_gossip.runtime.store_client import Space, client, cut_connections, end_when_lost
 from lightning_gossip.transport.network_interface import address_of
 from lightning_gossip.transport.threads import new_thread
 
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 MEETING, LOGS = "meeting", "logs"
 _BACKLOG = 2048  # as torch's store
 _REACH_S = 1.0  # for a host that is there to answer
+_ANSWER_S = 3.0  # for its store, on a busy machine
+_AT_ONCE = 32  # hosts that are asked whether they answer
 _CALL_S = 5.0  # of a meeting's operations: milliseconds
 
 
@@ -62,15 +65,23 @@ def reach(address: str, *, timeout_s: float = _CALL_S) -> tuple[Reached, TCPStor
 
     def connect() -> None:
         try:
-            found.append(TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)))
+            found.append(client(host, port, timeout_s=timeout_s))
         except dist.DistError as error:
             log.debug("no store answers at %s: %s", address, error)
 
     # torch waits for the first answer without a deadline, and a process that is stopped gives none
     thread = new_thread("gossip-connects-with-a-store", connect)
     thread.start()
-    thread.join(_REACH_S)
+    thread.join(_ANSWER_S)
     return (Reached.OPEN, found[0]) if found else (Reached.SILENT, None)
+
+
+def reach_all(addresses: Sequence[str]) -> list[Reached]:
+    """Look whether somebody listens at addresses, at several at a time: each that is silent takes a second."""
+    if not addresses:
+        return []
+    with ThreadPoolExecutor(min(_AT_ONCE, len(addresses)), thread_name_prefix="gossip-looks-at-stores") as threads:
+        return [reached for reached, _ in threads.map(reach, addresses)]
 
 
 class Stores:
@@ -102,7 +113,15 @@ class Stores:
 
     def publish(self, view: int, address: str) -> None:
         """Tell those that come to this worker where the job's store is."""
-        Space(MEETING, self._reserve).set("where", json.dumps([view, address]))
+        self._tell("where", view, address)
+
+    def seek(self, view: int, address: str) -> None:
+        """Tell those that come to this worker where it waits for others."""
+        self._tell("seeks", view, address)
+
+    def _tell(self, key: str, view: int, address: str) -> None:
+        # by a new connection: leave() cuts all with this worker's store, if it is the job's
+        Space(MEETING, client(*parse(self.own), timeout_s=_CALL_S)).set(key, json.dumps([view, address]))
 
     def adopt(self, view: int, address: str) -> None:
         """The job's store is here now."""

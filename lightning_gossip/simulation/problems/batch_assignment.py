@@ -26,6 +26,7 @@ from lightning_gossip.algorithm.work_sharing import (
     Tell,
     check_enough_batches,
 )
+from lightning_gossip.simulation.problems.label_skew import IntArray
 
 
 class Task(NamedTuple):
@@ -79,6 +80,7 @@ class FreeSession(Session):
         size: samples of a batch.
         samples: of the data set; None without one.
         generators: of the batches, by rank.
+        shares: by rank, the samples of each worker, where it has its own; None for all.
         island: ranks that step together.
     """
 
@@ -88,6 +90,7 @@ class FreeSession(Session):
         size: int,
         samples: int | None,
         generators: Sequence[np.random.Generator],
+        shares: Sequence[IntArray] | None = None,
         *,
         island: int = 1,
     ) -> None:
@@ -96,6 +99,7 @@ class FreeSession(Session):
         self._size = size
         self._samples = samples
         self._generators = generators
+        self._shares = shares
 
     @override
     def next(self, rank: int, step_s: float | None) -> Task | None:
@@ -110,7 +114,31 @@ class FreeSession(Session):
     def _task(self, rank: int) -> Task:
         if self._samples is None:
             return Task(None, self._size)
+        if self._shares is not None:
+            own = self._shares[rank]
+            return Task(own[self._generators[rank].integers(len(own), size=self._size)].tolist(), self._size)
         return Task(self._generators[rank].integers(self._samples, size=self._size).tolist(), self._size)
+
+
+class OwnShares(Session):
+    """Each worker's own samples, as many batches for each; what a failed one has not trained on is lost with it.
+
+    Args:
+        batches: by rank.
+    """
+
+    def __init__(self, batches: Sequence[Sequence[Sequence[int]]]) -> None:
+        self._batches = batches
+        self._taken = [0] * len(batches)
+
+    @override
+    def next(self, rank: int, step_s: float | None) -> Task | None:
+        number = self._taken[rank]
+        if number == len(self._batches[rank]):
+            return None
+        self._taken[rank] += 1
+        batch = self._batches[rank][number]
+        return Task(batch, len(batch))
 
 
 class EqualShares(Session):

@@ -83,6 +83,7 @@ class Classifier(Objective):
             raise ConfigurationError(f"dtype={dtype} is not a floating-point type.")
         self.dtype = dtype
         self.samples = len(data.y)
+        self.labels = data.y.tolist()
         self.hidden = hidden
         self._x, self._y = data.x.to(dtype), data.y
         self._test_x = None if data.test_x is None else data.test_x.to(dtype)

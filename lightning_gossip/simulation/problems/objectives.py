@@ -27,11 +27,13 @@ class Objective(ABC):
         numel: d, elements of a model.
         dtype: of the models.
         samples: of the data set; None if gradients are not drawn from one.
+        labels: of its samples, integers; None if they have none.
     """
 
     numel: int
     dtype: torch.dtype = torch.float64
     samples: int | None = None
+    labels: Sequence[int] | None = None
 
     @abstractmethod
     def start(self, generator: torch.Generator) -> Tensor:

@@ -58,10 +58,13 @@ class StackedSGD:
     Args:
         options: of each.
         models: x of all, shape (n, d); rows are changed in place.
+
+    Attributes:
+        options: of each.
     """
 
     def __init__(self, options: SGD, models: Tensor) -> None:
-        self._options = options
+        self.options = options
         self._models = models
         self.momentum = torch.zeros_like(models) if options.momentum else None
 
@@ -75,7 +78,7 @@ class StackedSGD:
             lr: now.
         """
         x = self._models[row]
-        options = self._options
+        options = self.options
         if options.weight_decay:
             gradient = gradient.add(x, alpha=options.weight_decay)
         if self.momentum is not None:

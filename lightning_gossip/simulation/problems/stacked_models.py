@@ -49,6 +49,10 @@ class Models:
         self._waiting: dict[int, Batch] = {}  # steps under way whose gradient has not been computed
         self._ready: set[int] = set()
 
+    def change_optimizer(self, options: SGD) -> None:
+        """Begin with another optimizer than the one that was given; before the first step."""
+        self.optimizer = StackedSGD(options, self.x)
+
     def begin(self, rank: int, batch: Batch) -> None:
         """A worker begins a step on a batch, at its x of now."""
         if self._objective is not None:

@@ -8,10 +8,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_gossip.algorithm.checks import check_integer
+from lightning_gossip.algorithm.checks import check_integer, check_positive
 from lightning_gossip.algorithm.islands import groups
 from lightning_gossip.algorithm.work_sharing import EpochPlan, OwnRate, at_least_one_each, check_enough_batches
-from lightning_gossip.simulation.problems.batch_assignment import EqualShares, FreeSession, Session, SharedEpoch, Task, together
+from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.simulation.problems.batch_assignment import (
+    EqualShares,
+    FreeSession,
+    OwnShares,
+    Session,
+    SharedEpoch,
+    Task,
+    together,
+)
+from lightning_gossip.simulation.problems.label_skew import IntArray, label_skew
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +35,8 @@ class Epochs:
         lookahead: batches that a worker holds ahead of the one in training: 1 for Lightning's own, and what the loader's
             processes prefetch.
         drop_last: leave out a last batch that is smaller than the rest.
+        skew: α of a Dirichlet distribution: each worker has samples of its own, whose labels differ from the others'; see
+            :mod:`~lightning_gossip.simulation.problems.label_skew`. None for batches of all samples.
     """
 
     number: int = 1
@@ -32,6 +44,7 @@ class Epochs:
     batch_size: int = 1
     lookahead: int = 1
     drop_last: bool = False
+    skew: float | None = None
 
     def __post_init__(self) -> None:
         check_integer("number", self.number, example=2)
@@ -39,6 +52,8 @@ class Epochs:
         check_integer("lookahead", self.lookahead, example=1)
         if self.batches is not None:
             check_integer("batches", self.batches, example=1000)
+        if self.skew is not None:
+            check_positive("skew", self.skew)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +63,18 @@ class Steps:
     Args:
         number: of steps, at least 1.
         batch_size: samples of a batch.
+        skew: as of :class:`Epochs`.
     """
 
     number: int
     batch_size: int = 1
+    skew: float | None = None
 
     def __post_init__(self) -> None:
         check_integer("number", self.number, example=100)
         check_integer("batch_size", self.batch_size, example=16)
+        if self.skew is not None:
+            check_positive("skew", self.skew)
 
 
 class Plan:
@@ -64,6 +83,7 @@ class Plan:
     Args:
         work: epochs or steps.
         samples: of the objective's data set; None without one.
+        labels: of these samples; None without.
         workers: n; with islands, how many of these.
         shared: whether epochs are shared by the claim rule; otherwise in equal shares.
         seed: of the permutations.
@@ -71,7 +91,11 @@ class Plan:
         island: ranks of an island, which has a batch for each of them at once.
 
     Raises:
-        ConfigurationError: if the epoch's length is not known, or it has fewer batches than workers.
+        ConfigurationError: if the epoch's length is not known, it has fewer batches than workers, or samples that have no
+            labels are to be skewed by them.
+
+    Attributes:
+        shares: by rank, the samples of each worker, where it has its own; None for all.
     """
 
     def __init__(
@@ -79,6 +103,7 @@ class Plan:
         work: Epochs | Steps,
         *,
         samples: int | None,
+        labels: Sequence[int] | None = None,
         workers: int,
         shared: bool,
         seed: int,
@@ -93,6 +118,12 @@ class Plan:
         self._generators = generators
         self._own_rates = [OwnRate(workers) for _ in range(workers)]
         self._epoch: EpochPlan | None = None
+        self._seed = seed
+        self.shares: list[IntArray] | None = None
+        if work.skew is not None:
+            if labels is None:
+                raise ConfigurationError(f"skew={work.skew!r}: the objective has no samples with labels. Leave skew away.")
+            self.shares = label_skew(labels, workers, alpha=work.skew, seed=seed)
         if isinstance(work, Steps):
             self.sessions, self.steps = 1, work.number * workers * island
             self.batches = self.steps
@@ -106,14 +137,41 @@ class Plan:
             check_integer("batches", self.batches, at_least=1, at_most=len(self._epoch), example=len(self._epoch))
         number = self.batches if island == 1 else len(self._groups_of_sizes())
         check_enough_batches(number, workers)
+        if self.shares is not None:
+            number = self.batches = workers * self._own_batches()
         self.steps = self.sessions * island * (number if shared else math.ceil(number / workers) * workers)
 
     def open(self, number: int, members: Sequence[int]) -> Session:
         """The session of this number, from 0, for the workers that are left."""
         if isinstance(self._work, Steps):
-            return FreeSession(self._work.number, self._work.batch_size, self._samples, self._generators, island=self._island)
+            return FreeSession(
+                self._work.number, self._work.batch_size, self._samples, self._generators, self.shares, island=self._island
+            )
+        if self.shares is not None:
+            return self._own_session(self.shares, number)
         tasks = self._tasks(number)
         return self._shares(tasks, members)
+
+    def _own_batches(self) -> int:
+        """Of each worker in an epoch, where it has samples of its own."""
+        assert isinstance(self._work, Epochs)
+        assert self.shares is not None
+        largest = max(map(len, self.shares))
+        number = largest // self._work.batch_size if self._work.drop_last else math.ceil(largest / self._work.batch_size)
+        if self._work.batches is not None and self._epoch is not None and self._work.batches < len(self._epoch):
+            number = min(number, math.ceil(self._work.batches / self._workers))
+        return max(1, number)
+
+    def _own_session(self, shares: Sequence[IntArray], epoch: int) -> Session:
+        """Each worker's own samples in a new order; the first ones again where a share is smaller than the largest."""
+        assert isinstance(self._work, Epochs)
+        size, number, largest = self._work.batch_size, self._own_batches(), max(map(len, shares))
+        batches = []
+        for rank, share in enumerate(shares):
+            order = np.random.default_rng([self._seed, epoch, rank]).permutation(share)
+            order = np.concatenate([order, order[: largest - len(order)]]).tolist()
+            batches.append([order[start : start + size] for start in range(0, len(order), size)][:number])
+        return OwnShares(batches)
 
     def again(self, tasks: Sequence[Task], members: Sequence[int]) -> Session:
         """A session of what is left of an epoch, cut finer if there are fewer batches than workers."""

@@ -145,7 +145,7 @@ class Gossip:
         n, d = run.members, run.models.numel
         self.published = torch.zeros(n, d, dtype=run.models.x.dtype, device="cpu")
         self.merges = torch.zeros_like(self.published)
-        self._topology = make_topology(strategy.topology, n)
+        self.topology = make_topology(strategy.topology, n)
         self._roles = strategy.roles
         self.monitor = Monitor(run)
         self.peers = [self._of_index(strategy, index) for index in range(size)]
@@ -174,8 +174,8 @@ class Gossip:
         members = [Member(run.islands.rank(number, index)) for number in range(n)]
         workers = []
         for number in range(n):
-            picker = PartnerPicker(self._topology, number, roles=strategy.roles, seed=seed, choice=strategy.partner_choice)
-            peers = PatientPeers(run, self.monitor, members, self._topology, strategy.roles, picker)
+            picker = PartnerPicker(self.topology, number, roles=strategy.roles, seed=seed, choice=strategy.partner_choice)
+            peers = PatientPeers(run, self.monitor, members, self.topology, strategy.roles, picker)
             workers.append(Worker(self, number, index, peers, strategy))
         return workers
 
@@ -379,7 +379,7 @@ class Worker:
 
     def open(self, session: int) -> None:
         """A session begins: publish, and exchanges may be due."""
-        self._local_steps.open(["x"], self._x)
+        self._local_steps.open(["x"], self._x, self._gossip.topology)
         self.replica.push_pull(self._x)
         self._protocol.open(session, layout=0)
         self._changed()
@@ -411,7 +411,7 @@ class Worker:
     def adopt(self, mean: Tensor) -> None:
         """All have met: y and x become the mean, shape (d,)."""
         self.replica.settle().copy_(mean[self.part])
-        with self._local_steps.merging(self._x):
+        with self._local_steps.adopting(self._x):
             self.replica.copy_out(self._x)
 
     def record_staleness(self) -> None:

@@ -9,6 +9,7 @@ Who may push and pull when, and how stale an update is, is the package's own
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_gossip.algorithm import apsgd_worker
-from lightning_gossip.algorithm.apsgd import APSGDOptions, ParameterServer
+from lightning_gossip.algorithm.apsgd import APSGDOptions, ParameterServer, ServerRule
 from lightning_gossip.algorithm.apsgd_worker import Served, WorkerProtocol
 from lightning_gossip.algorithm.effects import perform_in_time
 from lightning_gossip.algorithm.options import EpochOptions
@@ -46,7 +47,7 @@ class APSGD(APSGDOptions, EpochOptions, Strategy):
     def start(self, run: Run) -> None:
         if self.trigger is not None and not run.models.numel:
             raise ConfigurationError("event_trigger needs an objective: without one no update has a norm.")
-        Server(self, run).start()
+        UpdatedServer(self, run).start()
 
 
 @dataclass(eq=False)
@@ -57,35 +58,41 @@ class _Request:
     update: Tensor | None  # to apply first
     pulls: bool
     turn: Event  # all of it has been done
-    model: Tensor | None = None  # that was pulled
+    model: Tensor | None = None  # that was pulled, or what else the server answers
     staleness: int | None = None  # of the update, if it was applied
 
 
-class Server:
+class Server(ABC):
     """The server of a run, and its workers."""
 
-    def __init__(self, strategy: APSGD, run: Run) -> None:
+    def __init__(self, run: Run, rank: int) -> None:
         self.run = run
-        self.rank = strategy.server_rank
-        self.trigger = strategy.trigger
+        self.rank = rank
         self.session: Session
-        self.rules: ParameterServer
-        self._options = strategy.of_server
+        self.rules: ServerRule
         self._pushing: dict[int, _Request] = {}  # by rank, first come first: the update waits
         self._pulling: dict[int, _Request] = {}  # the model is waited for
-        self._workers = [_Worker(self, rank) for rank in range(run.workers)]
+        self.workers = [self.worker(rank) for rank in range(run.workers)]
         self.sync_point = SyncPoint(
             run, settle=self._settle, average=self._average, open_session=self._open, cost_s=self._average_s
         )
         run.current = lambda: self.rules.model.unsqueeze(0)
 
+    @abstractmethod
+    def worker(self, rank: int) -> ServerWorker:
+        """A worker of this server."""
+
+    @abstractmethod
+    def rule(self, session: Session) -> ServerRule:
+        """What the server holds, and what it does, in a session that begins."""
+
     def start(self) -> None:
         """Begin."""
         self.sync_point.begin()
-        for worker in self._workers:
+        for worker in self.workers:
             worker.start()
         for rank, at_s in sorted(self.run.cluster.failures.items()):
-            then(self.run.environment.timeout(at_s), self._workers[rank].fail)
+            then(self.run.environment.timeout(at_s), self.workers[rank].fail)
 
     def serve(self, rank: int, update: Tensor | None, *, pull: bool) -> Generator[Event, Any, tuple[Tensor | None, Served]]:
         """Apply a worker's update when it is its turn, if there is one; then count it in flight, if it pulls.
@@ -148,13 +155,12 @@ class Server:
         del self._pulling[request.rank]
         self.rules.pull(request.rank)
         self.run.record.event(self.run.environment.now, "pull", request.rank)
-        request.model = self.rules.model.clone()
+        request.model = self.rules.answer(request.rank).clone()
         request.turn.succeed()
 
     def _open(self, session: Session) -> None:
         self.session = session
-        start = self.run.models.rows[self.rank].clone()
-        self.rules = ParameterServer(start, workers=self.run.workers, **self._options)
+        self.rules = self.rule(session)
 
     def _settle(self) -> Process:
         """All updates have been applied when their workers had arrived."""
@@ -164,23 +170,20 @@ class Server:
         run = self.run
         return in_cast_s(run.links, len(run.living) - 1, run.nbytes, server=self.rank) if len(run.living) > 1 else 0.0
 
+    @abstractmethod
     def _average(self) -> Distances | None:
-        """Everybody takes the server's model."""
-        distance = self.run.distance(self.run.models.x, to=self.rules.model)
-        self.run.models.x.copy_(self.rules.model)
-        return distance
+        """All have arrived: what becomes of their models, and how far they were from it."""
 
 
-class _Worker:
-    """One worker of the server."""
+class ServerWorker:
+    """One worker of a server."""
 
     def __init__(self, server: Server, rank: int) -> None:
         self._server = server
         self._rank = rank
         self._run = server.run
         self._x = server.run.models.rows[rank]
-        self._pulled = self._x.clone()
-        self._protocol = WorkerProtocol(server.trigger)
+        self._received = self._x.clone()
         self._times = StepTimer()
 
     def start(self) -> None:
@@ -202,7 +205,7 @@ class _Worker:
             session = self._server.session
             self._times.begin(environment.now)
             while (task := session.next(rank, self._times.median_s)) is not None:
-                yield from self._perform(self._protocol.begin_step())
+                yield from self.before_step()
                 began_s = environment.now
                 models.begin(rank, task.batch)
                 yield environment.timeout(compute_times.next_s())
@@ -212,35 +215,25 @@ class _Worker:
                 run.record.event(environment.now, "step", rank)
                 session.stepped(rank)
                 run.count_step(rank, task.size)
-                yield from self._perform(self._protocol.step())
+                yield from self.after_step()
                 run.evaluate_if_due()
-            yield from self._perform(self._protocol.arrive())
+            yield from self.arrive()
             yield self._server.sync_point.arrive(rank)
 
-    def _perform(self, effects: apsgd_worker.Effects) -> Process:
-        yield from perform_in_time(effects, self._do)
+    def before_step(self) -> Process:
+        """A step is about to begin."""
+        yield from ()
 
-    def _do(self, effect: apsgd_worker.Effect) -> Generator[Event, Any, Served | tuple[float, float] | None]:
-        """What the protocol asks for; it says what each effect is."""
-        match effect:
-            case apsgd_worker.Measure():
-                return float(self._update().norm()), float(self._pulled.norm())
-            case apsgd_worker.Pull(passes):
-                return (yield from self._request(self._update() if passes else None))
-            case apsgd_worker.Leave(passes):  # what needs no answer takes no time
-                served = (yield from self._request(self._update(), pull=False)) if passes else None
-                self._server.leave(self._rank)
-                return served
-            case apsgd_worker.Take():
-                if self._x.numel():
-                    self._x.copy_(self._pulled)
-        return None
+    def after_step(self) -> Process:
+        """A step has ended."""
+        yield from ()
 
-    def _update(self) -> Tensor:
-        return self._x - self._pulled if self._x.numel() else self._x
+    def arrive(self) -> Process:
+        """The worker has come to the synchronisation point."""
+        yield from ()
 
-    def _request(self, update: Tensor | None, *, pull: bool = True) -> Generator[Event, Any, Served]:
-        """Push an update, if there is one, and pull the model, if it is wanted."""
+    def request(self, update: Tensor | None, *, pull: bool = True) -> Generator[Event, Any, Served]:
+        """Push an update, if there is one, and receive the answer, if it is wanted."""
         run, server, rank = self._run, self._server, self._rank
         began_s, remote = run.environment.now, self._rank != server.rank
         if remote:
@@ -255,9 +248,76 @@ class _Worker:
             account.bytes_sent += run.nbytes if remote else 0
         model, served = yield from server.serve(rank, update, pull=pull)
         if model is not None:
-            self._pulled.copy_(model)
+            self._received.copy_(model)
         if remote:
             yield run.network.transfer(server.rank, rank, run.nbytes) if pull else run.network.message(server.rank, rank)
             run.record.accounts[server.rank].bytes_sent += run.nbytes if pull else 0
         run.record.wait(rank, began_s, run.environment.now, server.rank)
         return served
+
+
+class UpdatedServer(Server):
+    """The server of A-PSGD."""
+
+    def __init__(self, strategy: APSGD, run: Run) -> None:
+        self.trigger = strategy.trigger
+        self._options = strategy.of_server
+        super().__init__(run, strategy.server_rank)
+
+    @override
+    def worker(self, rank: int) -> ServerWorker:
+        return UpdatingWorker(self, rank)
+
+    @override
+    def rule(self, session: Session) -> ServerRule:
+        start = self.run.models.rows[self.rank].clone()
+        return ParameterServer(start, workers=self.run.workers, **self._options)
+
+    @override
+    def _average(self) -> Distances | None:
+        """Everybody takes the server's model."""
+        distance = self.run.distance(self.run.models.x, to=self.rules.model)
+        self.run.models.x.copy_(self.rules.model)
+        return distance
+
+
+class UpdatingWorker(ServerWorker):
+    """A worker that sends its updates."""
+
+    def __init__(self, server: UpdatedServer, rank: int) -> None:
+        super().__init__(server, rank)
+        self._protocol = WorkerProtocol(server.trigger)
+
+    @override
+    def before_step(self) -> Process:
+        yield from self._perform(self._protocol.begin_step())
+
+    @override
+    def after_step(self) -> Process:
+        yield from self._perform(self._protocol.step())
+
+    @override
+    def arrive(self) -> Process:
+        yield from self._perform(self._protocol.arrive())
+
+    def _perform(self, effects: apsgd_worker.Effects) -> Process:
+        yield from perform_in_time(effects, self._do)
+
+    def _do(self, effect: apsgd_worker.Effect) -> Generator[Event, Any, Served | tuple[float, float] | None]:
+        """What the protocol asks for; it says what each effect is."""
+        match effect:
+            case apsgd_worker.Measure():
+                return float(self._update().norm()), float(self._received.norm())
+            case apsgd_worker.Pull(passes):
+                return (yield from self.request(self._update() if passes else None))
+            case apsgd_worker.Leave(passes):  # what needs no answer takes no time
+                served = (yield from self.request(self._update(), pull=False)) if passes else None
+                self._server.leave(self._rank)
+                return served
+            case apsgd_worker.Take():
+                if self._x.numel():
+                    self._x.copy_(self._received)
+        return None
+
+    def _update(self) -> Tensor:
+        return self._x - self._received if self._x.numel() else self._x

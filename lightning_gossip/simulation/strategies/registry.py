@@ -12,6 +12,7 @@ from lightning_gossip.simulation.run import Strategy
 from lightning_gossip.simulation.strategies.adpsgd import ADPSGD, NoLoCo
 from lightning_gossip.simulation.strategies.apsgd import APSGD
 from lightning_gossip.simulation.strategies.dpsgd import DPSGD
+from lightning_gossip.simulation.strategies.eamsgd import EAMSGD
 from lightning_gossip.simulation.strategies.periodic_averaging import AdaptiveAveraging, DiLoCo, PeriodicAveraging
 from lightning_gossip.simulation.strategies.synchronous import QSGD, AllReduce
 
@@ -20,6 +21,7 @@ STRATEGIES: Mapping[str, Callable[..., Strategy]] = MappingProxyType(
         "adpsgd": ADPSGD,
         "dpsgd": DPSGD,
         "apsgd": APSGD,
+        "eamsgd": EAMSGD,
         "periodic_averaging": PeriodicAveraging,
         "adaptive_averaging": AdaptiveAveraging,
         "diloco": DiLoCo,

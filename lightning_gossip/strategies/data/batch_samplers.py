@@ -113,7 +113,7 @@ class EpochBatches(Sampler[Batch], ABC):
 
     def _whole(self, share: Fraction) -> Fraction:
         """A share of what is left of the epoch after a resume, as a share of the whole epoch that is then done."""
-        return self._before + (1 - self._before) * share
+        return self._before + (1 - self._before) * share if self._before else share
 
     @property
     @abstractmethod

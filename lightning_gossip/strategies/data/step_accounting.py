@@ -30,6 +30,13 @@ class _Share:
             return None
         return min(Fraction(1), self.done + (1 - self.done) * Fraction(steps - self.began, self.left))
 
+    def near(self, steps: int) -> float | None:
+        """As :meth:`at`, in floating point: for each step."""
+        if not self.left:
+            return None
+        done = float(self.done)
+        return min(1.0, done + (1.0 - done) * ((steps - self.began) / self.left))
+
 
 class Account:
     """Counts and times for one worker, and makes its report.
@@ -106,7 +113,7 @@ class Account:
             seconds=seconds,
             lr=lr,
             epoch=epoch,
-            progress=None if (share := self._share.at(self.steps)) is None else float(share),
+            progress=self._share.near(self.steps),
         )
 
     def waited(self, began_s: float, algorithm: Algorithm) -> None:

@@ -163,8 +163,9 @@ class Fit:
 
     def after_backward(self) -> None:
         """A backward pass has ended."""
-        last = not self.trainer.lightning_module.automatic_optimization or not self.trainer.fit_loop._should_accumulate()
-        if self._algorithm is not None and last:
+        if self._algorithm is None or not self._algorithm.reduces_gradients:
+            return
+        if not self.trainer.lightning_module.automatic_optimization or not self.trainer.fit_loop._should_accumulate():
             self._algorithm.reduce_gradients()
 
     def optimizer_stepped(self, lr: float) -> None:

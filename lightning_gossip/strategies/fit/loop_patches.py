@@ -34,22 +34,29 @@ def synchronize_results(
     epoch_end_reached, on_epoch_end = connector.epoch_end_reached, connector.on_epoch_end
     update_eval_epoch_metrics = connector.update_eval_epoch_metrics
 
+    is_reduced = False  # what an evaluation has logged: no hook has run since
+
     def synchronized_epoch_end() -> None:  # before the hooks of the epoch's end
         end_session()
         epoch_end_reached()
-        if not (trainer.training and logs_nothing()):
+        if trainer.training and not logs_nothing():  # an evaluation's are read by what follows, which reduces them
             synchronize()
 
-    def synchronized_train_epoch() -> None:  # and what these hooks have logged
+    def synchronized_hooks() -> None:  # what the hooks of the end of a training or evaluation epoch have logged
+        nonlocal is_reduced
         synchronize()
         on_epoch_end()
+        is_reduced = not trainer.training
 
-    def synchronized_eval_epoch() -> Any:
-        synchronize()
+    def synchronized_eval_epoch() -> Any:  # of one loader; and once more when the hooks have run
+        nonlocal is_reduced
+        if not is_reduced:
+            synchronize()
+        is_reduced = False
         return update_eval_epoch_metrics()
 
     patches.set(connector, "epoch_end_reached", synchronized_epoch_end)
-    patches.set(connector, "on_epoch_end", synchronized_train_epoch)
+    patches.set(connector, "on_epoch_end", synchronized_hooks)
     patches.set(connector, "update_eval_epoch_metrics", synchronized_eval_epoch)
 
 

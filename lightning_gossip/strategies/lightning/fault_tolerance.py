@@ -20,7 +20,7 @@ from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
 from lightning_gossip.runtime.membership.stores import Stores, address_text, locate
 from lightning_gossip.runtime.process_end import call_at_exit
-from lightning_gossip.runtime.store_client import another, connect, parse_address
+from lightning_gossip.runtime.store_client import another, connect, losses_told, parse_address
 from lightning_gossip.strategies.options import check_choice, seconds_of
 from lightning_gossip.transport.endpoint import endpoint
 
@@ -120,21 +120,22 @@ def begin(
         )
     survives_store = survival.survives and survival.store is None
     lost_s = (1.0 if survives_store else _LOST) * survival.peer_timeout_s
-    where = _present_store() if survives_store else None
-    if where is None:
-        store = connect(survival.store, rank=initial_rank, timeout_s=timeout_s, lost_s=lost_s, interface=interface)
-    stores = None
-    if survives_store:
-        first = where or _Where(0, address_text(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
-        stores = Stores(first.address, _own_address(), interface=interface, lost_s=lost_s, view=first.view)
-        if where is not None:
-            store = stores.connect(timeout_s=timeout_s)
-    me = WorkerId(initial_rank, store.add(f"{prefix}/incarnation/{initial_rank}", 1))
-    late = initial_rank >= workers or me.incarnation > 1 or store.check([f"{prefix}/members"])
-    theirs = store.compare_set(f"{prefix}/version", "", version.mine()).decode()
-    if late or not version.understands(theirs):  # else all hear of it in the first round
-        version.check([theirs, version.mine()], ["the job", f"rank {initial_rank}"])
-    monitor = HeartbeatMonitor(another(store), prefix, me, fail_after_s=survival.peer_timeout_s, stores=stores)
+    with losses_told():
+        where = _present_store() if survives_store else None
+        if where is None:
+            store = connect(survival.store, rank=initial_rank, timeout_s=timeout_s, lost_s=lost_s, interface=interface)
+        stores = None
+        if survives_store:
+            first = where or _Where(0, address_text(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+            stores = Stores(first.address, _own_address(), interface=interface, lost_s=lost_s, view=first.view)
+            if where is not None:
+                store = stores.connect(timeout_s=timeout_s)
+        me = WorkerId(initial_rank, store.add(f"{prefix}/incarnation/{initial_rank}", 1))
+        late = initial_rank >= workers or me.incarnation > 1 or store.check([f"{prefix}/members"])
+        theirs = store.compare_set(f"{prefix}/version", "", version.mine()).decode()
+        if late or not version.understands(theirs):  # else all hear of it in the first round
+            version.check([theirs, version.mine()], ["the job", f"rank {initial_rank}"])
+        monitor = HeartbeatMonitor(another(store), prefix, me, fail_after_s=survival.peer_timeout_s, stores=stores)
     members = [me] if late else [WorkerId(rank, 1) for rank in range(workers)]
     made = Membership(
         store,

@@ -60,8 +60,9 @@ class Place:
     @property
     def tensor(self) -> Tensor:
         """What is there now; the last one seen, if there is none any more."""
-        if self._key in self._owner and self._owner[self._key] is not None:
-            self._last = self._owner[self._key]
+        tensor: Tensor | None = self._owner.get(self._key)
+        if tensor is not None:
+            self._last = tensor
         return self._last
 
     @property

@@ -11,6 +11,7 @@ from torch import Tensor
 from lightning_gossip.algorithm.adpsgd.local_steps import LocalSteps
 from lightning_gossip.algorithm.adpsgd.options import GossipOptions
 from lightning_gossip.algorithm.outer import Outer
+from lightning_gossip.algorithm.topology.generators import complete
 from lightning_gossip.errors import ConfigurationError
 
 GAIN = Outer(1.0, 0.5)  # a first outer step of a progress δ moves x by δ/2
@@ -28,7 +29,7 @@ class Worker:
         self.open()
 
     def open(self) -> None:
-        self.local_steps.open(["x"], self.x)
+        self.local_steps.open(["x"], self.x, complete(4))
 
     def step(self, progress: float | None = 0.5) -> float:
         self.x[0] += 1.0
@@ -151,7 +152,7 @@ def test_with_the_tensors_alone_a_round_begins_and_no_dense_start() -> None:
     tensors, _ = state_of(one)
     other = LocalSteps(GossipOptions(outer=GAIN, local_steps=3, dense_share=0.25))
     other.load_tensors(tensors)
-    other.open(["x"], one.x)
+    other.open(["x"], one.x, complete(4))
     assert not other.is_dense
     assert other.state_dict() == {"is_dense": False, "steps": 0}
 

@@ -20,7 +20,6 @@ from lightning_gossip.algorithm.topology.generators import (
 )
 from lightning_gossip.algorithm.topology.mixing import (
     FloatArray,
-    check_doubly_stochastic,
     consensus_distance,
     expected_pair_matrix,
     mean_square_gap,
@@ -283,56 +282,3 @@ def test_a_rank_outside_the_graph_is_refused(rank: int) -> None:
 def test_what_is_no_seed_is_refused(seed: object) -> None:
     with pytest.raises(ConfigurationError, match="integer >= 0"):
         PartnerPicker(ring(4), 0, seed=seed)  # type: ignore[arg-type]
-
-
-# -- fast links ------------------------------------------------------------------------------------------------------------
-
-
-def warm(topology: Topology, slow: set[tuple[int, int]], times: float) -> list[PartnerPicker]:
-    """Pickers that have measured their links, some of which are slower by a factor."""
-    pickers = [PartnerPicker(topology, rank, roles="symmetric", choice="fast_links") for rank in range(topology.n)]
-    for picker in pickers:
-        for peer in picker.neighbours:
-            edge = (min(picker.rank, peer), max(picker.rank, peer))
-            picker.took(peer, 0.01 * (times if edge in slow else 1.0))
-    return pickers
-
-
-def test_fast_links_are_drawn_more_often_and_slow_ones_at_least_a_quarter_as_often_as_uniformly() -> None:
-    picker = warm(ring(6), {(0, 1)}, 1e6)[0]
-    assert picker.neighbours == (1, 5)
-    assert picker.probabilities() == pytest.approx([0.125, 0.875], abs=1e-5)
-    drawn = [picker.pick() for _ in range(4000)]
-    assert drawn.count(1) / 4000 == pytest.approx(0.125, abs=0.02)
-
-
-def test_a_link_that_is_fast_again_is_drawn_as_before() -> None:
-    picker = warm(ring(6), {(0, 1)}, 100.0)[0]
-    for _ in range(60):
-        picker.took(1, 0.01)
-    assert picker.probabilities() == pytest.approx([0.5, 0.5], abs=0.01)
-
-
-def test_before_anything_is_measured_all_are_alike_and_an_unknown_one_is_taken_for_the_fastest() -> None:
-    picker = PartnerPicker(complete(4), 0, choice="fast_links")
-    assert picker.probabilities() == pytest.approx([1 / 3] * 3)
-    picker.took(1, 0.01)
-    picker.took(2, 0.04)
-    p = picker.probabilities()
-    assert p[2] == pytest.approx(p[0])
-    assert p[1] < p[0]
-
-
-@pytest.mark.parametrize("topology", [ring(6), exponential(8), complete(5), star(6)], ids=lambda topology: topology.name)
-def test_the_expected_mixing_matrix_stays_doubly_stochastic_and_connected(topology: Topology) -> None:
-    n = topology.n
-    pickers = warm(topology, {(0, peer) for peer in topology.neighbours(0)}, 1e9)
-    expected = np.zeros((n, n))
-    for picker in pickers:
-        for peer, p in zip(picker.neighbours, picker.probabilities(), strict=True):
-            expected += p / n * pair_matrix(n, picker.rank, peer)
-    check_doubly_stochastic(expected)
-    uniform = np.mean(
-        [np.mean([pair_matrix(n, rank, peer) for peer in topology.neighbours(rank)], axis=0) for rank in range(n)], axis=0
-    )
-    assert spectral_gap(expected) > spectral_gap(uniform) / 5

@@ -98,13 +98,44 @@ def test_nobody_is_asked_for_who_is_dead_while_the_monitor_has_nothing_new() -> 
     assert {peers.pick() for _ in range(50)} == {1, 2}
 
 
-def test_the_times_of_exchanges_outlive_a_repair() -> None:
+def test_a_slow_link_is_not_drawn_until_there_is_time_for_it_and_an_exchange_over_it_costs_that_time() -> None:
+    peers, _, clock = of_rank_0(choice="fast_links")
+    for peer, seconds in ((1, 1.0), (2, 1.0), (3, 16.0)):
+        peers.took(peer, seconds)
+    assert {peers.pick() for _ in range(60)} == {1, 2}
+    assert peers.missing_s(1) == 0.0 < peers.missing_s(3)
+    for _ in range(200):
+        clock.at_s += 1.0
+        peers.took(1, 1.0)
+    assert {peers.pick() for _ in range(60)} == {1, 2, 3}
+    peers.took(3, 16.0)
+    assert {peers.pick() for _ in range(60)} == {1, 2}
+
+
+def test_who_was_put_off_does_not_ask_again_before() -> None:
+    peers, _, clock = of_rank_0(choice="fast_links")
+    peers.put_off(2, 5.0)
+    assert {peers.pick() for _ in range(60)} == {1, 3}
+    clock.at_s += 5.0
+    assert {peers.pick() for _ in range(60)} == {1, 2, 3}
+
+
+def test_uniform_draws_know_no_slow_links() -> None:
+    peers, _, _ = of_rank_0()
+    for peer, seconds in ((1, 1.0), (2, 1.0), (3, 1000.0)):
+        peers.took(peer, seconds)
+    assert {peers.pick() for _ in range(60)} == {1, 2, 3}
+    assert peers.missing_s(3) == 0.0
+
+
+def test_the_times_of_links_outlive_a_repair() -> None:
     peers, monitor, _ = of_rank_0(choice="fast_links")
-    for peer, seconds in ((1, 1.0), (2, 2.0), (3, 3.0)):
+    for peer, seconds in ((1, 1.0), (2, 1.0), (3, 16.0)):
         peers.took(peer, seconds)
     monitor.change(MEMBERS[1], Verdict.FAILED)
-    assert peers.pick() in (2, 3)
-    assert peers.picker.times_s == {1: 2.0, 2: 3.0}  # in the ranks of the graph of three
+    assert {peers.pick() for _ in range(60)} == {2}
+    monitor.change(MEMBERS[2], Verdict.FAILED)
+    assert {peers.pick() for _ in range(60)} == {3}  # the only one left is not slower than the median
 
 
 def test_the_role_of_a_worker_may_change_with_the_graph() -> None:

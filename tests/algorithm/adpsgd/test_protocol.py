@@ -42,6 +42,13 @@ class Peers:
         self.drawn: int | None = 1
         self.told: list[tuple[str, int]] = []
         self.suspects: list[int] = []
+        self.missing: dict[int, float] = {}
+
+    def missing_s(self, peer: int) -> float:
+        return self.missing.get(peer, 0.0)
+
+    def put_off(self, peer: int, seconds: float) -> None:
+        self.told.append((f"put off {seconds:g}", peer))
 
     def pick(self) -> int | None:
         return self.drawn
@@ -49,8 +56,8 @@ class Peers:
     def suspected(self) -> list[int]:
         return self.suspects
 
-    def took(self, peer: int, seconds: float) -> None:
-        self.told.append(("took", peer))
+    def took(self, peer: int, seconds: float, *, waited_s: float = 0.0) -> None:
+        self.told.append(("took", peer) if not waited_s else (f"took {seconds:g} after {waited_s:g}", peer))
 
     def exchange_failed(self, peer: int, error: PeerError) -> None:
         self.told.append(("lost", peer))
@@ -274,6 +281,35 @@ def test_what_is_refused(phase: str, request_: dict[str, int]) -> None:
     worker.receive(2, **request_)
     assert verdict_of(resumed(steps)) is REFUSED
     assert not worker.protocol.busy
+
+
+def test_who_asks_over_a_slow_link_for_which_there_is_no_time_is_told_how_long() -> None:
+    worker = Worker()
+    worker.peers.missing[2] = 7.0
+    steps = worker.protocol.respond()
+    resumed(steps)
+    worker.receive(2)
+    reply = resumed(steps)
+    assert isinstance(reply, Reply)
+    assert (reply.answer.verdict, reply.answer.wait_s) == (REFUSED, 7.0)
+    resumed(steps)
+    worker.receive(2, adopts=True)  # it has no model to go on with
+    assert verdict_of(resumed(steps)) is ACCEPTED
+
+
+def test_who_was_told_how_long_draws_another_and_the_wait_for_an_answer_is_part_of_an_exchange() -> None:
+    worker = Worker()
+    steps = worker.protocol.initiate()
+    assert isinstance(resumed(steps), Ask)
+    resumed(steps, worker.answer(REFUSED, wait_s=7.0))
+    assert worker.peers.told == [("put off 7", 1)]
+    worker.at_s, worker.peers.drawn = 1.0, 3
+    assert resumed(steps) == Ask(3, Request(session=1, layout=5), 4.0)
+    worker.at_s = 3.0
+    resumed(steps, worker.answer(ACCEPTED))
+    worker.at_s = 4.5
+    resumed(steps, Averaged())
+    assert worker.peers.told[1:] == [("took 1.5 after 2", 3)]
 
 
 def test_what_waits_is_answered_and_what_comes_later_refused_when_no_request_will_come() -> None:

@@ -66,3 +66,16 @@ def test_where_the_name_does_not_take_the_number_or_the_roles_the_old_graph_is_r
     topology = topology_for(spec, left, size, "bipartite")
     assert resolve_roles(topology, "bipartite") == "bipartite"
     assert topology == repaired(make_topology(spec, size), left)
+
+
+def test_auto_keeps_the_kind_of_graph_that_the_run_began_with_and_grows_into_the_other() -> None:
+    left = [0, 1, 2, 4, 5, 6, 7]
+    assert topology_for("auto", left, 8, "auto") == repaired(make_topology("exponential", 8), [0, 1, 2, 3, 4, 5, 6])
+    assert topology_for("auto", [0, 1, 2, 4, 5], 6, "auto") == ring(5)
+    assert topology_for("auto", list(range(8)), 4, "auto") == make_topology("exponential", 8)
+
+
+@pytest.mark.parametrize("size", [7, 8])
+def test_auto_has_the_roles_that_are_asked_for_whoever_has_died(size: int) -> None:
+    topology = topology_for("auto", [0, 1, 2, 4, 5], size - size % 2, "bipartite")
+    assert resolve_roles(topology, "bipartite") == "bipartite"

@@ -19,6 +19,7 @@ from lightning_gossip.algorithm.periodic_averaging.period import (
     PeriodState,
     PostLocal,
 )
+from lightning_gossip.algorithm.periodic_averaging.piecewise_period import PiecewisePeriod
 from lightning_gossip.errors import ConfigurationError
 
 Drift = Callable[[int, float], float]  # S after p steps at learning rate γ
@@ -414,6 +415,28 @@ def test_post_local_averages_every_step_and_then_every_period(controller: PostLo
     assert averaged_at(controller, 30, steps_per_epoch=10) == averaged
 
 
+@pytest.mark.parametrize(
+    ("controller", "averaged"),
+    [
+        (PiecewisePeriod((2, 5), (0.2,)), [2, 4, 6, 11, 16, 21, 26]),
+        (PiecewisePeriod((5, 2), (0.5,)), [5, 10, 15, 17, 19, 21, 23, 25, 27, 29]),
+        (PiecewisePeriod((3, 1, 10), (6, 8)), [3, 6, 7, 8, 18, 28]),
+        (PiecewisePeriod((8,), ()), [8, 16, 24]),
+    ],
+)
+def test_a_piecewise_period_averages_by_the_part_of_the_run(controller: PiecewisePeriod, averaged: list[int]) -> None:
+    assert averaged_at(controller, 30) == averaged
+
+
+@pytest.mark.parametrize("steps", [240, 960, 1600])
+def test_early_constant_and_late_averagings_have_one_budget(steps: int) -> None:
+    early, late = PiecewisePeriod(), PiecewisePeriod((16, 4), (2.0 / 3.0,))
+    assert early.mean_period == late.mean_period == 8.0
+    counts = [len(averaged_at(c, steps)) for c in (early, ConstantPeriod(8), late)]
+    assert max(counts) - min(counts) <= 1
+    assert PiecewisePeriod((4, 16), (100,)).mean_period is None
+
+
 @pytest.mark.parametrize("drop", [1, 2, 3, 4, 6, 8, 16])
 def test_adaptive_averages_less_than_constant_8_if_its_mean_period_is_long_enough(drop: int) -> None:
     """E steps of p = 1, p_init = 4 until K_s = K/4, and p̄ afterwards: at most K/8 averagings iff p̄ ≥ 12/(1 − 12 E/K)."""
@@ -453,6 +476,8 @@ CONTROLLERS = {
     "every step": ConstantPeriod(1),
     "post-local, steps": PostLocal(5, after_steps=13),
     "post-local, epochs": PostLocal(5, after_epochs=2),
+    "piecewise, shares": PiecewisePeriod((2, 7, 3), (0.25, 0.7)),
+    "piecewise, steps": PiecewisePeriod((6, 2), (31,)),
     "adaptive, share": AdaptivePeriod(initial=3, sample=0.3),
     "adaptive, count": AdaptivePeriod(initial=2, sample=4, maximum=9),
     "adaptive, no warm-up": AdaptivePeriod(initial=1, sample=2, warmup_epochs=0),
@@ -530,7 +555,7 @@ def test_controllers_states_and_observations_cannot_be_changed(controller: Perio
 
 @every_controller
 def test_a_controller_that_needs_no_progress_goes_without(controller: PeriodController) -> None:
-    assert controller.needs_progress == (controller is CONTROLLERS["adaptive, share"])
+    assert controller.needs_progress == (controller in (CONTROLLERS["adaptive, share"], CONTROLLERS["piecewise, shares"]))
     if controller.needs_progress:
         return
     with_it = without = controller.init()
@@ -561,6 +586,13 @@ def test_a_state_of_another_period_is_taken_over_by_the_controller(after: Period
         (lambda: PostLocal(8, after_epochs=1, after_steps=9), r"after_epochs=1 and after_steps=9; exactly one"),
         (lambda: PostLocal(8, after_epochs=-1), r"after_epochs=-1; it must be an integer >= 0"),
         (lambda: PostLocal(8, after_steps=True), r"after_steps=True; it must be an integer >= 0"),
+        (lambda: PiecewisePeriod(4), r"periods=4; it is a list.*periods=\(4, 16\)"),  # type: ignore[arg-type]
+        (lambda: PiecewisePeriod((4, 0)), r"periods=0; it must be an integer >= 1"),
+        (lambda: PiecewisePeriod((4, 8, 16)), r"3 periods and 1 milestones; one part less.*milestones=\(0\.5,\)"),
+        (lambda: PiecewisePeriod((), ()), r"0 periods and 0 milestones"),
+        (lambda: PiecewisePeriod((4, 8, 16), (0.5, 0.5)), r"milestones=\(0\.5, 0\.5\); they ascend"),
+        (lambda: PiecewisePeriod((4, 8), (1.0,)), r"milestones=\(1\.0,\); they ascend.*between 0 and 1"),
+        (lambda: PiecewisePeriod((4, 8, 16), (0.5, 100)), r"milestones=\(0\.5, 100\).*all as whole numbers"),
         (lambda: AdaptivePeriod(initial=0), r"initial=0; it must be an integer >= 1"),
         (lambda: AdaptivePeriod(warmup_epochs=-1), r"warmup_epochs=-1; it must be an integer >= 0"),
         (lambda: AdaptivePeriod(maximum=0), r"maximum=0; it must be an integer >= 1"),
@@ -591,6 +623,11 @@ def test_a_share_of_a_run_of_unknown_length_is_refused_at_the_first_step() -> No
     controller = AdaptivePeriod(sample=0.25)
     with pytest.raises(ConfigurationError, match=r"sample=0\.25, a share of the run, in a run of unknown length.*sample=20"):
         controller.update(controller.init(), Observation(1, 0, None))
+
+
+def test_milestones_in_shares_of_a_run_of_unknown_length_are_refused_too() -> None:
+    with pytest.raises(ConfigurationError, match=r"shares of the run, in a run of unknown length.*milestones=\(1000,\)"):
+        PiecewisePeriod().update(PiecewisePeriod().init(), Observation(1, 0, None))
 
 
 def test_the_defaults_are_those_of_the_paper_as_recalled() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lightning_gossip.algorithm.topology.generators import (
     TOPOLOGIES,
+    auto,
     bipartite_complete,
     complete,
     exponential,
@@ -44,6 +45,7 @@ ACCEPTS: dict[str, Callable[[int], bool]] = {
     "torus": lambda n: n == 1 or torus_rows(n) > 1,
     "hypercube": is_power_of_two,
     "star": lambda n: True,
+    "auto": lambda n: True,
 }
 DEGREE: dict[str, Callable[[int], int | None]] = {
     "ring": lambda n: min(n - 1, 2),
@@ -53,6 +55,7 @@ DEGREE: dict[str, Callable[[int], int | None]] = {
     "torus": lambda n: sum(min(side - 1, 2) for side in (torus_rows(n), n // torus_rows(n))),
     "hypercube": lambda n: n.bit_length() - 1,
     "star": lambda n: n - 1 if n <= 2 else None,
+    "auto": lambda n: min(n - 1, 2) if n < 8 else None if n % 2 else {8: 4, 12: 6, 16: 8, 32: 10}[n],
 }
 BIPARTITE: dict[str, Callable[[int], bool]] = {
     "ring": lambda n: n % 2 == 0 or n == 1,
@@ -62,6 +65,7 @@ BIPARTITE: dict[str, Callable[[int], bool]] = {
     "torus": lambda n: n == 1 or (torus_rows(n) % 2 == 0 and n // torus_rows(n) % 2 == 0),
     "hypercube": lambda n: True,
     "star": lambda n: True,
+    "auto": lambda n: n % 2 == 0 or n == 1 or n >= 8,
 }
 CASES = [(name, n) for name in TOPOLOGIES for n in SIZES if ACCEPTS[name](n)]
 REFUSED = [(name, n) for name in TOPOLOGIES for n in SIZES if not ACCEPTS[name](n)]
@@ -83,7 +87,7 @@ def connected_graphs(draw: st.DrawFn, max_n: int = 10) -> tuple[int, list[tuple[
 class TestConformance:
     def test_it_has_its_name_and_the_ranks_as_nodes(self, name: str, n: int) -> None:
         topology = TOPOLOGIES[name](n)
-        assert topology.name == name
+        assert topology.name == (name if name != "auto" else "ring" if n < 8 else "exponential")
         assert topology.n == n
         assert list(topology.graph.nodes) == list(range(n))
 
@@ -322,3 +326,21 @@ def test_make_topology_refuses_a_topology_of_another_size() -> None:
 def test_make_topology_refuses_what_is_no_topology() -> None:
     with pytest.raises(ConfigurationError, match="got 3 as the topology"):
         make_topology(3, 8)  # type: ignore[arg-type]
+
+
+def test_auto_is_a_ring_of_few_and_exponential_from_eight_on() -> None:
+    assert [auto(n) for n in (1, 2, 5, 7)] == [ring(n) for n in (1, 2, 5, 7)]
+    assert [auto(n) for n in (8, 16, 128)] == [exponential(n) for n in (8, 16, 128)]
+
+
+@pytest.mark.parametrize("n", [9, 11, 15, 127])
+def test_auto_of_an_odd_number_is_that_of_one_more_without_its_last(n: int) -> None:
+    assert set(auto(n).edges) == {edge for edge in exponential(n + 1).edges if n not in edge}
+    assert auto(n).bipartition is not None
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 7])
+def test_auto_of_a_run_that_began_with_eight_stays_exponential(n: int) -> None:
+    assert auto(n, begun_with=8).name == "exponential"
+    assert auto(n, begun_with=8).bipartition is not None
+    assert auto(n, begun_with=7) == ring(n)
