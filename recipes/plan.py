@@ -7,6 +7,11 @@ learning rate the loss falls, and how fast. The folder gets plan.json, pictures,
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from recipes.light import look
+
+    look("planning")
+
 from pathlib import Path
 
 import hydra

@@ -7,6 +7,11 @@ training run has them (of several strategies: in a folder each, which ``recipes.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from recipes.light import look
+
+    look("simulate")
+
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
