@@ -3,7 +3,7 @@
     python -m benchmarks.islands
 
 Two islands of two ranks, a model of 25 million parameters (101 MB). A boundary is: x ← x + m, y ← x of the rank's part, and
-handing the parts round. In turn with it, in the same processes: the boundary of a worker of one rank, which has all of the model,
+handing the parts round. In turn with it, in the same processes: the boundary of a worker of one rank, which has all of it,
 and handing round by an all-gather. CPU milliseconds of the process, all threads; medians. Bytes are what a rank's network
 carries in an exchange, and inside the island at a boundary.
 """
@@ -21,9 +21,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from benchmarks.harness import print_table, rank, run, write_results
-from lightning_gossip.algorithm.islands import Islands
+from lightning_gossip.algorithm.islands.places import Islands
 from lightning_gossip.runtime.adpsgd.cuda_replica import replica_of
 from lightning_gossip.runtime.islands.groups import IslandGroups
 from lightning_gossip.runtime.process_groups import make_default_group
@@ -37,11 +38,11 @@ TIMEOUT_S = 120.0
 def boundaries(rounds: int) -> dict[str, Any]:
     """CPU seconds and seconds of each kind of boundary on this rank, medians."""
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", _port(), is_master=rank() == 0, timeout=timedelta(seconds=TIMEOUT_S))
+    store = TCPStore("127.0.0.1", _port(), is_master=rank() == 0, timeout=timedelta(seconds=TIMEOUT_S))
     groups = IslandGroups(Islands(SIZE), rank(), TIMEOUT_S)
     groups.members = lambda: range(RANKS)
-    groups.make(dist.PrefixStore("between", store), rank(), RANKS)
-    groups.make_island(dist.PrefixStore(f"island/{groups.place.island}", store), make_default_group("gloo", TIMEOUT_S))
+    groups.make(PrefixStore("between", store), rank(), RANKS)
+    groups.make_island(PrefixStore(f"island/{groups.place.island}", store), make_default_group("gloo", TIMEOUT_S))
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
     flat = FlatParameters(model, SIZE)
     whole, part = [parameter.detach() for parameter in model.parameters()], flat.share(groups.place.index)

@@ -38,7 +38,7 @@ from lightning_gossip import ConfigurationError
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker
 from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
 from lightning_gossip.algorithm.adpsgd.replica import Replica
-from lightning_gossip.algorithm.membership.failure_detector import Verdict
+from lightning_gossip.algorithm.failure_detector import Verdict
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.algorithm.tensors.flat import chunk_slices
 from lightning_gossip.algorithm.topology.generators import complete

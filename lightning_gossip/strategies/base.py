@@ -28,7 +28,7 @@ from typing_extensions import override
 from lightning_gossip.algorithm.options import AtRendezvous, WorkSharing
 from lightning_gossip.errors import ConfigurationError, reason_of
 from lightning_gossip.runtime.clock import Timeline
-from lightning_gossip.runtime.host_collectives import gathered_from, reduced
+from lightning_gossip.runtime.islands.host_collectives import gathered_from, reduced
 from lightning_gossip.runtime.membership import uses
 from lightning_gossip.runtime.process_groups import lacks_mean
 from lightning_gossip.strategies.data.exact_evaluation import equally_long, share_evaluation

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gossip.algorithm.membership.failure_detector import FailureDetector, Patience, Verdict
+from lightning_gossip.algorithm.failure_detector import FailureDetector, Patience, Verdict
 
 SUSPECT_AFTER_S, FAIL_AFTER_S = 2.0, 30.0
 

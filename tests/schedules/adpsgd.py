@@ -40,8 +40,8 @@ from lightning_gossip.algorithm.adpsgd.protocol import (
 )
 from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.compression.pairwise import half_difference
-from lightning_gossip.algorithm.membership.failure_detector import FailureDetector
-from lightning_gossip.algorithm.membership.failure_detector import Verdict as Health
+from lightning_gossip.algorithm.failure_detector import FailureDetector
+from lightning_gossip.algorithm.failure_detector import Verdict as Health
 from lightning_gossip.algorithm.topology.generators import complete, exponential, ring, star
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import PeerError

@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from lightning_gossip.algorithm.adpsgd.link_shares import LinkShares
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker, Roles
 from lightning_gossip.algorithm.adpsgd.repair import repaired
-from lightning_gossip.algorithm.membership.failure_detector import Patience, Verdict
+from lightning_gossip.algorithm.failure_detector import Patience, Verdict
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import PeerError
 

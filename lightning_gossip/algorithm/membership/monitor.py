@@ -15,7 +15,7 @@ workers or fewer watch each other. Of more each watches eight, at equal distance
 host that is lost with all its workers is noticed by others; those that have failed are skipped, so that somebody watches
 whoever is left.
 
-Which of them has failed :class:`~lightning_gossip.algorithm.membership.failure_detector.FailureDetector` decides. A failure
+Which of them has failed :class:`~lightning_gossip.algorithm.failure_detector.FailureDetector` decides. A failure
 counts once it is news: then it is the same for all, and for good.
 
 A worker *outside* has asked to join, or has been excluded and will. It listens to members, to know whether there is anybody
@@ -29,8 +29,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from lightning_gossip.algorithm.islands import Islands
-from lightning_gossip.algorithm.membership.failure_detector import FailureDetector, Verdict
+from lightning_gossip.algorithm.failure_detector import FailureDetector, Verdict
+from lightning_gossip.algorithm.islands.places import Islands
 from lightning_gossip.algorithm.membership.news import Aborted, News
 from lightning_gossip.algorithm.membership.rounds import LOOK
 from lightning_gossip.algorithm.membership.store import (

@@ -1,1 +1,1 @@
-"""The process groups of a rank in an island, and what ranks of one tell each other after a batch."""
+"""Islands at run time: their process groups, and what their ranks say and gather beside DDP."""

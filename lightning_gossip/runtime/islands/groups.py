@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from typing_extensions import override
 
-from lightning_gossip.algorithm.islands import Islands
+from lightning_gossip.algorithm.islands.places import Islands
 from lightning_gossip.runtime.process_groups import MemberGroups
 from lightning_gossip.transport.gloo_group import host_group
 

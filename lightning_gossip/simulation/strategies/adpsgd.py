@@ -53,8 +53,8 @@ from lightning_gossip.algorithm.adpsgd.protocol import (
 from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.compression.pairwise import Wire, exchange_bytes, make_codec
 from lightning_gossip.algorithm.effects import perform, perform_in_time
-from lightning_gossip.algorithm.membership.failure_detector import FailureDetector
-from lightning_gossip.algorithm.membership.failure_detector import Verdict as Health
+from lightning_gossip.algorithm.failure_detector import FailureDetector
+from lightning_gossip.algorithm.failure_detector import Verdict as Health
 from lightning_gossip.algorithm.options import EpochOptions
 from lightning_gossip.algorithm.outer import Outer
 from lightning_gossip.algorithm.step_timer import StepTimer

@@ -17,7 +17,7 @@ from typing import Any
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 from typing_extensions import override
 
-from lightning_gossip.algorithm.islands import Group, groups
+from lightning_gossip.algorithm.islands.batches import Group, groups
 from lightning_gossip.algorithm.work_sharing import Batch, EpochPlan, at_least_one_each, check_enough_batches
 from lightning_gossip.runtime.work_sharing.claim_counter import EpochQueue, Speeds, Store
 from lightning_gossip.runtime.work_sharing.claim_prefetch import Claims

@@ -6,7 +6,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from lightning_gossip.algorithm.islands import Islands
+from lightning_gossip.algorithm.islands.places import Islands
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.workers import Workers

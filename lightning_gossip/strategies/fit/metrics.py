@@ -21,7 +21,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lightning_gossip.runtime.host_collectives import gathered_list
+from lightning_gossip.runtime.islands.host_collectives import gathered_list
 from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.lightning.patches import Patches
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lightning_gossip.algorithm.islands import share_numel
+from lightning_gossip.algorithm.islands.places import share_numel
 from lightning_gossip.errors import ConfigurationError
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_gossip.algorithm.islands import Place
+from lightning_gossip.algorithm.islands.places import Place
 from lightning_gossip.algorithm.tensors.flat import LiveTensors
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.strategies.islands.flat_parameters import FlatParameters

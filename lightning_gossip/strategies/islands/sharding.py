@@ -2,7 +2,8 @@
 
 A parameter is a DTensor on the island's device mesh, or on one of its two dimensions. Along the first one, data parallel, it
 has to be sharded, as ``fully_shard`` makes it. Along the second one, tensor parallel, it may be replicated: then the first rank
-along it owns the tensor, exchanges it with other islands, and hands it round (:func:`lightning_gossip.algorithm.islands.owns`).
+along it owns the tensor, exchanges it with other islands, and hands it round
+(:func:`lightning_gossip.algorithm.islands.places.owns`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from lightning_gossip.algorithm.islands import owns
+from lightning_gossip.algorithm.islands.places import owns
 from lightning_gossip.errors import ConfigurationError
 
 DATA, TENSOR = "data_parallel", "tensor_parallel"

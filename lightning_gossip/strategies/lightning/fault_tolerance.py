@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import Store
 
 from lightning_gossip import version
 from lightning_gossip.algorithm.checks import check_integer
-from lightning_gossip.algorithm.islands import Islands
+from lightning_gossip.algorithm.islands.places import Islands
 from lightning_gossip.algorithm.membership.rounds import Survivable
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import ConfigurationError

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_choice
-from lightning_gossip.algorithm.islands import Islands
+from lightning_gossip.algorithm.islands.places import Islands
 from lightning_gossip.strategies.islands.flat_parameters import FlatParameters
 from lightning_gossip.strategies.islands.island_model import ReplicatedModel
 from lightning_gossip.strategies.lightning.launchers import CheckedMultiProcessingLauncher, CheckedSubprocessLauncher

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_choice, check_integer
-from lightning_gossip.algorithm.islands import Islands
+from lightning_gossip.algorithm.islands.places import Islands
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.process_end import end_groups_at_exit
 from lightning_gossip.strategies.islands.sharded_checkpoint import gathered, mean_state, remove, write_shards

@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gossip import version
-from lightning_gossip.algorithm.islands import Islands
+from lightning_gossip.algorithm.islands.places import Islands
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime import causes, open_files
 from lightning_gossip.runtime.group_abort import prepare_nccl

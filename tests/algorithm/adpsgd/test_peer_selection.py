@@ -8,7 +8,7 @@ import pytest
 
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker
 from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
-from lightning_gossip.algorithm.membership.failure_detector import Verdict
+from lightning_gossip.algorithm.failure_detector import Verdict
 from lightning_gossip.algorithm.topology.generators import complete, ring
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import PeerError

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lightning_gossip.algorithm.membership.failure_detector import Verdict
+from lightning_gossip.algorithm.failure_detector import Verdict
 from lightning_gossip.algorithm.membership.membership import MakeGroup
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import PeerError

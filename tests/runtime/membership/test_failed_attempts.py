@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lightning_gossip.algorithm.membership.failure_detector import Verdict
+from lightning_gossip.algorithm.failure_detector import Verdict
 from lightning_gossip.algorithm.membership.news import Aborted
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import ConfigurationError, PeerError

@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lightning_gossip.algorithm.membership.failure_detector import Verdict
+from lightning_gossip.algorithm.failure_detector import Verdict
 from lightning_gossip.algorithm.membership.news import News
 from lightning_gossip.algorithm.membership.store import Await, ReadAll
 from lightning_gossip.algorithm.membership.worker_id import WorkerId

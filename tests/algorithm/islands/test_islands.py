@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gossip.algorithm.islands import Islands, Place, groups, owns, pull_every, share_numel
+from lightning_gossip.algorithm.islands.batches import groups
+from lightning_gossip.algorithm.islands.places import Islands, Place, owns, pull_every, share_numel
 from lightning_gossip.errors import ConfigurationError
 
 
