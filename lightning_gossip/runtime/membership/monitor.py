@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import Store
 from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.islands.places import Islands
 from lightning_gossip.algorithm.membership.failover import Failover
+from lightning_gossip.algorithm.membership.failure_detector import Verdict
 from lightning_gossip.algorithm.membership.monitor import Monitor
 from lightning_gossip.algorithm.membership.rounds import LOOK, Rounds
 from lightning_gossip.algorithm.membership.store import (
