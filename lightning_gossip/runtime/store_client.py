@@ -25,6 +25,7 @@ _START_IT = "Start it on that host with `python -m lightning_gossip.store --port
 _AGAIN_S = 0.5
 _LOOK_S = 0.1  # whether rank 0 has begun to serve
 _CONNECT_S = 5.0  # for a host that is there to answer
+_NAMES_S = 30.0  # for torch, which asks the name server for both ends of a connection, and waits for it where it is silent
 _PROBES = 4  # sent to a silent host before the connection is given up
 _FILES = Path("/proc/self/fd")
 
@@ -115,7 +116,7 @@ def client(host: str, port: int, *, timeout_s: float) -> TCPStore:
         socket.create_connection((host, port), _CONNECT_S).close()
     except OSError as error:
         raise dist.DistNetworkError(f"No store answers at {host}:{port} ({error.strerror or error}).") from error
-    store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=min(_CONNECT_S, timeout_s)))
+    store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=min(_NAMES_S, timeout_s)))
     store.set_timeout(timedelta(seconds=timeout_s))
     return store
 
