@@ -46,6 +46,9 @@ bench: $(STAMP) $(VENV)/.bench
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.running_ahead
 	$(BIN)/python -m benchmarks.codecs
+	$(BIN)/python -m benchmarks.step
+	$(BIN)/python -m benchmarks.epoch_end
+	$(BIN)/python -m benchmarks.graphs
 	$(BIN)/python -m benchmarks.straggler
 	$(BIN)/python -m benchmarks.input
 	$(BIN)/python -m benchmarks.simulation

@@ -25,7 +25,8 @@ from benchmarks.harness import print_table, write_results
 from lightning_gossip.simulation import SGD, AllReduce, Recording, Strategy, simulate
 from recipes.job import be_quiet
 from recipes.planning import curvature, known
-from recipes.planning.choice import Candidate, Planner, refined, soonest
+from recipes.planning.choice import Candidate, Planner, soonest
+from recipes.planning.refinement import refined
 from recipes.simulate import compose_strategies
 from recipes.simulated.scenario import Scenario, scenario_of
 from recipes.train import CONF

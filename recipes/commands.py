@@ -11,11 +11,10 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from hydra.experimental.callback import Callback
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from lightning_gossip import GossipError
+from lightning_gossip.errors import GossipError
 from recipes.ranges import check_folder
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -26,12 +25,19 @@ def one_sentence() -> Iterator[None]:
     """End the command with status 2 and the error's own words; with ``HYDRA_FULL_ERROR=1`` with the whole stack trace."""
     try:
         yield
-    except (GossipError, MisconfigurationException, OmegaConfBaseException) as error:
-        if os.environ.get(_FULL_ERROR) == "1":
+    except Exception as error:
+        if os.environ.get(_FULL_ERROR) == "1" or not isinstance(error, _mistakes()):
             raise
         words = str(error).splitlines()[0] if isinstance(error, OmegaConfBaseException) else str(error)
         print(f"{type(error).__name__}: {words}\n(Set {_FULL_ERROR}=1 for the stack trace.)", file=sys.stderr)
         sys.exit(2)
+
+
+def _mistakes() -> tuple[type[Exception], ...]:
+    """Errors that are the user's; Lightning's only where it has been imported, since importing it takes seconds."""
+    lightning = sys.modules.get("lightning.fabric.utilities.exceptions")
+    of_lightning = () if lightning is None else (lightning.MisconfigurationException,)
+    return (GossipError, OmegaConfBaseException, *of_lightning)
 
 
 class WritableFolder(Callback):

@@ -25,6 +25,7 @@ from lightning_gossip.callbacks import CollectiveCounter, EpochProgressBar, Goss
 from lightning_gossip.strategies import DecentralizedStrategy
 from recipes import plots, ranges, skew, summary, tracking
 from recipes.record import RunRecord, RunRecorder
+from recipes.wandb_run import BEST, BEST_BY, LAST
 
 
 def tracked_run(cfg: DictConfig) -> None:
@@ -52,9 +53,13 @@ def run(cfg: DictConfig) -> None:
         folder = Path(cfg.run_dir)
         seed_everything(cfg.seed, workers=True, verbose=False)
         counter = CollectiveCounter()
+        logger = tracking.make_loggers(cfg)
+        best = ModelCheckpoint(
+            folder, BEST, monitor=BEST_BY, mode="min", enable_version_counter=False, save_on_train_epoch_end=True
+        )
         trainer = make_trainer(
             cfg,
-            logger=instantiate(cfg.logger) or False,
+            logger=logger,
             default_root_dir=folder,
             callbacks=[
                 counter,
@@ -62,7 +67,8 @@ def run(cfg: DictConfig) -> None:
                 RunRecorder(folder, counter),
                 EpochProgressBar(),
                 # at the epoch's end, when the record has its row
-                ModelCheckpoint(folder, "model", enable_version_counter=False, save_on_train_epoch_end=True),
+                *([best] if tracking.keeps_best(logger) else []),
+                ModelCheckpoint(folder, LAST, enable_version_counter=False, save_on_train_epoch_end=True),
                 tracking.LogConfiguration(cfg),
                 skew.LabelHistogram(folder),
                 *([] if cfg.strategy.start_method == "popen" else [tracking.FinishWandb()]),
@@ -100,6 +106,11 @@ def make_trainer(cfg: DictConfig, *, callbacks: Sequence[Callback] = (), **optio
         ConfigurationError: for options that cannot work.
     """
     ranges.check_numbers(cfg)
+    if "nodes" in cfg.cluster:
+        raise ConfigurationError(
+            f"cluster describes {cfg.cluster.nodes}, for recipes.simulate and recipes.plan: real nodes are as they are. Write"
+            " trainer.devices and trainer.num_nodes."
+        )
     emulator = instantiate(cfg.cluster) or None
     emulators = [] if emulator is None else [emulator]
     strategy: Strategy = instantiate(cfg.strategy)

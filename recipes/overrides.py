@@ -8,10 +8,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning.fabric.utilities.rank_zero import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
-from lightning_gossip import ConfigurationError
+from lightning_gossip.errors import ConfigurationError
 
 _READ_BY = {"topology": "strategy", "schedule": "strategy", "recipe.epochs": "trainer"}  # by interpolation, and in no other way
 
@@ -57,6 +56,8 @@ def warn(cfg: DictConfig, overrides: Sequence[str], strategy: str) -> list[str]:
             if (written == key or written.startswith(f"{key}.")) and not _is_read(cfg, key, [reader]):
                 why = f"strategy={strategy} does not read it" if reader == "strategy" else f"{reader}.max_epochs is given too"
                 said.append(f"{override} has no effect: {why}.")
+    from lightning.fabric.utilities.rank_zero import rank_zero_only  # takes seconds; the rest of this module is quick
+
     if getattr(rank_zero_only, "rank", 0) in (0, None):
         for sentence in said:
             log.warning(sentence)

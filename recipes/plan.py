@@ -7,6 +7,11 @@ learning rate the loss falls, and how fast. The folder gets plan.json, pictures,
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from recipes.light import look
+
+    look("planning")
+
 from pathlib import Path
 
 import hydra
@@ -20,11 +25,13 @@ from recipes import overrides
 from recipes.commands import one_sentence
 from recipes.job import be_quiet, plain_errors
 from recipes.planning import curvature, curves, known, outputs
-from recipes.planning.choice import Candidate, Planner, as_it_trained, refined, soonest
+from recipes.planning.choice import Candidate, Planner, as_it_trained, soonest
 from recipes.planning.choices import Choices, choices_of, choices_of_run
 from recipes.planning.choices import save as save_choices
 from recipes.planning.events import trigger
+from recipes.planning.refinement import refined
 from recipes.simulate import compose_strategies, progress
+from recipes.simulated.clusters import take_over_file, workers_of
 from recipes.train import CONF
 
 CONFIG = "planning"
@@ -51,7 +58,7 @@ def run(cfg: DictConfig, strategies: dict[str, Strategy], present: Choices, cons
     measured = None if cfg.measured is None else known.measured_run(Path(cfg.measured), padded=padded)
     with plain_errors(), progress(console) as step:
         folder = None if measured is None else measured.folder
-        spectrum = curvature.curvature_of(cfg, workers=cfg.trainer.devices, run=folder, on_progress=step)
+        spectrum = curvature.curvature_of(cfg, workers=workers_of(cfg), run=folder, on_progress=step)
         start = known.known_from(cfg, measured, spectrum)
         planner = Planner(start, cfg.target, cfg.margin)
         now = planner.candidate(start.strategy, start.workers, on_progress=step("the present setting"))
@@ -108,9 +115,10 @@ def main(cfg: DictConfig) -> None:
         overrides.check(cfg, list(call.overrides.task), CONF / f"{CONFIG}.yaml")
         known.check(cfg)
         cfg, together = as_measured(cfg, list(call.overrides.task))
+        take_over_file(cfg, list(call.overrides.task))
         strategies = compose_strategies(cfg, cfg.strategies, together, config=CONFIG)
         groups = {**call.runtime.choices, **dict(override.split("=", 1) for override in together if "." not in override)}
-        run(cfg, strategies, choices_of(cfg, groups, config=CONFIG))
+        run(cfg, strategies, choices_of(cfg, groups, config=CONFIG).on_real_machines())
 
 
 if __name__ == "__main__":

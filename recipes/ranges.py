@@ -13,11 +13,10 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from lightning.fabric.utilities.cloud_io import get_filesystem
 from omegaconf import DictConfig, OmegaConf
 
-from lightning_gossip import ConfigurationError
 from lightning_gossip.algorithm.checks import is_finite, is_integer
+from lightning_gossip.errors import ConfigurationError
 
 _LARGEST_SEED = 2**32 - 1  # NumPy's
 _FOUND_LATER = ("last", "hpc", "best", "registry")  # names of checkpoints that Lightning itself looks for
@@ -206,6 +205,8 @@ def check_checkpoint(key: str, path: object) -> None:
         raise ConfigurationError(f"{key}={path!r} is not a path. Write for example {key}=outputs/DATE/TIME/model.ckpt.")
     if path in _FOUND_LATER:
         return
+    from lightning.fabric.utilities.cloud_io import get_filesystem  # takes seconds; the rest of this module is quick
+
     if not get_filesystem(path).exists(path):
         raise ConfigurationError(f"{key}={path}: there is no such file. A run leaves model.ckpt in its folder.")
     if "://" in path or Path(path).is_dir():

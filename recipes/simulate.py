@@ -7,10 +7,16 @@ training run has them (of several strategies: in a folder each, which ``recipes.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from recipes.light import look
+
+    look("simulate")
+
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import hydra
@@ -22,14 +28,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from lightning_gossip import ConfigurationError
-from lightning_gossip.simulation import Recording, Result, Strategy, simulate
+from lightning_gossip.simulation import ADPSGD, Recording, Result, Strategy, simulate
 from lightning_gossip.simulation.problems.label_skew import label_counts, label_skew
 from lightning_gossip.strategies import STRATEGIES
 from recipes import overrides, skew
 from recipes.commands import one_sentence
 from recipes.job import plain_errors
 from recipes.simulated import figures, outputs
-from recipes.simulated.scenario import Scenario, scenario_of, strategy_of
+from recipes.simulated.clusters import take_over_file
+from recipes.simulated.scenario import ISLANDS, Scenario, scenario_of, strategy_of
 from recipes.sweep import attempt
 from recipes.train import CONF
 
@@ -76,7 +83,7 @@ def _check(cfg: DictConfig, scenario: Scenario, strategies: dict[str, Strategy])
     workers = scenario.cluster.workers
     scenario.links.check(workers)
     for strategy in strategies.values():
-        strategy.check(workers)
+        strategy.check_on(workers, scenario.links)
     if cfg.timeline not in (True, False, "auto"):
         raise ConfigurationError(f"timeline={cfg.timeline!r} is neither true, false nor auto.")
     if cfg.slowdowns and cfg.slow_rank not in range(workers):
@@ -160,12 +167,18 @@ def compose_strategies(
     if not names:
         strategy = strategy_of(cfg)
         return {strategy.name: strategy}
-    known = ("ddp", *STRATEGIES)
+    known = ("ddp", *STRATEGIES, *(() if ISLANDS in STRATEGIES else (ISLANDS,)))
     for name in names:
         if name not in known:
             raise ConfigurationError(f"strategies names {name!r}; the known ones are {', '.join(known)}.")
     common = [override for override in overrides if re.split(r"[.=]", override.lstrip("+~"))[0] != "strategy"]
-    return {name: strategy_of(compose(config, [*common, f"strategy={name}"])) for name in names}
+    found = {
+        name: strategy_of(compose(config, [*common, f"strategy={'adpsgd' if name == ISLANDS else name}"])) for name in names
+    }
+    flat = found.get(ISLANDS)
+    if isinstance(flat, ADPSGD) and flat.island == 1:
+        found[ISLANDS] = replace(flat, island="node")
+    return found
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="simulate")
@@ -185,6 +198,7 @@ def _last_time_s(cfg: DictConfig) -> float:
     given = list(HydraConfig.get().overrides.task)
     with plain_errors():
         overrides.check(cfg, given, CONF / "simulate.yaml")
+        take_over_file(cfg, given)
         strategies = compose_strategies(cfg, cfg.strategies or (), given)
     return list(run(cfg, strategies).values())[-1].time_s
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as pl
+from hydra.utils import instantiate
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
@@ -19,23 +20,36 @@ from torchvision.io import decode_image  # type: ignore[import-untyped]
 from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_choice
-from recipes.record import METRICS, RECORD
-from recipes.summary import SUMMARY
+from recipes import wandb_run
 
 log = logging.getLogger(__name__)
 
+_MODELS = "adds_models"  # attribute of a logger
 
-def wandb_logger(*, project: str, save_dir: str, offline: bool | Literal["auto"] = "auto", **options: Any) -> WandbLogger:
+
+def wandb_logger(
+    *,
+    project: str,
+    save_dir: str,
+    offline: bool | Literal["auto"] = "auto",
+    log_model: bool = False,
+    resume_from: str | None = None,
+    **options: Any,
+) -> WandbLogger:
     """Lightning's logger for Weights & Biases.
 
     Args:
         project: name of the project.
         save_dir: folder in which the run is kept, as ``wandb/``.
         offline: ``"auto"`` asks for a key in the places where wandb keeps it, and never the user.
+        log_model: whether the run's last and best checkpoints are added at its end, as versions of one artifact with the
+            aliases ``latest`` and ``best``. (Lightning's own option of this name does nothing offline.)
+        resume_from: a checkpoint: the run that has left it goes on, if its id is beside it.
         options: of Lightning's logger, and through it of ``wandb.init``, as ``group`` and ``name``; those that are None are
             left to wandb.
     """
     check_choice("logger.offline", offline, (True, False, "auto"))
+    check_choice("logger.log_model", log_model, (True, False))
     import wandb
 
     if offline == "auto":
@@ -44,7 +58,11 @@ def wandb_logger(*, project: str, save_dir: str, offline: bool | Literal["auto"]
     if offline:
         options = {"mode": "offline", "settings": wandb.Settings(silent=True), **options}
     given = {name: value for name, value in options.items() if value is not None}
-    return WandbLogger(project=project, save_dir=save_dir, offline=bool(offline), **given)
+    if resumed := wandb_run.id_to_resume(resume_from):
+        given.setdefault("id", resumed)
+    logger = WandbLogger(project=project, save_dir=save_dir, offline=bool(offline), **given)
+    setattr(logger, _MODELS, log_model)
+    return logger
 
 
 def _logged_in() -> bool:
@@ -64,8 +82,35 @@ def name_of_sweep(folder: str | Path) -> str:
     return "/".join(path.parts[-2:]) if not path.is_absolute() else path.name
 
 
+def make_loggers(cfg: DictConfig) -> Logger | bool:
+    """The logger of a run; False for none.
+
+    A run in W&B has tags, by which runs are filtered: its strategy, its model, its number of workers, that it is of a sweep.
+
+    Args:
+        cfg: composed from conf/.
+    """
+    options = {}
+    if cfg.logger.get("_target_") == f"{__name__}.wandb_logger" and cfg.logger.get("tags") is None:
+        options["tags"] = tags_of(cfg)
+    return instantiate(cfg.logger, **options) or False
+
+
+def tags_of(cfg: DictConfig) -> list[str]:
+    """See :func:`make_loggers`."""
+    classes = [str(OmegaConf.select(cfg, key)) for key in ("strategy._target_", "recipe.model._target_")]
+    names = [name.rpartition(".")[2] for name in classes]
+    workers = [f"{cfg.trainer.devices} workers"] if isinstance(cfg.trainer.devices, int) else []
+    return [names[0].removesuffix("Strategy"), names[1], *workers, *([] if cfg.sweep is None else ["sweep"])]
+
+
+def keeps_best(logger: Logger | bool) -> bool:
+    """Whether a logger wants the best checkpoint of a run, beside the last."""
+    return bool(getattr(logger, _MODELS, False))
+
+
 class LogConfiguration(Callback):
-    """Gives every logger the whole configuration of the run.
+    """Gives every logger the whole configuration of the run, and writes the id of a W&B run beside its checkpoints.
 
     Args:
         cfg: composed from conf/; resolved here.
@@ -78,6 +123,8 @@ class LogConfiguration(Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for logger in trainer.loggers:  # rank 0's write
             logger.log_hyperparams(self._configuration)
+            if isinstance(logger, WandbLogger) and trainer.is_global_zero:
+                wandb_run.note_id(logger, Path(trainer.default_root_dir))
 
 
 @rank_zero_only
@@ -92,25 +139,10 @@ def publish(loggers: Sequence[Logger], summary: dict[str, Any], folder: Path, pi
     """
     for logger in loggers:
         if isinstance(logger, WandbLogger):
-            _publish_wandb(logger, summary, folder, pictures)
+            wandb_run.publish(logger, summary, folder, pictures, log_model=getattr(logger, _MODELS, False))
         elif isinstance(logger, TensorBoardLogger):
             for picture in pictures:
                 logger.experiment.add_image(f"run/{picture.stem}", decode_image(str(picture), "RGB"), summary["epochs"])
-
-
-def _publish_wandb(logger: WandbLogger, summary: dict[str, Any], folder: Path, pictures: Sequence[Path]) -> None:
-    import wandb
-
-    run = logger.experiment
-    run.log({f"run/{picture.stem}": wandb.Image(str(picture)) for picture in pictures})
-    run.summary.update({name: value for name, value in summary.items() if name != "workers" and value is not None})
-    columns = list(summary["workers"][0])
-    table = wandb.Table(columns, [[worker[column] for column in columns] for worker in summary["workers"]])
-    run.log({"run/workers": table})
-    files = wandb.Artifact(f"run-{run.id}", "run", description="summary, metrics by epoch, time line, pictures")
-    for path in (*(folder / name for name in (SUMMARY, METRICS, RECORD)), *pictures):
-        files.add_file(str(path))
-    run.log_artifact(files)
 
 
 class FinishWandb(Callback):

@@ -6,6 +6,11 @@ and two pictures.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from recipes.light import look
+
+    look("config")
+
 import signal
 import sys
 from pathlib import Path

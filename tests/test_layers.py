@@ -20,14 +20,15 @@ ALLOWED = {
     "runtime": {"errors", "algorithm", "transport"},
     "strategies": {"errors", "algorithm", "transport", "runtime"},
     "callbacks": {"errors", "algorithm", "analysis", "runtime", "strategies"},
+    "doctor": {"errors", "algorithm", "simulation", "transport", "runtime", "callbacks"},
 }
 # what only some layers may import at all
 OUTSIDE = {
     "threading": {"transport", "runtime"},
-    "time": {"transport", "runtime", "callbacks"},
-    "lightning": {"strategies", "callbacks"},
-    "torch.distributed": {"transport", "runtime", "strategies", "callbacks"},
-    "socket": {"transport", "runtime"},  # where the store listens, and options of its connections
+    "time": {"transport", "runtime", "callbacks", "doctor"},
+    "lightning": {"strategies", "callbacks", "doctor"},
+    "torch.distributed": {"transport", "runtime", "strategies", "callbacks", "doctor"},
+    "socket": {"transport", "runtime", "doctor"},  # where the store listens, and options of its connections
     "hydra": set(),
     "wandb": {"callbacks"},  # where the user's logger is its own
 }

@@ -22,6 +22,10 @@ _WHOLE_BURST_BYTES = 80_000
 times as much of the processor; on a slow link one that is larger would let a short transfer pass at once."""
 _WHOLE_FROM = 10e6  # bit/s
 _MOST = 200  # of one /24
+_BPF_RANDOM = 0xFFFFF000 + 56  # SKF_AD_OFF + SKF_AD_RANDOM of linux/filter.h
+_PASS, _DROP = 0xFFFFFFFF, 2  # TC_ACT_UNSPEC, TC_ACT_SHOT
+_FLAGS_AT, _PORT_AT = 47, 36  # of TCP, behind 14 bytes of Ethernet and 20 of IP
+_SYN, _ACK = 0x02, 0x10
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,20 @@ class Network:
         """Lose all packets between these hosts and the others. Nobody is told."""
         self._switch.configure("ip", *(f"link set {_port(host)} master apart" for host in hosts))
 
+    def lose(self, host: Host, share: float) -> None:
+        """Lose a share of the packets of a host's link, at random, in each direction."""
+        # classic BPF: a random word, below the threshold or not
+        limit = round(share * 0xFFFFFFFF)
+        program = f"4,32 0 0 {_BPF_RANDOM},53 0 1 {limit},6 0 0 {_PASS},6 0 0 {_DROP}"
+        self._filter(host.namespaces, INTERFACE, program)
+        self._filter(self._switch, _port(host), program)
+
+    def close_ports(self, host: Host, *, but: int) -> None:
+        """Let a host's firewall drop what asks for a connection with it, at all ports but one, and answer nobody."""
+        syn = f"48 0 0 {_FLAGS_AT},84 0 0 {_SYN | _ACK},21 0 3 {_SYN}"
+        program = f"7,{syn},40 0 0 {_PORT_AT},21 1 0 {but},6 0 0 {_DROP},6 0 0 {_PASS}"
+        self._filter(host.namespaces, INTERFACE, program)
+
     def heal(self, *hosts: Host) -> None:
         """Undo cuts and partitions, of all hosts if none is named; rates stay."""
         ports = [_port(host) for host in hosts or self.hosts]
@@ -104,6 +122,15 @@ class Network:
         """End everything. May be called twice."""
         for namespaces in (*(host.namespaces for host in self.hosts), self._switch):
             namespaces.close()
+
+    @staticmethod
+    def _filter(namespaces: Namespaces, interface: str, program: str) -> None:
+        """Let a program of classic BPF look at what comes in at an interface."""
+        namespaces.configure(
+            "tc",
+            f"qdisc add dev {interface} clsact",
+            f"filter add dev {interface} ingress bpf direct-action bytecode '{program}'",
+        )
 
     def _limit(self, host: Host, rate_mbit: float, verb: str) -> None:
         if rate_mbit <= 0:

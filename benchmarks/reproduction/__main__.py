@@ -18,6 +18,7 @@ HEADLINES = {
     "slow_worker": "one slow worker of 16",
     "slow_link": "one slow link of 16 workers",
     "shared_network": "128 workers with ResNet-50's size on shared networks",
+    "nodes": "16 nodes of 8 GPUs behind shared cards",
     "pairing": "exchanges a step where the network is slow",
     "speed_up": "linear speed-up of the time to a loss",
     "convergence": "convergence per sample, AD-PSGD against all-reduce",

@@ -11,17 +11,17 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.fabric.utilities import rank_zero_warn
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from lightning_gossip.algorithm.staleness import StalenessHistogram
 from lightning_gossip.callbacks.curvature import CurvatureProbe
 from lightning_gossip.callbacks.histograms import log_histogram
+from lightning_gossip.callbacks.panels import WALL, arrange
 from lightning_gossip.callbacks.stability import NEAR, only_sgd, probe_before, stability_margin
 from lightning_gossip.strategies.report import FitReport
 
-WALL = "time/wall_s"
 MARGIN = "analysis/stability_margin"
 
 
@@ -45,6 +45,9 @@ class GossipMonitor(Callback):
     | ``averaging/period``, ``averaging/deviation`` | steps between two averagings, and S_k at the last one |
     | ``averaging/count`` | averagings so far; those of the synchronisation point too, where they are adopted |
     | ``worker/<rank>/steps`` | optimizer steps so far |
+    | ``worker/<rank>/cores`` | cores of the CPU that its process kept busy since the synchronisation point before |
+    | ``worker/<rank>/memory_gb`` | the most of its host's memory that its process has had so far |
+    | ``worker/<rank>/device_memory_gb`` | the most of its GPU's memory that PyTorch has had there so far |
     | ``time/wall_s`` | seconds of training so far, those before a resume included |
     | ``analysis/stability_margin`` | with ``stability``: largest stable learning rate over the present one |
 
@@ -84,9 +87,8 @@ class GossipMonitor(Callback):
             rank_zero_warn(f"GossipMonitor(stability=True) logs no {MARGIN}: it is known for torch.optim.SGD only.")
         if trainer.is_global_zero:
             for logger in trainer.loggers:
-                if isinstance(logger, WandbLogger):
-                    with self._unharmed_by(logger):
-                        _plot_against_time(logger)
+                with self._unharmed_by(logger):
+                    arrange(logger)
 
     @override
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -154,6 +156,14 @@ def metrics(trainer: pl.Trainer) -> dict[str, float]:
         return {f"worker/{rank}/steps": trainer.global_step for rank in range(trainer.world_size)}
     workers = report.workers
     values: dict[str, float] = {f"worker/{worker.rank}/steps": worker.steps for worker in workers}
+    for worker in workers:
+        for name, value in (
+            ("cores", worker.cores),
+            ("memory_gb", None if worker.memory_bytes is None else worker.memory_bytes / 1e9),
+            ("device_memory_gb", None if worker.device_memory_bytes is None else worker.device_memory_bytes / 1e9),
+        ):
+            if value is not None:
+                values[f"worker/{worker.rank}/{name}"] = value
     if report.consensus_distance is not None:
         values["gossip/consensus_distance"] = report.consensus_distance
     stale = [(w.steps, w.staleness_mean) for w in workers if w.staleness_mean is not None and w.steps]
@@ -182,9 +192,3 @@ def staleness(trainer: pl.Trainer) -> StalenessHistogram:
         own.load_state_dict({"counts": worker.staleness_counts or []})
         everyones.merge(own)
     return everyones
-
-
-def _plot_against_time(logger: WandbLogger) -> None:
-    logger.experiment.define_metric(WALL)
-    for names in ("gossip/*", "averaging/*", "worker/*", "val_*"):
-        logger.experiment.define_metric(names, step_metric=WALL)

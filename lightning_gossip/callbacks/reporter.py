@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from typing_extensions import override
 
 from lightning_gossip.runtime.clock import now_s
+from lightning_gossip.runtime.usage import Usage
 from lightning_gossip.runtime.workers import FixedWorkers, Workers
 from lightning_gossip.strategies.report import FitReport, WorkerReport
 
@@ -32,12 +33,14 @@ class FitReporter(Callback):
         """Of the last fit, from its first epoch's end on; None under a strategy that keeps its own."""
         self._own = WorkerReport(rank=0)
         self._before = 0
+        self._usage = Usage()
         self._began_s = 0.0
         self._batches_s: deque[float] = deque(maxlen=_RECENT)
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.report, self._own = None, WorkerReport(rank=trainer.global_rank)
+        self._usage = Usage()
         self._batches_s.clear()
         self._before = trainer.global_step
 
@@ -59,6 +62,7 @@ class FitReporter(Callback):
         if isinstance(getattr(trainer.strategy, "report", None), FitReport):
             return
         self._own.steps = trainer.global_step - self._before
+        self._own.describe_usage(self._usage)
         self._own.batch_s = statistics.median(self._batches_s) if self._batches_s else None
         workers: Workers = getattr(trainer.strategy, "all_workers", None) or FixedWorkers()
         everyones = workers.gather(self._own.as_dict())

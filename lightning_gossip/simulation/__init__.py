@@ -25,8 +25,10 @@ from lightning_gossip.algorithm.laws import (
     Uniform,
     make_law,
 )
-from lightning_gossip.simulation.cluster.cluster import Cluster
+from lightning_gossip.simulation.cluster.cluster import Cluster, SlowPeriod
+from lightning_gossip.simulation.cluster.cluster_file import ClusterFile
 from lightning_gossip.simulation.cluster.links import Links, RandomSlowdowns
+from lightning_gossip.simulation.cluster.nodes import Nodes
 from lightning_gossip.simulation.problems.classifiers import Classes, Classifier, digits, mlp, softmax_regression
 from lightning_gossip.simulation.problems.objectives import Objective, Quadratic
 from lightning_gossip.simulation.problems.sgd import SGD
@@ -57,6 +59,7 @@ __all__ = [
     "Classes",
     "Classifier",
     "Cluster",
+    "ClusterFile",
     "Constant",
     "DiLoCo",
     "EpochRecord",
@@ -67,6 +70,7 @@ __all__ = [
     "Links",
     "LogNormal",
     "NoLoCo",
+    "Nodes",
     "Objective",
     "PeriodicAveraging",
     "Point",
@@ -75,6 +79,7 @@ __all__ = [
     "Recording",
     "Result",
     "Samples",
+    "SlowPeriod",
     "Span",
     "Steps",
     "Strategy",

@@ -12,7 +12,9 @@ import torch
 from simpy.events import Event
 from torch import Tensor
 
+from lightning_gossip.algorithm.islands.places import Islands
 from lightning_gossip.algorithm.topology.mixing import consensus_distance
+from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.cluster.cluster import Cluster
 from lightning_gossip.simulation.cluster.compute_times import generator_of
 from lightning_gossip.simulation.cluster.links import Links
@@ -47,9 +49,30 @@ class Strategy(ABC):
         """What the graph of so many workers is called; None without one."""
         return None
 
+    def island_size(self, links: Links) -> int:
+        """How many ranks train together as one member.
+
+        Args:
+            links: between the ranks.
+
+        Raises:
+            ConfigurationError: if they do not say.
+        """
+        return 1
+
+    def check_on(self, workers: int, links: Links) -> Islands:
+        """Refuse what does not fit the workers and their links; returns which of them are together.
+
+        Raises:
+            ConfigurationError: naming the option.
+        """
+        islands = Islands(self.island_size(links))
+        self.check(islands.count(workers))
+        return islands
+
     @abstractmethod
     def check(self, workers: int) -> None:
-        """Refuse what does not fit the number of workers.
+        """Refuse what does not fit the number of workers, or of islands.
 
         Raises:
             ConfigurationError: naming the option.
@@ -77,6 +100,8 @@ class Run:
 
     Attributes:
         environment: SimPy's; events are ordered by (time, priority, sequence).
+        islands: which ranks are together; of one rank each where the strategy knows no islands.
+        members: how many islands there are: those that have models of their own.
         ended: why the run has ended, or None.
         living: the ranks that have not failed, in ascending order.
         averagings: exact averagings of all models so far, of a strategy that counts them.
@@ -101,20 +126,27 @@ class Run:
         self.cluster = cluster
         self.links = links
         self.workers = cluster.workers
+        self.islands = strategy.check_on(self.workers, links)
+        self.members = self.islands.count(self.workers)
+        if self.islands.size > 1 and cluster.failures:
+            raise ConfigurationError("failures are of workers that are alone: with islands write failures={}.")
+        if self.islands.size > 1 and work.skew is not None:
+            raise ConfigurationError(f"skew={work.skew!r} is of workers that are alone: with islands leave it away.")
         self.seed = seed
         self.nbytes = model_bytes
         self.network = Network(self.environment, links, seed=seed, server=strategy.server_rank)
         self.models = Models(objective, optimizer, workers=self.workers, seed=seed)
-        self.compute_times = cluster.compute_times(seed)
+        self.compute_times = cluster.compute_times(seed, lambda: self.environment.now)
         generators = [generator_of(seed, _BATCHES, rank) for rank in range(self.workers)]
         self.plan = Plan(
             work,
             samples=None if objective is None else objective.samples,
             labels=None if objective is None else objective.labels,
-            workers=self.workers,
+            workers=self.members,
             shared=shares_work,
             seed=seed,
             generators=generators,
+            island=self.islands.size,
         )
         self.record = Recorder(self.workers, recording)
         self.living = list(range(self.workers))
@@ -137,6 +169,11 @@ class Run:
     def lr(self) -> float:
         """The learning rate of a step that ends now: the same count for fast and slow workers."""
         return self._optimizer.lr_at(self.progress)
+
+    @property
+    def living_members(self) -> list[int]:
+        """Numbers of the islands that have not failed."""
+        return self.living if self.islands.size == 1 else list(range(self.members))
 
     def count_step(self, rank: int, samples: int) -> None:
         """A worker has ended a step."""
@@ -181,7 +218,7 @@ class Run:
         return models[self.living] if len(models) == self.workers and 0 < len(self.living) < self.workers else models
 
     def distance(self, models: Tensor, *, to: Tensor | None = None) -> Distances | None:
-        """‖x_i − x̄‖² of every worker's model, x̄ the mean of the living ones'.
+        """‖x_i − x̄‖² of every worker's or island's model, x̄ the mean of the living ones'.
 
         Args:
             models: shape (n, d).
@@ -193,9 +230,10 @@ class Run:
         if not self.models.numel:
             return None
         exact = models.to(torch.float64)
-        centre = exact[self.living].mean(0) if to is None else to
+        living = self.living if len(models) == self.workers else self.living_members
+        centre = exact[living].mean(0) if to is None else to
         squares = (exact - centre).square().sum(1).tolist()
-        return tuple(square if rank in self.living else math.nan for rank, square in enumerate(squares))
+        return tuple(square if rank in living else math.nan for rank, square in enumerate(squares))
 
     def end_session(self, distances: Distances | None) -> None:
         """All workers have met and averaged, from these distances to their mean."""

@@ -90,7 +90,6 @@ def simulate(
         model_bytes = 0 if objective is None else objective.numel * objective.dtype.itemsize
     check_integer("model_bytes", model_bytes, at_least=0, example=100_000_000)
     links.check(cluster.workers)
-    strategy.check(cluster.workers)
     sharing = getattr(strategy, "work_sharing", "auto")
     if sharing is True and work.skew is not None:
         raise ConfigurationError(

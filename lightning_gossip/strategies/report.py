@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from lightning_gossip.algorithm.staleness import StalenessHistogram
+from lightning_gossip.runtime.usage import Usage, peak_device_memory_bytes, peak_memory_bytes
 
 
 @dataclass
@@ -42,6 +43,9 @@ class WorkerReport:
         left_early: whether it left the last batches of the epoch to faster workers.
         batch_s: its median time a batch, in seconds.
         distance: ‖x_i − x̄‖² of its model just before the last synchronisation point averaged the models.
+        cores: of the CPU that its process kept busy since the synchronisation point before, on average.
+        memory_bytes: the most of its host's memory that its process has had so far.
+        device_memory_bytes: the most of its CUDA device's memory that PyTorch has had so far.
     """
 
     rank: int
@@ -68,6 +72,9 @@ class WorkerReport:
     left_early: bool = False
     batch_s: float | None = None
     distance: float | None = None
+    cores: float | None = None
+    memory_bytes: int | None = None
+    device_memory_bytes: int | None = None
 
     def describe_staleness(self, histogram: StalenessHistogram) -> None:
         """Fill in what is said about staleness."""
@@ -79,7 +86,18 @@ class WorkerReport:
     def add(self, mate: WorkerReport) -> None:
         """Add the report of another rank of the same island: both make the same steps, each on its own samples and part."""
         self.samples += mate.samples
-        for name in ("exchanges", "refused", "failed", "refused_nonfinite", "adopted", "bytes_sent", "distance"):
+        for name in (
+            "exchanges",
+            "refused",
+            "failed",
+            "refused_nonfinite",
+            "adopted",
+            "bytes_sent",
+            "distance",
+            "cores",
+            "memory_bytes",
+            "device_memory_bytes",
+        ):
             mine, theirs = getattr(self, name), getattr(mate, name)
             setattr(self, name, theirs if mine is None else mine if theirs is None else mine + theirs)
         self.wait_s, self.last_wait_s = max(self.wait_s, mate.wait_s), max(self.last_wait_s, mate.last_wait_s)
@@ -90,6 +108,11 @@ class WorkerReport:
             of_mate.load_state_dict({"counts": mate.staleness_counts})
             histogram.merge(of_mate)
             self.describe_staleness(histogram)
+
+    def describe_usage(self, usage: Usage) -> None:
+        """Fill in what this process uses of its host."""
+        self.cores = usage.cores()
+        self.memory_bytes, self.device_memory_bytes = peak_memory_bytes(), peak_device_memory_bytes()
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain values, for JSON."""

@@ -11,13 +11,14 @@ import numpy as np
 
 from lightning_gossip import ConfigurationError
 from lightning_gossip.algorithm.laws import FloatArray
+from lightning_gossip.algorithm.outer import Outer
 from lightning_gossip.algorithm.periodic_averaging.period import ConstantPeriod
-from lightning_gossip.algorithm.topology.generators import TOPOLOGIES, make_topology
+from lightning_gossip.algorithm.topology.generators import make_topology
 from lightning_gossip.algorithm.topology.mixing import expected_pair_matrix, mixing_matrix, spectral_gap
 from lightning_gossip.analysis.delays.combined import Repeated, Sum
 from lightning_gossip.analysis.delays.delays import constant
 from lightning_gossip.analysis.mean.stability import of_staleness, stability_limit
-from lightning_gossip.analysis.planning.dynamics import WORTH, Dynamics, few, gossip, server, synchronous
+from lightning_gossip.analysis.planning.dynamics import WORTH, Dynamics, few, gossip, server, synchronous, with_outer_steps
 from lightning_gossip.analysis.second_moments.gradient_noise import (
     Spread,
     gossip_spread,
@@ -26,6 +27,7 @@ from lightning_gossip.analysis.second_moments.gradient_noise import (
     server_spread,
     synchronous_spread,
 )
+from lightning_gossip.analysis.second_moments.outer_steps import Rounds
 from lightning_gossip.simulation import ADPSGD, APSGD, DPSGD, PeriodicAveraging, Strategy
 from recipes.planning.known import Known
 from recipes.planning.times import ENDLESS, Machines, Times, timed
@@ -56,6 +58,7 @@ class Candidate:
             much as now.
         target: share of the loss at the beginning that is to be reached.
         least_margin: of a recommended learning rate.
+        gain_now: of the present setting's outer steps; see :func:`gain_of`.
     """
 
     name: str
@@ -65,6 +68,7 @@ class Candidate:
     lr: float
     target: float
     least_margin: float
+    gain_now: float = 1.0
 
     @property
     def workers(self) -> int:
@@ -85,9 +89,10 @@ class Candidate:
     def best_lr(self) -> float:
         """The learning rate that reaches the target soonest, with the margin, and not above the present one.
 
-        Noise grows with the learning rate, and the quadratic has none: a higher one would always look faster.
+        Noise grows with the learning rate, and the quadratic has none: a higher one would always look faster. An outer step
+        counts as what it multiplies progress by.
         """
-        highest = min(self.bound, self.lr)
+        highest = min(self.bound, self.lr * self.gain_now / gain_of(self.strategy))
         return self.dynamics.fastest_lr(self.target, highest=highest, near=self.lr, most_apart=MOST_APART)
 
     @property
@@ -156,21 +161,37 @@ class Planner:
                 f"topology={strategy.graph_name(n)}: the plan's formulas are of a graph that stays the same. Write for example"
                 " topology=ring, or simulate this one with recipes.simulate."
             )
-        times = timed(strategy, machines or self.known.machines, n, on_progress=on_progress)
-        dynamics = self.dynamics(strategy, times)
+        machines = machines or self.known.machines
+        times = timed(strategy, machines, n, on_progress=on_progress)
+        islands = strategy.check_on(n, machines.links_of(n))
+        dynamics = self.dynamics(strategy, times, island=islands.size)
         lr = self.known.lr.of(self.known.workers) * n / self.known.workers
-        return Candidate(strategy.name, strategy, times, dynamics, lr, self.target, self.margin)
+        gain_now = gain_of(self.known.strategy)
+        return Candidate(strategy.name, strategy, times, dynamics, lr, self.target, self.margin, gain_now)
 
-    def dynamics(self, strategy: Strategy, times: Times) -> Dynamics:
-        """How a strategy's loss falls; see lightning_gossip.analysis.planning.dynamics."""
-        return self._quiet(strategy, times).with_noise(self.known.noise, self._spread(strategy, times))
+    def dynamics(self, strategy: Strategy, times: Times, *, island: int = 1) -> Dynamics:
+        """How a strategy's loss falls; see lightning_gossip.analysis.planning.dynamics.
 
-    def _spread(self, strategy: Strategy, times: Times) -> Callable[[FloatArray], Spread]:
+        Args:
+            strategy: the simulator's description.
+            times: of its steps.
+            island: workers that are one member, whose gradient is the mean of theirs.
+        """
+        members = times.workers // island
+        spread = self._spread(strategy, times, members)
+
+        def of_islands(g: FloatArray) -> Spread:
+            alone = spread(g)
+            return Spread(alone.mean / island, alone.apart / island)
+
+        return self._quiet(strategy, times, members).with_noise(self.known.noise, spread if island == 1 else of_islands)
+
+    def _spread(self, strategy: Strategy, times: Times, n: int) -> Callable[[FloatArray], Spread]:
         """What noise keeps up; see lightning_gossip.analysis.second_moments.gradient_noise."""
-        known, n = self.known, times.workers
+        known, rounds = self.known, rounds_of(strategy, times)
         momentum, nesterov = known.momentum, known.nesterov
         adopts = getattr(strategy, "at_rendezvous", "adopt") == "adopt"
-        epoch_steps = known.machines.epoch_steps(n) if adopts else ENDLESS
+        epoch_steps = known.machines.epoch_steps(times.workers) if adopts else ENDLESS
         if n == 1:
             return lambda g: synchronous_spread(g, 1, momentum=momentum, nesterov=nesterov)
         if isinstance(strategy, APSGD):
@@ -190,6 +211,8 @@ class Planner:
                 epoch_steps=epoch_steps,
                 momentum=momentum,
                 nesterov=nesterov,
+                push_every=strategy.push_every,
+                rounds=rounds,
             )
         if isinstance(strategy, DPSGD):
             graph, weights = make_topology(strategy.topology, n), strategy.weights
@@ -207,13 +230,16 @@ class Planner:
                 momentum=momentum,
                 nesterov=nesterov,
                 keeps_momentum=keeps,
+                rounds=rounds,
             )
         return lambda g: synchronous_spread(g, n, momentum=momentum, nesterov=nesterov)
 
-    def _quiet(self, strategy: Strategy, times: Times) -> Dynamics:
+    def _quiet(self, strategy: Strategy, times: Times, n: int) -> Dynamics:
         """The same without noise."""
-        problem, n = self.known.problem, times.workers
+        problem, rounds = self.known.problem, rounds_of(strategy, times)
         momentum, nesterov = self.known.momentum, self.known.nesterov
+        if rounds is not None and n > 1:
+            return with_outer_steps(problem, times.steps_per_s, rounds, momentum=momentum, nesterov=nesterov)
         if isinstance(strategy, APSGD) and n > 1:
             return server(
                 problem,
@@ -263,7 +289,8 @@ class Planner:
                     reasons.append(f"an epoch has {batches} batches, and {n} workers need as many.")
                     continue
                 try:
-                    strategy.check(n)
+                    self.known.machines.check_nodes(n)
+                    strategy.check_on(n, self.known.machines.links_of(n))
                 except ConfigurationError as error:
                     reasons.append(str(error))
                     continue
@@ -271,6 +298,23 @@ class Planner:
         if not found:
             raise ConfigurationError(f"none of the strategies can have any of the numbers of workers: {reasons[0]}")
         return found
+
+
+def gain_of(strategy: Strategy) -> float:
+    """How far a strategy's outer steps move the model, over how far its steps alone would; 1 without."""
+    outer: Outer | None = getattr(strategy, "outer", None)
+    return 1.0 if outer is None else max(1.0, outer.gain)
+
+
+def rounds_of(strategy: Strategy, times: Times) -> Rounds | None:
+    """Of a strategy with outer steps; None without."""
+    outer: Outer | None = getattr(strategy, "outer", None)
+    if outer is None:
+        return None
+    if isinstance(strategy, PeriodicAveraging):
+        return Rounds(outer, max(1, round(times.period or 1)))
+    local_steps = strategy.local_steps if isinstance(strategy, ADPSGD) else None
+    return None if local_steps is None else Rounds(outer, local_steps)
 
 
 def as_it_trained(planner: Planner, now: Candidate) -> tuple[Planner, Candidate]:
@@ -291,7 +335,8 @@ def as_it_trained(planner: Planner, now: Candidate) -> tuple[Planner, Candidate]
         factor = now.margin * (1.0 - _STABLE)
         known = replace(known, curvature=known.curvature.lowered(factor, "lowered to what the measured run trained with"))
         planner = replace(planner, known=known)
-        now = replace(now, dynamics=planner.dynamics(now.strategy, now.times))
+        island = now.strategy.check_on(now.workers, known.machines.links_of(now.workers)).size
+        now = replace(now, dynamics=planner.dynamics(now.strategy, now.times, island=island))
     for halvings in range(_HALVINGS):
         calm = 0.5**halvings
         calmer = replace(now, dynamics=now.dynamics.varied(noise=calm))
@@ -314,64 +359,6 @@ def soonest(candidates: Sequence[Candidate], now: Candidate) -> Candidate:
         )
     good = [one for one in (now, *candidates) if one.best_time_s <= WORTH * best.best_time_s]
     return min(good, key=lambda one: (one.name != now.name, one.workers != now.workers, one.workers, one.best_time_s))
-
-
-def refined(planner: Planner, best: Candidate, step: Callable[[str], News]) -> Candidate:
-    """The best candidate with its other options: active workers and a staleness bound, or the graph."""
-    n, strategy = best.workers, best.strategy
-    if isinstance(strategy, ADPSGD) and n > 1:
-        graph = _graph(strategy, n)
-        if graph is None:
-            return best
-        mixing = planner.candidate(replace(strategy, topology=graph), n, on_progress=step(graph))
-        return mixing if mixing.best_time_s <= WORTH * best.best_time_s else best
-    if isinstance(strategy, APSGD) and n > 1:
-        for active in counts(n):
-            free = replace(strategy, active_workers=None if active == n else active, max_staleness=None, on_stale="drop")
-            for other in (free, *(replace(free, max_staleness=bound) for bound in bounds(active))):
-                candidate = planner.candidate(other, n, on_progress=step(f"{active} active, bound {other.max_staleness}"))
-                if candidate.best_time_s * WORTH < best.best_time_s:
-                    best = candidate
-    return best
-
-
-def _graph(strategy: ADPSGD, n: int) -> str | None:
-    """The graph of the lowest degree that mixes half as well as any; None if the present one does.
-
-    How well the models come together does not show on one quadratic that all workers share: there the mean is as fast on any
-    graph. It is what keeps noisy gradients and workers' own data from pulling the models apart.
-    """
-    gaps = {name: gap(replace(strategy, topology=name), n) or 0.0 for name in graphs(n)}
-    enough = 0.5 * max(gaps.values())
-    present = gap(strategy, n) or 0.0
-    return None if present >= enough else next(name for name, value in gaps.items() if value >= enough)
-
-
-def counts(n: int) -> list[int]:
-    """Numbers of active workers up to n that are tried."""
-    return sorted({*range(1, min(n, 4) + 1), *(2**k for k in range(2, n.bit_length()) if 2**k < n), 3 * n // 4 or 1, n})
-
-
-def bounds(active: int) -> list[int]:
-    """Staleness bounds that are tried."""
-    return sorted({round(active * factor) for factor in (1.0, 1.5, 2.0, 4.0)})
-
-
-def graphs(n: int) -> list[str]:
-    """Names of the graphs that n workers can have, one of each shape; by the neighbours of the busiest worker."""
-    found: dict[tuple[tuple[int, int], ...], str] = {}
-    for name in TOPOLOGIES:
-        try:
-            topology = make_topology(name, n)
-        except ConfigurationError:
-            continue
-        found.setdefault(topology.edges, name)
-
-    def load(name: str) -> tuple[int, int]:
-        topology = make_topology(name, n)
-        return max(topology.degree(rank) for rank in range(n)), len(topology.edges)
-
-    return sorted(found.values(), key=load)
 
 
 def gap(strategy: Strategy, n: int) -> float | None:

@@ -15,6 +15,7 @@ from lightning_gossip import ConfigurationError
 _GROUPS = ("topology", "schedule", "strategy", "cluster", "recipe", "trainer")
 _OTHER = ("seed",)
 PLAN = "plan.yaml"
+_NODES = ("nodes_", "racks_")  # of conf/cluster
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,13 @@ class Choices:
             return self
         values = {key: value for key, value in self.values.items() if not key.startswith("strategy.")}
         return Choices({**self.groups, "strategy": name}, values)
+
+    def on_real_machines(self) -> Choices:
+        """Without a described cluster of nodes, which is for simulation and planning."""
+        if not self.groups["cluster"].startswith(_NODES):
+            return self
+        values = {key: value for key, value in self.values.items() if not key.startswith("cluster.")}
+        return Choices({**self.groups, "cluster": "none"}, values)
 
     def without(self, overrides: list[str]) -> Choices:
         """Without the values of the groups whose option these overrides change."""

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from lightning_gossip.simulation import APSGD
-from recipes.planning.choice import Candidate, News, Planner, bounds, counts
+from recipes.planning.choice import Candidate, News, Planner
+from recipes.planning.refinement import bounds, counts
 from recipes.plots import STYLE
 
 FIGURE = "plan.png"

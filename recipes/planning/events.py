@@ -48,6 +48,8 @@ def trigger(known: Known, best: Candidate) -> Trigger | None:
     strategy, links = best.strategy, known.machines.links
     if not isinstance(strategy, APSGD) or known.momentum or not known.machines.take_time or best.times.waiting < _WAITING:
         return None
+    if links.nodes is not None:  # the analysis has one port for all
+        return None
     scale = 1.0 / best.workers if strategy.scale is None else strategy.scale
     problem = known.problem
     excess = float(problem.losses.sum())

@@ -16,19 +16,19 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from lightning_gossip import ConfigurationError
-from lightning_gossip.algorithm.checks import check_integer, check_not_negative, check_positive, is_finite, is_integer
+from lightning_gossip.algorithm.checks import check_integer, check_positive
 from lightning_gossip.analysis import Problem, delay_of
 from lightning_gossip.analysis.mean.discrete import check_momentum
 from lightning_gossip.analysis.planning.noisy_loss import Noise, shares_of
 from lightning_gossip.simulation import Cluster, Epochs, Links, Samples, Strategy
 from lightning_gossip.strategies import STRATEGIES
 from recipes.planning import curvature
+from recipes.planning.options import check_options
 from recipes.planning.times import Machines
 from recipes.record import METRICS, RECORD
-from recipes.simulated.scenario import scenario_of, strategy_of
+from recipes.simulated.scenario import ISLANDS, scenario_of, strategy_of
 from recipes.summary import SUMMARY
 
-_MOST = 256  # workers: a minute of simulation, and AD-PSGD's second moments in memory
 _SEEN = 0.4  # of the largest eigenvalue: the curvature along the noise, as measured on digits (0.4 to 0.55)
 _BEARABLE = 0.75  # of the loss: what noise may keep up in a synchronous run of now
 _ASSUMED = 0.25  # of the loss: what it is taken to keep up there, if it is not known
@@ -188,56 +188,21 @@ def check(cfg: DictConfig) -> None:
     Raises:
         ConfigurationError: naming the key.
     """
-    if cfg.measured is not None and not isinstance(cfg.measured, str):
-        raise ConfigurationError(f"measured={cfg.measured!r} is not a folder. Write for example measured=outputs/DATE/TIME.")
-    known = ("ddp", *STRATEGIES)
-    for key, values in (("strategies", cfg.strategies), ("workers", cfg.workers)):
-        if not isinstance(values, Sequence) or isinstance(values, str) or not len(values):
-            raise ConfigurationError(
-                f"{key}={values!r} is not a list of at least one. Write for example {key}=[{_EXAMPLES[key]}]."
-            )
+    check_options(cfg)
+    known = ("ddp", *STRATEGIES, *(() if ISLANDS in STRATEGIES else (ISLANDS,)))
     for name in cfg.strategies:
         if name not in known:
             raise ConfigurationError(f"strategies names {name!r}; the known ones are {', '.join(known)}.")
-    for number in cfg.workers:
-        if not is_integer(number, 1, _MOST):
-            raise ConfigurationError(f"workers holds {number!r}, which is no integer in [1, {_MOST}]. Write workers=[4,8,16].")
-    if cfg.most_workers is not None:
-        check_integer("most_workers", cfg.most_workers, example=16, otherwise=", or null for as many as now")
-    if not is_finite(cfg.target) or not 0.0 < cfg.target < 1.0:
-        raise ConfigurationError(f"target={cfg.target!r} is not a share of the loss between 0 and 1. Write for example 0.01.")
-    if not is_finite(cfg.margin) or cfg.margin < 1.0:
-        raise ConfigurationError(f"margin={cfg.margin!r} is not a number of at least 1. Write for example 2.")
     learning_rate(cfg)
     check_momentum(cfg.recipe.model.get("momentum", 0.0), "recipe.model.momentum")
     check_integer("trainer.devices", cfg.trainer.devices, example=4)
     curvature.check(cfg.curvature)
-    _check_noise(cfg.noise)
     if cfg.measured is None and cfg.curvature.eigenvalues is None and cfg.curvature.largest is None:
         for key in sorted(OmegaConf.missing_keys(cfg.recipe)):
             raise ConfigurationError(
                 f"{key} is not given, and without data there is no curvature. Write {key}=..., or"
                 " curvature.largest=20 if it is known."
             )
-
-
-def _check_noise(cfg: DictConfig) -> None:
-    if (cfg.variance is None) != (cfg.loss is None):
-        raise ConfigurationError(
-            "noise.variance and noise.loss go together: a variance is much or little beside the loss where it was measured."
-            " Write for example noise.variance=3.0 noise.loss=1.0."
-        )
-    if cfg.variance is not None:
-        check_not_negative("noise.variance", cfg.variance)
-        check_positive("noise.loss", cfg.loss)
-    if cfg.curvature is not None:
-        check_positive("noise.curvature", cfg.curvature)
-    if not is_finite(cfg.with_loss) or not 0.0 <= cfg.with_loss <= 1.0:
-        raise ConfigurationError(f"noise.with_loss={cfg.with_loss!r} is not a share between 0 and 1. Write for example 1.")
-    check_integer("noise.batches", cfg.batches, at_least=2, example=16)
-
-
-_EXAMPLES = {"strategies": "ddp,adpsgd,apsgd", "workers": "4,8,16"}
 
 
 def learning_rate(cfg: DictConfig) -> LearningRate:
@@ -271,7 +236,7 @@ def known_from(cfg: DictConfig, run: Run | None, spectrum: curvature.Curvature) 
     batches = scenario.work.batches if isinstance(scenario.work, Epochs) else None
     machines = Machines(cluster, links, scenario.model_bytes, cfg.recipe.data.batch_size, cfg.seed, batches)
     strategy = strategy_of(cfg)
-    strategy.check(cluster.workers)
+    strategy.check_on(cluster.workers, links)
     momentum = float(cfg.recipe.model.get("momentum", 0.0))
     recipe = get_class(cfg.recipe.model._target_)
     nesterov, adaptive = (bool(getattr(recipe, name, False)) for name in ("NESTEROV", "ADAPTIVE"))

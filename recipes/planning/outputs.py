@@ -75,7 +75,7 @@ def note(now: Candidate) -> str:
 def setting(best: Candidate, known: Known) -> dict[str, Any]:
     """Dotted key → value of what is recommended."""
     value = known.lr.value if known.adaptive else known.lr.value_for(best.best_lr, best.workers)
-    values: dict[str, Any] = {"trainer.devices": best.workers, known.lr.key: float(f"{value:.4g}")}
+    values: dict[str, Any] = {**_devices(best.workers, known), known.lr.key: float(f"{value:.4g}")}
     strategy = best.strategy
     if isinstance(strategy, APSGD):
         values["strategy.active_workers"] = strategy.active_workers
@@ -83,7 +83,23 @@ def setting(best: Candidate, known: Known) -> dict[str, Any]:
         values["strategy.on_stale"] = strategy.on_stale
     if isinstance(strategy, ADPSGD):
         values["strategy.exchanges_per_step"] = strategy.exchanges_per_step
+        values["strategy.push_every"] = strategy.push_every
+        if strategy.local_steps is not None:
+            values["strategy.local_steps"] = strategy.local_steps
+        if strategy.island != 1:
+            values["strategy.island"] = strategy.island
+    outer = getattr(strategy, "outer", None)
+    if outer is not None:
+        values["strategy.outer"] = {"_target_": "lightning_gossip.Outer", **asdict(outer)}
     return values
+
+
+def _devices(workers: int, known: Known) -> dict[str, int]:
+    """As many nodes as the workers fill."""
+    size = known.machines.node_size
+    if size is None or workers <= size:
+        return {"trainer.devices": workers} if size is None else {"trainer.devices": workers, "trainer.num_nodes": 1}
+    return {"trainer.devices": size, "trainer.num_nodes": workers // size}
 
 
 def choices_for(best: Candidate, known: Known, present: Choices) -> Choices:
@@ -110,6 +126,7 @@ def words(best: Candidate, now: Candidate, known: Known) -> str:
         graph = f"{strategy.graph_name(best.workers)} (spectral gap {edges:.3g})"
         reached = _two(best.times.exchanges_per_step)
         parts.append(f" on the graph {graph}, {reached} exchange(s) a step of {strategy.exchanges_per_step:g} asked for")
+    parts.append(_other_options(best))
     value = known.lr.value_for(best.best_lr, best.workers)
     bound_value = known.lr.value_for(best.bound, best.workers)
     if known.adaptive:
@@ -136,6 +153,21 @@ def words(best: Candidate, now: Candidate, known: Known) -> str:
         )
     parts.append(_apart(best, known))
     return "".join(parts)
+
+
+def _other_options(best: Candidate) -> str:
+    """Islands, rounds and rarer pushes, where there are any."""
+    strategy, said = best.strategy, ""
+    if isinstance(strategy, ADPSGD):
+        if strategy.island != 1:
+            said += f", in islands of {strategy.island} that train together"
+        if strategy.push_every > 1:
+            said += f", a push in {strategy.push_every} steps"
+    outer = getattr(strategy, "outer", None)
+    if outer is not None:
+        rounds = f"{strategy.local_steps} steps" if isinstance(strategy, ADPSGD) else "each average"
+        said += f", an outer step after {rounds} (lr {outer.lr:g}, momentum {outer.momentum:g})"
+    return said
 
 
 def _apart(best: Candidate, known: Known) -> str:
@@ -217,7 +249,7 @@ def as_json(candidates: Sequence[Candidate], best: Candidate, now: Candidate, kn
         "measured": None if known.run is None else {"folder": str(known.run.folder), "staleness_mean": known.run.staleness},
         "momentum": known.momentum,
         "nesterov": known.nesterov,
-        "links": {"latency_s": known.machines.links.latency_s, "bandwidth": _finite(known.machines.links.bandwidth)},
+        "links": _links(known),
         "now": _row(now),
         "recommended": {**_row(best), "setting": setting(best, known)},
         "recommendation": words(best, now, known),
@@ -225,6 +257,14 @@ def as_json(candidates: Sequence[Candidate], best: Candidate, now: Candidate, kn
         "candidates": [_row(one) for one in candidates],
         "curves": curves,
     }
+
+
+def _links(known: Known) -> dict[str, Any]:
+    links = known.machines.links
+    found: dict[str, Any] = {"latency_s": links.latency_s, "bandwidth": _finite(links.bandwidth)}
+    if links.nodes is not None:
+        found["nodes"] = list(links.nodes.sizes)
+    return found
 
 
 def save(plan: Any, folder: Path) -> None:
@@ -269,7 +309,9 @@ def _row(one: Candidate) -> dict[str, Any]:
 
 def _options(strategy: Strategy) -> dict[str, Any]:
     plain = (str, int, float, bool, type(None))
-    return {key: value for key, value in vars(strategy).items() if isinstance(value, plain)}
+    options = {key: value for key, value in vars(strategy).items() if isinstance(value, plain)}
+    outer = getattr(strategy, "outer", None)
+    return options if outer is None else {**options, "outer": asdict(outer)}
 
 
 def _finite(value: float) -> float | None:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from lightning_gossip import ConfigurationError
 from lightning_gossip.algorithm.staleness import StalenessHistogram
 from lightning_gossip.analysis import Atoms, Law, histogram
-from lightning_gossip.simulation import Cluster, Epochs, Links, Strategy, simulate
+from lightning_gossip.simulation import Cluster, Epochs, Links, Nodes, Strategy, simulate
 
 _STEPS = 64  # of a worker; of few asynchronous workers more, for the law of their staleness
 _UPDATES = 600
@@ -47,24 +48,47 @@ class Machines:
         """So many: the first of the known ones, or all of them over and over; a slow rank stays the only one of its kind."""
         laws = [self.laws[rank % len(self.laws)] for rank in range(n)]
         slowdown = {rank: factor for rank, factor in self.cluster.slowdown.items() if rank < n}
-        return Cluster(n, laws, slowdown=slowdown, backward_share=self.cluster.backward_share)
+        slow_periods = [period for period in self.cluster.slow_periods if period.rank < n]
+        return Cluster(n, laws, slowdown=slowdown, backward_share=self.cluster.backward_share, slow_periods=slow_periods)
 
     def epoch_steps(self, n: int) -> int:
         """Of each of n workers between two exact averages of all at an epoch's end, in the mean."""
         return ENDLESS if self.epoch_batches is None else max(1, round(self.epoch_batches / n))
 
     def links_of(self, n: int) -> Links:
-        """Without those to workers that are not there."""
-        return replace(self.links, slow={key: factor for key, factor in self.links.slow.items() if _last(key) < n})
+        """Without those to workers that are not there; on as many nodes as so many workers fill."""
+        nodes = None if self.links.nodes is None else self.links.nodes.for_workers(n)
+        slow = {key: factor for key, factor in self.links.slow.items() if _last(key) < n}
+        return replace(self.links, slow=slow, nodes=nodes)
+
+    def check_nodes(self, n: int) -> None:
+        """Refuse a number of workers that fills a node in part, beside others.
+
+        Raises:
+            ConfigurationError: naming numbers that do.
+        """
+        size = self.node_size
+        if size is not None and n > size and n % size:
+            raise ConfigurationError(
+                f"{n} workers are no whole number of nodes of {size}. Write for example workers=[{size},{2 * size},{4 * size}]."
+            )
+
+    @property
+    def node_size(self) -> int | None:
+        """Ranks of a node, where all have as many; None without nodes."""
+        nodes = self.links.nodes
+        return nodes.sizes[0] if nodes is not None and len(set(nodes.sizes)) == 1 else None
 
     @property
     def take_time(self) -> bool:
         """Whether what is sent takes any."""
-        return self.links.latency_s > 0.0 or self.links.bandwidth < math.inf or self.links.shared is not None
+        links = self.links
+        return links.latency_s > 0.0 or links.bandwidth < math.inf or links.shared is not None or links.nodes is not None
 
     def ideal(self) -> Machines:
         """The same with links that take no time."""
-        return replace(self, links=Links())
+        nodes = self.links.nodes
+        return replace(self, links=Links(nodes=None if nodes is None else Nodes(sizes=nodes.sizes)))
 
 
 def _last(key: int | tuple[int, int]) -> int:

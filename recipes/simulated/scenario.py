@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,25 +13,27 @@ from omegaconf import DictConfig, OmegaConf
 
 from lightning_gossip import ConfigurationError
 from lightning_gossip.algorithm.checks import check_integer
-from lightning_gossip.callbacks import ClusterEmulator
 from lightning_gossip.simulation import (
+    ADPSGD,
     SGD,
     Cluster,
     Epochs,
-    Law,
     Links,
     Objective,
     Steps,
     Strategy,
     digits,
-    make_law,
     make_strategy,
     mlp,
 )
 from recipes.digits import DigitsData, DigitsMLP
+from recipes.simulated.clusters import cluster_of, links_of
 from recipes.summary import name_of
 from recipes.text.data import TextData
 from recipes.vision.data import CifarData, FashionMnistData, ImageNetData, MnistData
+
+ISLANDS = "adpsgd_islands"
+"""The strategy adpsgd with all ranks of a node together."""
 
 _TRAINING_IMAGES = {  # published
     ImageNetData: 1_281_167,
@@ -89,21 +89,21 @@ def scenario_of(cfg: DictConfig) -> Scenario:
     Raises:
         ConfigurationError: naming the key, for what does not fit or cannot be simulated.
     """
-    workers = cfg.trainer.devices
-    check_integer("trainer.devices", workers, example=16)
-    workers *= cfg.trainer.num_nodes
     if cfg.trainer.accumulate_grad_batches != 1:
         raise ConfigurationError("trainer.accumulate_grad_batches is not simulated: leave it 1 and write a larger batch_size.")
     problem: Problem = instantiate(cfg.objective) or Problem()
-    return Scenario(_cluster(cfg, workers), _links(cfg.links), _work(cfg, problem), problem, _model_bytes(cfg, problem))
+    return Scenario(cluster_of(cfg), links_of(cfg), _work(cfg, problem), problem, _model_bytes(cfg, problem))
 
 
 def strategy_of(cfg: DictConfig) -> Strategy:
     """The simulator's description of the strategy that a training run with this configuration has."""
-    real = instantiate(cfg.strategy)
     options: dict[str, Any] = OmegaConf.to_container(cfg.strategy, resolve=True)  # type: ignore[assignment]
+    real = instantiate({key: value for key, value in options.items() if key != "island"})
     options.update({name: getattr(real, name) for name in ("period", "outer") if name in options})
-    return make_strategy(name_of(real), **options)
+    described = make_strategy(name_of(real), **options)
+    if cfg.island is None or not isinstance(described, ADPSGD):
+        return described
+    return replace(described, island=cfg.island)
 
 
 def problem(objective: Objective, optimizer: SGD) -> Problem:
@@ -161,70 +161,3 @@ def _model_bytes(cfg: DictConfig, problem: Problem) -> int:
         model: LightningModule = instantiate(cfg.recipe.model)
     buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     return sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *buffers))
-
-
-def _cluster(cfg: DictConfig, workers: int) -> Cluster:
-    emulator: ClusterEmulator | None = instantiate(cfg.cluster) or None
-    slowdown = {} if emulator is None else dict(emulator.slowdown)
-    if emulator is not None:
-        emulator.check(workers)
-    common: dict[str, Any] = {"slowdown": slowdown, "failures": dict(cfg.failures or {})}
-    if cfg.compute.backward_share is not None:
-        common["backward_share"] = cfg.compute.backward_share
-    if cfg.compute.record is not None:
-        cluster = Cluster.measured(_record(Path(cfg.compute.record)), **common)
-        if cluster.workers != workers:
-            raise ConfigurationError(
-                f"compute.record={cfg.compute.record} is of {cluster.workers} workers and trainer.devices says {workers}."
-            )
-        return cluster
-    return Cluster(workers, _law(cfg, emulator), **common)
-
-
-def _record(path: Path) -> Any:
-    path = path / "record.json" if path.is_dir() else path
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"compute.record={path} cannot be read ({error}). Write the folder of a training run, or its record.json."
-        ) from error
-
-
-def _law(cfg: DictConfig, emulator: ClusterEmulator | None) -> Law:
-    """Of a batch's compute time; the emulator of a training run has the last word."""
-    mean_s, name, options = cfg.compute.mean_s, cfg.compute.law, dict(cfg.compute.options or {})
-    if emulator is not None:
-        mean_s = mean_s if emulator.period_s is None else emulator.period_s
-        if emulator.jitter is not None:
-            name, options = emulator.jitter, {"spread": emulator.spread}
-    if name == "samples":
-        if "times_s" not in options:
-            raise ConfigurationError(
-                "compute.law=samples needs the times: write compute.options={times_s: [0.1, 0.12]}, or compute.record=FOLDER of"
-                " a training run for each worker's own."
-            )
-        return make_law(name, **{**options, "times_s": list(options["times_s"])})
-    return make_law(name, mean_s=mean_s, **options)
-
-
-def _links(cfg: DictConfig) -> Links:
-    """As configured; a slow link between ranks 0 and 3 is written "0-3", since a mapping's key cannot be a pair there."""
-    options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    slow = options.pop("slow", None) or {}
-    if not isinstance(slow, dict):
-        raise ConfigurationError(f"links.slow={slow!r} is not a mapping. Write for example links.slow={{0-3: 10}}.")
-    made: Links = instantiate(options)
-    return replace(made, slow={**made.slow, **{_ends_of(key): factor for key, factor in slow.items()}})
-
-
-def _ends_of(key: object) -> int | tuple[int, int]:
-    try:
-        ends = [int(end) for end in str(key).split("-")]
-    except ValueError:
-        ends = []
-    if len(ends) not in (1, 2):
-        raise ConfigurationError(
-            f"links.slow names {key!r}, which is neither a rank nor a pair of ranks. Write for example links.slow={{0-3: 10}}."
-        )
-    return ends[0] if len(ends) == 1 else (ends[0], ends[1])

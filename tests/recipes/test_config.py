@@ -35,7 +35,7 @@ from recipes import overrides as of_call
 from recipes.commands import WritableFolder
 from recipes.job import make_trainer, run
 from recipes.ranges import check_checkpoint, check_numbers
-from recipes.tracking import environment_kept
+from recipes.tracking import environment_kept, make_loggers
 from recipes.train import CONF
 
 LIBRARY = Path(lightning_gossip.conf.__file__).parent
@@ -363,3 +363,28 @@ def test_wandb_is_offline_where_its_server_cannot_be_reached(tmp_path: Path, mon
 
     monkeypatch.setattr(wandb, "login", login)
     assert instantiate(composed("logger=wandb", folder=tmp_path).logger)._offline
+
+
+def test_a_wandb_run_goes_on_under_its_id_has_tags_and_begins_anew_without_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import wandb
+
+    monkeypatch.setattr(wandb, "login", lambda **_: False)
+    folder = tmp_path / "before"
+    folder.mkdir()
+    (folder / "wandb_run_id.txt").write_text("abc123\n")
+
+    def init_of(*overrides: str) -> dict[str, Any]:
+        logger = make_loggers(composed("logger=wandb", *overrides, folder=tmp_path))
+        options: dict[str, Any] = logger._wandb_init  # type: ignore[union-attr]
+        return options
+
+    resumed = init_of(f"ckpt_path={folder}/model.ckpt", "strategy=dpsgd", "trainer.devices=3")
+    assert (resumed["id"], resumed["resume"]) == ("abc123", "allow")
+    assert resumed["tags"] == ["DPSGD", "DigitsClassifier", "3 workers"]
+    assert init_of("logger.tags=[mine]")["id"] is None
+    assert init_of("logger.tags=[mine]")["tags"] == ["mine"]
+    assert init_of(f"ckpt_path={folder}/model.ckpt", "+logger.id=other")["id"] == "other"
+    assert init_of(f"ckpt_path={tmp_path}/elsewhere.ckpt")["id"] is None
+    assert make_loggers(composed("logger=none", folder=tmp_path)) is False

@@ -34,9 +34,10 @@ from lightning_gossip.simulation import ADPSGD, APSGD, AllReduce
 from recipes.job import plain_errors
 from recipes.plan import as_measured, run
 from recipes.planning import curvature, curves, known, outputs
-from recipes.planning.choice import MOST_APART, Candidate, Planner, counts, graphs, refined
+from recipes.planning.choice import MOST_APART, Candidate, Planner
 from recipes.planning.choices import Choices, choices_of, save
 from recipes.planning.events import trigger
+from recipes.planning.refinement import counts, graphs, refined
 from recipes.simulate import compose_strategies
 from recipes.train import CONF
 from tests.recipes.test_train import command

@@ -84,7 +84,7 @@ def test_the_emulated_cluster_of_a_training_run_is_the_simulated_one(cluster: st
 
 
 PAIRS = [("none", "none"), ("none", "one_slow"), ("none", "random")]
-PAIRS += [("quadratic", "shared"), ("recipe", "uniform"), ("softmax", "none")]
+PAIRS += [("quadratic", "shared"), ("recipe", "uniform"), ("softmax", "none"), ("none", "nodes")]
 
 
 @pytest.mark.parametrize(("objective", "links"), PAIRS)

@@ -96,6 +96,8 @@ def test_each_job_is_one_finished_offline_wandb_run_and_all_are_one_group(swept:
         found = records(folder / job)
         run = next(record.run for record in found if record.WhichOneof("record_type") == "run")
         assert (run.run_group, run.job_type) == (folder.name, "train")
+        assert list(run.tags) == ["ADPSGD", "DigitsClassifier", "4 workers", "sweep"]
+        assert (folder / job / "wandb_run_id.txt").read_text().strip() == run.run_id
         assert f"strategy.exchanges_per_step={exchanges}" in run.display_name
         assert "logger" not in run.display_name
         assert [record.exit.exit_code for record in found if record.WhichOneof("record_type") == "exit"] == [0]
@@ -113,6 +115,23 @@ def test_wandb_gets_the_configuration_the_histogram_the_pictures_and_the_summary
     assert all(("time/wall_s",) in row for row in rows if ("val_acc",) in row)
     assert {"strategy", "train_s", "test_acc"} <= {item.key for record in found for item in record.summary.update}
     assert "run" in {record.artifact.type for record in found}
+    assert {f"worker/{rank}/{name}" for rank in range(4) for name in ("steps", "cores", "memory_gb")} <= logged
+    assert {"against_time/gossip/consensus_distance_table", "against_time/val_acc_table"} <= logged
+
+
+def test_wandb_gets_the_last_and_the_best_checkpoint_as_versions_of_one_model(swept: tuple[Path, Any]) -> None:
+    folder = swept[0] / "0"
+    models = [record.artifact for record in records(folder) if record.artifact.type == "model"]
+    assert len({model.name for model in models}) == 1
+    aliases = [alias for model in models for alias in model.aliases]
+    assert sorted(aliases) == ["best", "latest"]
+    with (folder / "metrics.csv").open() as file:
+        losses = [float(row["val_loss"]) for row in csv.DictReader(file)]
+    told = {alias: json.loads(model.metadata) for model in models for alias in model.aliases}
+    assert told["best"]["val_loss"] == pytest.approx(min(losses))
+    assert told["latest"]["val_loss"] == pytest.approx(losses[-1])
+    best = torch.load(folder / "best.ckpt", map_location="cpu", weights_only=False)
+    assert best["epoch"] == losses.index(min(losses))
 
 
 def test_the_command_compares_the_jobs_of_a_sweep(sweep: Path) -> None:

@@ -312,7 +312,7 @@ def test_the_speed_up_of_the_time_to_a_loss_is_linear(workers: int) -> None:
         result = simulate(
             ADPSGD(topology="exponential"),
             Cluster(n, Uniform(1.0, 0.1)),
-            work=Steps(number=4000 // n),
+            work=Steps(number=1500 // n),
             objective=Quadratic([0.5, 1.0], noise=0.5),
             optimizer=SGD(lr=0.02 * n / 4),  # linear scaling: the learning rate of the global batch
             target_loss=0.02,
@@ -360,7 +360,7 @@ def test_with_fast_links_one_slow_host_leaves_the_others_more_than_half_of_their
 
 @pytest.mark.parametrize("choice", ["uniform", "fast_links"])
 def test_two_sides_whose_only_bridge_is_slow_come_together(choice: PartnerChoice) -> None:
-    """0-1-2-3, and 1-2 takes thirty times as long. Without it each side would go to a minimum of its own."""
+    """0-1-2-3, and 1-2 takes fifteen times as long. Without it each side would go to a minimum of its own."""
     objective = Quadratic([1.0] * 50, heterogeneity=1.0, workers=4, start_at=0.0)
     assert objective._minima is not None
     apart = objective._minima[:2].mean(0) - objective._minima[2:].mean(0)
@@ -372,14 +372,14 @@ def test_two_sides_whose_only_bridge_is_slow_come_together(choice: PartnerChoice
             at_rendezvous="evaluate",
         ),
         Cluster(4, Uniform(1.0, 0.2)),
-        links=Links(bandwidth=100.0, slow={(1, 2): 30.0}),
+        links=Links(bandwidth=100.0, slow={(1, 2): 15.0}),
         work=Steps(number=4000),
         objective=objective,
-        optimizer=SGD(lr=1e-3),
+        optimizer=SGD(lr=2e-3),
         model_bytes=50,
         seed=2,
     )
     assert result.models is not None
     left = result.models[:2].mean(0) - result.models[2:].mean(0)
-    assert float(left.norm() / apart.norm()) < 0.15  # and 0.98 without
+    assert float(left.norm() / apart.norm()) < 0.2  # and 0.95 without
     assert float(result.models.mean(0).norm()) < 0.01 * float(apart.norm())  # the mean is the problem's

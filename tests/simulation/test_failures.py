@@ -27,7 +27,7 @@ from lightning_gossip.simulation.problems.batch_assignment import EqualShares, S
 
 
 @pytest.mark.parametrize("work_sharing", [True, False])
-@pytest.mark.parametrize("topology", ["ring", "exponential", "complete"])
+@pytest.mark.parametrize("topology", ["ring", "auto", "complete"])
 def test_the_others_end_the_epochs_without_it(topology: str, work_sharing: bool) -> None:
     result = simulate(
         ADPSGD(topology=topology, work_sharing=work_sharing),

@@ -16,7 +16,8 @@ from lightning_gossip.simulation.cluster.collective_costs import (
     ring_all_reduce_s,
     transfer_s,
 )
-from lightning_gossip.simulation.cluster.network import FairShare, Network, then
+from lightning_gossip.simulation.cluster.events import then
+from lightning_gossip.simulation.cluster.network import FairShare, Network
 
 RESNET_BYTES = 4 * 25_600_000
 GIGABIT = 1e9 / 8.0

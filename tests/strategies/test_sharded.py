@@ -316,6 +316,12 @@ def test_what_tensor_parallel_ranks_have_in_common_has_one_owner_and_stays_commo
 class FirstLosses(ShardedNet):
     """Remembers the loss of the same batch at the first step of each epoch."""
 
+    def configure_model(self) -> None:
+        """All in the root module, which keeps full copies after a forward pass."""
+        if not any(isinstance(parameter, DTensor) for parameter in self.parameters()):
+            assert self.device_mesh is not None
+            fully_shard(self.network, mesh=self.device_mesh["data_parallel"])
+
     def on_train_epoch_start(self) -> None:
         self.fresh = True
 

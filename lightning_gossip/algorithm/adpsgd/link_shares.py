@@ -8,7 +8,8 @@ link is slow for a worker if an exchange over it takes more than twice the media
 
 waits for an answer included, exchanges that it started or answered alike. It keeps a credit in seconds: each second on another
 link earns ⅓, and a second on a slow one costs 1. A slow link is drawn, and a request over it accepted, when the credit covers
-the exchange; more than one cannot be saved up.
+the exchange; more than one cannot be saved up. What is slow shows beside others only, so links that were never measured are
+drawn first, and what was spent meanwhile is owed afterwards.
 
 A credit that only exchanges earn would never grow where the other neighbours are away, and the graph would fall apart. So time
 without an exchange earns too, 1/16 a second: whatever happens, each link is used again after sixteen times as long as it
@@ -26,6 +27,7 @@ _SLOW = 2.0  # times the median
 _SHARE = 0.25
 _EARNED = _SHARE / (1.0 - _SHARE)  # by a second on a link that is not slow
 _EARNED_IDLE = 1.0 / 16.0  # by a second without an exchange
+_MOST_UNSETTLED = 100  # a neighbour may never exchange anything
 _NEW_SHARE = 0.2  # of the last exchange in the average time of a link
 
 
@@ -52,6 +54,7 @@ class LinkShares:
         self.neighbours = tuple(neighbours)
         self.times_s: dict[int, float] = {}
         self._credit_s = 0.0
+        self._unsettled: list[tuple[int, float]] = []  # peers and seconds, while there are links that were never measured
         self._known_s: float | None = None  # until when the credit is reckoned
 
     def took(self, peer: int, seconds: float, *, at_s: float, waited_s: float = 0.0) -> None:
@@ -68,10 +71,24 @@ class LinkShares:
         spent_s = seconds + waited_s
         since_s = 0.0 if self._known_s is None else at_s - self._known_s
         self._earn(_EARNED_IDLE * max(0.0, since_s - spent_s), at_s)
-        if self.is_slow(peer):
-            self._credit_s -= spent_s
-        else:
-            self._earn(_EARNED * spent_s, at_s)
+        self._unsettled.append((peer, spent_s))
+        if self.unmeasured and len(self._unsettled) < _MOST_UNSETTLED:
+            return
+        for other, other_s in self._unsettled:
+            if self.is_slow(other):
+                self._credit_s -= other_s
+            else:
+                self._earn(_EARNED * other_s, at_s)
+        self._unsettled = []
+
+    def broke(self, peer: int, seconds: float, *, at_s: float) -> None:
+        """An exchange has come to no end for so long, and was given up: it takes that long at least."""
+        self.took(peer, max(seconds, self.times_s.get(peer, 0.0)), at_s=at_s)
+
+    @property
+    def unmeasured(self) -> bool:
+        """Whether there is a neighbour that nothing is known of; such ones are to be drawn first."""
+        return any(neighbour not in self.times_s for neighbour in self.neighbours)
 
     def is_slow(self, peer: int) -> bool:
         """Whether an exchange with a peer takes more than twice the median; one that was never measured does not."""

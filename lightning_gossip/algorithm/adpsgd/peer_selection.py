@@ -160,15 +160,18 @@ class ChangingPeers(Generic[M]):
         alive, picker = self._repair()
         if not picker.initiates:
             return None
-        at_s = self._now_s()
+        at_s, known = self._now_s(), None
         for _ in range(4 * len(picker.neighbours)):
             peer = alive[picker.pick()]
             if self._monitor.verdict(self._members[peer]) is not Verdict.ALIVE:
                 continue
             until_s = max(self._pauses.get(peer, (at_s, 0.0))[0], self._put_off.get(peer, at_s))
-            if until_s <= at_s and self.missing_s(peer) <= 0.0:
+            if until_s > at_s or self.missing_s(peer) > 0.0:
+                continue
+            if self._links is None or peer not in self._links.times_s or not self._links.unmeasured:
                 return peer
-        return None
+            known = peer  # what is slow shows beside others only: links that were never measured come first
+        return known
 
     def suspected(self) -> list[int]:
         """Neighbours without a heartbeat for a while, of whom nothing else is known."""
@@ -198,6 +201,11 @@ class ChangingPeers(Generic[M]):
         paused = self._pauses.pop(peer, None)
         if paused is not None:
             self._say("%s: %s answers again, and both exchange models as before", self._spoken, self._members[peer].spoken)
+
+    def gave_up(self, peer: int, seconds: float) -> None:
+        """An exchange with a peer was given up after so long, the wait for its answer included."""
+        if self._links is not None:
+            self._links.broke(peer, seconds, at_s=self._now_s())
 
     def exchange_failed(self, peer: int, error: PeerError) -> None:
         """Something with a peer has failed; raises the error if that ends the gossip."""

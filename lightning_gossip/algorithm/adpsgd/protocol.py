@@ -476,6 +476,8 @@ class GossipProtocol:
         began_s = self._now_s()
         result = yield Average(peer, gives, self._peers.deadline_s)
         if isinstance(result, PeerError):
+            if result.timed_out:
+                self._peers.gave_up(peer, self._now_s() - (began_s if asked_s is None else asked_s))
             self._peers.exchange_failed(peer, result)
         else:
             self.adopts = result.adopts

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-import networkx as nx
-
 from lightning_gossip.algorithm.adpsgd.partner_sampler import Roles, resolve_roles
 from lightning_gossip.algorithm.topology.generators import auto, make_topology
+from lightning_gossip.algorithm.topology.networkx_later import nx
 from lightning_gossip.algorithm.topology.options import TopologySpec
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import ConfigurationError

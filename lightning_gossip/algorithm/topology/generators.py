@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-import networkx as nx
-
 from lightning_gossip.algorithm.topology.exact_graphs import SEQUENCES
 from lightning_gossip.algorithm.topology.mixing import MixingWeights
+from lightning_gossip.algorithm.topology.networkx_later import nx
 from lightning_gossip.algorithm.topology.sequence import TopologySequence
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import ConfigurationError

@@ -24,7 +24,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.sparse.linalg import LinearOperator, eigsh
 
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import ConfigurationError
@@ -204,6 +203,8 @@ def mean_square_gap(topology: Topology, *, exchanges: ExchangeLaw = "uniform_edg
     if n <= _DENSE_UP_TO:
         dense = np.stack([exchange(row) for row in np.eye(n * n)])
         return float(1.0 - np.linalg.eigvalsh((dense + dense.T) / 2)[-1])
+    from scipy.sparse.linalg import LinearOperator, eigsh  # here alone
+
     operator = LinearOperator((n * n, n * n), matvec=exchange, dtype=np.float64)
     # From the projection, the covariance of independent models: the leading eigenvector can be chosen positive
     # semidefinite (the operator keeps that cone), so it is never orthogonal to this start. Given, and not random, so

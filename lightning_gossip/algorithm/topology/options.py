@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lightning_gossip.algorithm.options import Options
 from lightning_gossip.algorithm.topology.exact_graphs import SEQUENCES
-from lightning_gossip.algorithm.topology.generators import TOPOLOGIES, make_topology
+from lightning_gossip.algorithm.topology.generators import TOPOLOGIES, auto, make_topology
 from lightning_gossip.algorithm.topology.sequence import TopologySequence
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import ConfigurationError
@@ -33,9 +33,14 @@ class TopologyOptions(Options):
     def _check_topology(self) -> None:
         object.__setattr__(self, "topology", topology_of(self.topology))
 
+    @property
+    def topology_name(self) -> str:
+        """What the option says, in messages."""
+        return self.topology if isinstance(self.topology, str) else getattr(self.topology, "name", "custom")
+
     def graph_name(self, workers: int) -> str:
-        """What the graph of so many workers is called in logs."""
-        return make_topology(self.topology, workers).name
+        """What the graph of so many workers is called in logs: ``"auto"`` is one graph or the other."""
+        return auto(workers).name if self.topology == "auto" else self.topology_name
 
     def check(self, workers: int) -> None:
         """Refuse what does not fit the number of workers.

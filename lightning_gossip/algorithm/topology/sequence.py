@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
 from lightning_gossip.algorithm.topology.mixing import FloatArray, MixingWeights, check_doubly_stochastic, mixing_matrix
+from lightning_gossip.algorithm.topology.networkx_later import nx
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import ConfigurationError
 

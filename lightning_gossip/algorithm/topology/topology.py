@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import networkx as nx
-
+from lightning_gossip.algorithm.topology.networkx_later import nx
 from lightning_gossip.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    # Subscriptable in the stubs only: evaluated at run time (typing.get_type_hints), nx.Graph[int] is a TypeError.
+    # Subscriptable in the stubs only; at run time (typing.get_type_hints) networkx is not there yet.
     IntGraph = nx.Graph[int]
 else:
-    IntGraph = nx.Graph
+    IntGraph = Any
 
 
 @dataclass(frozen=True, eq=False, repr=False)

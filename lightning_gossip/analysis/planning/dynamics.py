@@ -6,6 +6,7 @@ F(x) = ½ Σ h x² with the spectrum h, learning rate γ of each worker, momentu
 |---|---|---|---|
 | ddp, qsgd, averaging | a round | as dpsgd with w = 1 | g < 2 (1 + β) |
 | dpsgd, overlapped | a round | for 1 and every other eigenvalue w of W: z² − (w + β − g) z + βw = 0 | g < (1 + w_min)(1 + β) |
+| with outer steps | a step | the round map of second_moments.outer_steps | its spectral radius is below 1 |
 | both, with Nesterov's momentum | | z² − (w + β − (1 + β) g) z + β (w − g) = 0 | the same over 1 + 2β |
 | apsgd | an update | s + ηh E[e^{−sτ}] = 0 with η = γc/(1 − β), c the server's scale | Re s < 0 |
 | adpsgd | a step of every worker | second moments of memoryless workers and exchanges (second_moments.adpsgd) | they shrink |
@@ -50,6 +51,7 @@ from lightning_gossip.analysis.second_moments.adpsgd import gossip_rms_decay
 from lightning_gossip.analysis.second_moments.gradient_noise import Spread
 from lightning_gossip.analysis.second_moments.mean_square import random_staleness_limit
 from lightning_gossip.analysis.second_moments.memoryless import server_rms_decay
+from lightning_gossip.analysis.second_moments.outer_steps import Rounds
 
 _COARSE = 1.5  # the same for second moments under noise, which are smooth in their logarithm
 _GRID = 1.25  # ratio of the dampings at which a slow function is asked; between them its logarithm is interpolated
@@ -211,6 +213,26 @@ def synchronous(
 
     limit = 0.5 * (1.0 + smallest_weight) * own_limit(momentum, nesterov=nesterov) / max(problem.eigenvalues)
     return Dynamics(problem, rounds_per_s, limit, falling)
+
+
+def with_outer_steps(
+    problem: Problem, steps_per_s: float, rounds: Rounds, *, momentum: float = 0.0, nesterov: bool = False
+) -> Dynamics:
+    """Local steps with an outer step at the end of each round; under gossip as with an exact mean.
+
+    Args:
+        problem: the quadratic.
+        steps_per_s: of every worker.
+        rounds: H and the outer step.
+        momentum: β of the inner steps.
+        nesterov: whether it is Nesterov's.
+    """
+
+    def decay(g: float) -> float:
+        return rounds.decay(g, momentum=momentum, nesterov=nesterov)
+
+    limit = limit_of(decay, own_limit(momentum, nesterov=nesterov))
+    return Dynamics(problem, steps_per_s, limit / max(problem.eigenvalues), lambda g: Falling(decay(g)))
 
 
 def _round(g: float, momentum: float, nesterov: bool, weight: float = 1.0) -> Falling:

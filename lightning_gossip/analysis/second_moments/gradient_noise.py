@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,6 +32,9 @@ from lightning_gossip.algorithm.laws import FloatArray
 from lightning_gossip.algorithm.topology.mixing import MixingWeights, mixing_matrix
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.analysis.delays.delays import Delay
+
+if TYPE_CHECKING:
+    from lightning_gossip.analysis.second_moments.outer_steps import Rounds
 
 _MEMORIES = 6.0  # of momentum, or of the exchanges: what began so long ago is gone
 _LONGEST = 512  # steps that are followed
@@ -77,6 +81,7 @@ def periodic_spread(
     momentum: float = 0.0,
     nesterov: bool = False,
     keeps_momentum: bool = True,
+    rounds: Rounds | None = None,
 ) -> Spread:
     """Local steps, and an exact average after each p-th of them and at each epoch's end.
 
@@ -85,8 +90,9 @@ def periodic_spread(
         period: p.
         epoch_steps: of a worker.
         keeps_momentum: whether each worker keeps its own momentum at an average.
+        rounds: with an outer step of the mean model after each average; None for none.
     """
-    turn, kick = _step(g, momentum, nesterov)
+    turn, kick = own_step(g, momentum, nesterov)
     cycle = [step % period == 0 or step == epoch_steps for step in range(1, min(epoch_steps, _whole(period)) + 1)]
     moments, total = np.zeros((len(g), _OWN, _OWN)), np.zeros(len(g))
     for last in _cycles(len(cycle), momentum):
@@ -98,7 +104,8 @@ def periodic_spread(
                 kept = moments[:, 1, 1].copy() if keeps_momentum else 0.0
                 moments = np.zeros_like(moments)
                 moments[:, 1, 1] = kept
-    return Spread(_stationary(g, momentum, nesterov) / workers, (1.0 - 1.0 / workers) * total / len(cycle))
+    alone = _stationary(g, momentum, nesterov) if rounds is None else rounds.variance(g, momentum=momentum, nesterov=nesterov)
+    return Spread(alone / workers, (1.0 - 1.0 / workers) * total / len(cycle))
 
 
 def neighbours_spread(
@@ -130,6 +137,8 @@ def gossip_spread(
     epoch_steps: int,
     momentum: float = 0.0,
     nesterov: bool = False,
+    push_every: int = 1,
+    rounds: Rounds | None = None,
 ) -> Spread:
     """Exchanges of random pairs, and an exact average at each epoch's end (AD-PSGD).
 
@@ -138,30 +147,37 @@ def gossip_spread(
         topology: who averages with whom; a uniformly drawn edge at a time.
         exchanges_per_step: that a worker takes part in per own step.
         epoch_steps: of a worker between two exact averages.
+        push_every: steps between two pushes: what is exchanged meanwhile comes in together.
+        rounds: with outer steps, all workers' at once; None for none.
     """
     n, k = topology.n, len(g)
-    turn, kick = _step(g, momentum, nesterov)
+    turn, kick = own_step(g, momentum, nesterov) if rounds is None else rounds.steps(g, momentum, nesterov)
+    states, memory = turn.shape[-1], momentum if rounds is None else max(momentum, rounds.memory)
     adjacency = np.zeros((n, n))
     for i, j in topology.edges:
         adjacency[i, j] = adjacency[j, i] = 1.0
-    exchanges = 0.5 * exchanges_per_step * n
+    exchanges = 0.5 * exchanges_per_step * n * push_every
     pieces = max(1, math.ceil(4.0 * exchanges / n))  # of what is exchanged in a step, small enough for Euler's rule
     share = exchanges / pieces / max(1, len(topology.edges))
     differs = np.eye(n) - 1.0 / n
     noise = kick[:, :, :, None, None] * differs
-    moments, total = np.zeros((k, _OWN, _OWN, n, n)), np.zeros(k)  # g, what, what, whose, whose
+    moments, total = np.zeros((k, states, states, n, n)), np.zeros(k)  # g, what, what, whose, whose
     length = min(epoch_steps, _LONGEST)
-    for last in _cycles(length, momentum):
+    for last in _cycles(length, memory):
         for step in range(length):
             if last:
                 total += np.einsum("kii->k", moments[:, 0, 0]) / n
             moments = np.einsum("kab,kbcij,kdc->kadij", turn, moments, turn, optimize=True) + noise
             if step + 1 == length:
-                moments[:, 0], moments[:, :, 0] = 0.0, 0.0
+                moments[:, 0], moments[:, :, 0] = 0.0, 0.0  # own progress and momenta stay
                 continue
-            for _ in range(pieces if exchanges else 0):
-                moments = _exchanged(moments, adjacency, share)
-    return Spread(_stationary(g, momentum, nesterov) / n, total / length)
+            if exchanges and (step + 1) % push_every == 0:
+                for _ in range(pieces):
+                    moments = _exchanged(moments, adjacency, share)
+            if rounds is not None and (step + 1) % rounds.local_steps == 0:
+                moments = np.einsum("ab,kbcij,dc->kadij", rounds.turn, moments, rounds.turn, optimize=True)
+    alone = _stationary(g, momentum, nesterov) if rounds is None else rounds.variance(g, momentum=momentum, nesterov=nesterov)
+    return Spread(alone / n, total / length)
 
 
 def server_spread(g: FloatArray, delay: Delay, *, limit: float, scale: float, momentum: float = 0.0) -> Spread:
@@ -191,8 +207,13 @@ def _variance(a: float, delay: Delay) -> float:
     return float(np.trapezoid(heights, np.log(frequencies)) + below + 1.0 / high) / math.pi
 
 
-def _step(g: FloatArray, momentum: float, nesterov: bool, weight: float = 1.0) -> tuple[FloatArray, FloatArray]:
-    """What a step does to (x/γσ, m/σ): a matrix, shape (k, 2, 2), and the moments that noise adds, shape (k, 2, 2)."""
+def own_step(g: FloatArray, momentum: float, nesterov: bool, weight: float = 1.0) -> tuple[FloatArray, FloatArray]:
+    """What a step does to (x/γσ, m/σ): a matrix, shape (k, 2, 2), and the moments that noise adds, shape (k, 2, 2).
+
+    Args:
+        g, momentum, nesterov: as for :func:`synchronous_spread`.
+        weight: that x is multiplied by.
+    """
     read, before = (1.0 + momentum, momentum**2) if nesterov else (1.0, momentum)
     turn = np.empty((len(g), _OWN, _OWN))
     turn[:, 0, 0], turn[:, 0, 1] = weight - read * g, -before
@@ -203,7 +224,7 @@ def _step(g: FloatArray, momentum: float, nesterov: bool, weight: float = 1.0) -
 
 def _stationary(g: FloatArray, momentum: float, nesterov: bool, weight: float = 1.0) -> FloatArray:
     """E x² of one worker whose model is multiplied by a weight in each step; infinite where it grows for ever."""
-    turn, kick = _step(g, momentum, nesterov, weight)
+    turn, kick = own_step(g, momentum, nesterov, weight)
     grows = np.abs(np.linalg.eigvals(turn)).max(axis=1) >= 1.0
     turn = np.where(grows[:, None, None], 0.0, turn)
     size = _OWN**2

@@ -10,14 +10,60 @@ With n workers, B bytes of a vector, latency ℓ, and b the bandwidth of the slo
 | in-cast: n vectors to one server | ℓ + n B/b, and the same back |
 
 In a ring every step waits for its slowest link. On a bottleneck of C bytes a second that all share, b is at most C divided by
-the transfers under way at once: n in a ring. (Patarasuk & Yuan 2009 for the ring; the counts are derived.)
+the transfers under way at once: n in a ring. (Patarasuk & Yuan 2009 for the ring; the counts are derived.) Where ranks share
+nodes see :mod:`lightning_gossip.simulation.cluster.node_collectives`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
+from lightning_gossip.simulation.cluster import node_collectives
 from lightning_gossip.simulation.cluster.links import Links
+from lightning_gossip.simulation.cluster.nodes import Nodes
+
+
+def all_reduce_s(links: Links, ranks: Sequence[int], nbytes: float, *, at_s: float = 0.0, seed: int = 0) -> float:
+    """Seconds of an all-reduce of a vector over some ranks; arguments as for :func:`ring_all_reduce_s`."""
+    if links.nodes is not None:
+        return node_collectives.all_reduce_s(links, ranks, nbytes, at_s=at_s, seed=seed)
+    if links.all_reduce != "tree" or len(ranks) == 1:
+        return ring_all_reduce_s(links, len(ranks), nbytes, at_s=at_s, seed=seed)
+    alone = replace(links, nodes=Nodes(sizes=[1] * (max(ranks) + 1)))
+    return node_collectives.all_reduce_s(alone, ranks, nbytes, at_s=at_s, seed=seed)
+
+
+def all_gather_s(links: Links, workers: int, nbytes: float, *, at_s: float = 0.0, seed: int = 0) -> float:
+    """Seconds until every worker has everybody's ``nbytes``, in a ring; arguments as for :func:`ring_all_reduce_s`."""
+    if links.nodes is not None:
+        return node_collectives.all_gather_s(links, range(workers), nbytes, at_s=at_s, seed=seed)
+    return ring_all_gather_s(links, workers, nbytes, at_s=at_s, seed=seed)
+
+
+def islands_all_reduce_s(
+    links: Links, islands: Sequence[Sequence[int]], nbytes: float, *, at_s: float = 0.0, seed: int = 0
+) -> float:
+    """Seconds until all ranks have the mean of their islands' models.
+
+    The ranks of one index reduce their part of the vector over all islands, and those of an island hand their parts round.
+
+    Args:
+        links, nbytes, at_s, seed: as for :func:`ring_all_reduce_s`.
+        islands: the ranks of each, as many.
+    """
+    if links.nodes is not None:
+        return node_collectives.shards_all_reduce_s(links, islands, nbytes, at_s=at_s, seed=seed)
+    between_s = ring_all_reduce_s(links, len(islands), nbytes / len(islands[0]), at_s=at_s, seed=seed)
+    return between_s + hand_round_s(links, islands[0], nbytes, at_s=at_s, seed=seed)
+
+
+def hand_round_s(links: Links, ranks: Sequence[int], nbytes: float, *, at_s: float = 0.0, seed: int = 0) -> float:
+    """Seconds until each of an island's k ranks, which have 1/k of a vector each, has all of it."""
+    if links.nodes is not None:
+        return node_collectives.hand_round_s(links, ranks, nbytes, at_s=at_s, seed=seed)
+    return ring_all_gather_s(links, len(ranks), nbytes / len(ranks), at_s=at_s, seed=seed)
 
 
 def ring_all_reduce_s(links: Links, workers: int, nbytes: float, *, at_s: float = 0.0, seed: int = 0) -> float:
@@ -62,8 +108,18 @@ def transfer_s(
     return links.latency_s * factor + nbytes * seconds_per_byte
 
 
-def in_cast_s(links: Links, workers: int, nbytes: float) -> float:
-    """Seconds until a server has received the vectors that n workers send it at once (or they its model)."""
+def in_cast_s(links: Links, workers: int, nbytes: float, *, server: int = 0) -> float:
+    """Seconds until a server has received the vectors that n workers send it at once (or they its model).
+
+    Args:
+        links: between them.
+        workers: n.
+        nbytes: of a vector.
+        server: its rank; where there are nodes the others are all of theirs.
+    """
+    if links.nodes is not None:
+        others = [(rank, server) for rank in range(links.nodes.workers) if rank != server]
+        return max(node_collectives.at_once_s(links, others, nbytes, at_s=0.0, seed=0))
     capacity = links.bandwidth if links.shared is None else min(links.bandwidth, links.shared)
     return links.latency_s + workers * nbytes / capacity
 

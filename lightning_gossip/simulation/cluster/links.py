@@ -1,18 +1,24 @@
-"""The links between the workers: latency, bandwidth, slow ones, one bottleneck that all share.
+"""The links between the workers: latency, bandwidth, slow ones, one bottleneck that all share, nodes.
 
-Every worker has one full-duplex port of the same bandwidth, and every pair a link through the two ports. A slow link or a slow
-port divides the bandwidth and multiplies the latency by its factor.
+Every worker has one full-duplex port of the same bandwidth, and every pair a link through the two ports. With nodes the port is
+a node's network card, which its ranks share. A slow link or a slow port divides the bandwidth and multiplies the latency by its
+factor.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal, get_args
 
-from lightning_gossip.algorithm.checks import check_integer, check_not_negative, check_positive, is_finite
+from lightning_gossip.algorithm.checks import check_choice, check_not_negative, check_positive, is_finite
 from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.simulation.cluster.fabric import Fabric
+from lightning_gossip.simulation.cluster.nodes import Nodes
+from lightning_gossip.simulation.cluster.slow_links import Slow, slow_links
+
+AllReduceAlgorithm = Literal["auto", "ring", "tree", "hierarchical"]
 
 _MASK = (1 << 64) - 1
 
@@ -55,11 +61,16 @@ class Links:
     """How long what is sent takes. The default costs nothing.
 
     Args:
-        latency_s: seconds of a message between any two workers, at least 0.
-        bandwidth: bytes a second of each worker's port, in each direction, above 0; infinity for no limit.
+        latency_s: seconds of a message between any two workers, with nodes between any two of these, at least 0.
+        bandwidth: bytes a second of each worker's port, with nodes of each node's card, in each direction, above 0; infinity
+            for no limit.
         slow: factor ≥ 1 of a link, by the pair of its ranks, or of a worker's port, by its rank.
-        shared: bytes a second of a bottleneck that all transfers share fairly; None for none.
-        slowdowns: at random; None for none.
+        shared: bytes a second of a bottleneck that all transfers share fairly, with nodes those between these; None for none.
+        slowdowns: at random, of each link, with nodes of each pair of these; None for none.
+        nodes: which workers share a machine and its card; None: each has its own.
+        all_reduce: what an all-reduce over all workers does, see
+            :mod:`lightning_gossip.simulation.cluster.collective_costs`; ``"auto"``: the quicker of ring and tree, as NCCL
+            chooses, where there are nodes, and else a ring.
 
     Raises:
         ConfigurationError: naming the key.
@@ -67,9 +78,11 @@ class Links:
 
     latency_s: float = 0.0
     bandwidth: float = math.inf
-    slow: Mapping[int | tuple[int, int], float] = field(default_factory=dict)
+    slow: Slow = field(default_factory=dict)
     shared: float | None = None
     slowdowns: RandomSlowdowns | None = None
+    nodes: Nodes | None = None
+    all_reduce: AllReduceAlgorithm = "auto"
 
     def __post_init__(self) -> None:
         check_not_negative("latency_s", self.latency_s)
@@ -77,14 +90,15 @@ class Links:
             check_positive("bandwidth", self.bandwidth)
         if self.shared is not None and self.shared != math.inf:
             check_positive("shared", self.shared)
-        if not isinstance(self.slow, Mapping):
-            raise ConfigurationError(f"slow={self.slow!r} is not a mapping. Write for example slow={{(0, 1): 10.0}}.")
-        slow: dict[int | tuple[int, int], float] = {}
-        for key, factor in self.slow.items():
-            if not is_finite(factor) or factor < 1.0:
-                raise ConfigurationError(f"slow[{key!r}]={factor!r} is not a factor of at least 1.")
-            slow[_ordered(key)] = float(factor)
-        object.__setattr__(self, "slow", slow)
+        object.__setattr__(self, "slow", slow_links("slow", self.slow))
+        if self.nodes is not None and not isinstance(self.nodes, Nodes):
+            raise ConfigurationError(f"nodes={self.nodes!r} are no Nodes. Write for example nodes=Nodes(sizes=[8, 8]).")
+        check_choice("all_reduce", self.all_reduce, get_args(AllReduceAlgorithm))
+        if self.all_reduce == "hierarchical" and (self.nodes is None or len(set(self.nodes.sizes)) > 1):
+            raise ConfigurationError(
+                "all_reduce='hierarchical' sums inside nodes of one size first: it needs nodes, all with as many ranks. Write"
+                " all_reduce='auto'."
+            )
 
     @classmethod
     def one_slow(cls, i: int, j: int, factor: float, **options: Any) -> Links:
@@ -97,6 +111,10 @@ class Links:
         Raises:
             ConfigurationError: naming them.
         """
+        if self.nodes is not None and self.nodes.workers != workers:
+            raise ConfigurationError(
+                f"nodes have {self.nodes.workers} ranks and there are {workers} workers: write nodes whose sizes add up to it."
+            )
         for key in self.slow:
             if max(key if isinstance(key, tuple) else (key,)) >= workers:
                 raise ConfigurationError(f"slow names {key!r}, and there are {workers} workers: ranks are 0 to {workers - 1}.")
@@ -109,19 +127,23 @@ class Links:
             slow = self.slow
             factor = max(slow.get((low, high), 1.0), slow.get(low, 1.0), slow.get(high, 1.0))
         if self.slowdowns is not None:
+            if self.nodes is not None:  # ranks count up from node to node
+                low, high = self.nodes.of_rank[low], self.nodes.of_rank[high]
+                if low == high:
+                    return factor
             factor *= self.slowdowns.factor_of(seed, low, high, at_s)
         return factor
 
+    @property
+    def any_slow(self) -> bool:
+        """Whether some links are slower than others."""
+        return bool(self.slow) or self.slowdowns is not None
 
-def _ordered(key: object) -> int | tuple[int, int]:
-    ends = tuple(key) if isinstance(key, (tuple, list)) else (key,)
-    for rank in ends:
-        check_integer("a rank in slow", rank, at_least=0, example=0)
-    if len(ends) == 1:
-        return int(ends[0])
-    if len(ends) != 2 or ends[0] == ends[1]:
-        raise ConfigurationError(f"slow names {key!r}, which is neither a rank nor a pair of ranks. Write for example (0, 1).")
-    return (min(ends), max(ends))
+    @cached_property
+    def fabric(self) -> Fabric:
+        """What transfers between ranks of nodes pass."""
+        assert self.nodes is not None
+        return Fabric(self.nodes, latency_s=self.latency_s, card=self.bandwidth, core=self.shared)
 
 
 def _mix(word: int) -> int:

@@ -2,21 +2,22 @@
 
 A transfer takes the link's latency and its bytes over the link's bandwidth. Where several share one capacity (the bottleneck,
 the server's port) it is divided max-min fairly: every transfer gets the same rate, but none more than its own link allows, and
-what such a one leaves goes to the others.
+what such a one leaves goes to the others. With nodes transfers share several: cards, uplinks, links inside; see
+:mod:`lightning_gossip.simulation.cluster.max_min`.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import simpy
 from simpy.events import Event
 
+from lightning_gossip.simulation.cluster.events import then
 from lightning_gossip.simulation.cluster.links import Links
+from lightning_gossip.simulation.cluster.max_min import MaxMin
 
 
 @dataclass
@@ -107,7 +108,10 @@ class Network:
         environment: of the virtual time.
         links: between the workers.
         seed: of the links that are slow at random.
-        server: the rank whose port all others share; None if nobody's is.
+        server: the rank whose port all others share; None if nobody's is. With nodes each rank's port is its card.
+
+    Attributes:
+        shares: of the capacities of nodes; None without nodes.
     """
 
     def __init__(self, environment: simpy.Environment, links: Links, *, seed: int, server: int | None = None) -> None:
@@ -118,6 +122,10 @@ class Network:
         self._bottleneck: FairShare | None = None
         self._in_port: FairShare | None = None
         self._out_port: FairShare | None = None
+        self.shares: MaxMin | None = None
+        if links.nodes is not None:
+            self.shares = MaxMin(environment, links.fabric.capacities)
+            return
         port = links.bandwidth / (links.slow.get(server, 1.0) if server is not None else 1.0)
         shared = links.shared if links.shared is not None else float("inf")
         if shared < float("inf") and (server is None or shared <= port):
@@ -131,7 +139,12 @@ class Network:
 
     def latency_s(self, sender: int, receiver: int) -> float:
         """Seconds of a message between two ranks that leaves now."""
-        if sender == receiver or not self._links.latency_s:
+        if sender == receiver:
+            return 0.0
+        if self.shares is not None:
+            links = self._links
+            return links.fabric.latency_s(sender, receiver) * links.factor(sender, receiver, self._environment.now, self._seed)
+        if not self._links.latency_s:
             return 0.0
         return self._links.latency_s * self._links.factor(sender, receiver, self._environment.now, self._seed)
 
@@ -140,13 +153,21 @@ class Network:
         if sender == receiver:
             return self._environment.timeout(0.0)
         factor = self._links.factor(sender, receiver, self._environment.now, self._seed)
+        if self.shares is not None:
+            fabric = self._links.fabric
+            rate = fabric.limit(sender, receiver) / factor
+            sent = self.shares.transfer(nbytes, fabric.over(sender, receiver), rate)
+            return self._after(sent, fabric.latency_s(sender, receiver) * factor)
         latency_s, rate = self._links.latency_s * factor, self._links.bandwidth / factor
         capacity = self._bottleneck
         if capacity is None and self._server is not None:
             capacity = self._in_port if receiver == self._server else self._out_port if sender == self._server else None
         if capacity is None:
             return self._environment.timeout(latency_s + nbytes / rate)
-        sent = capacity.transfer(nbytes, rate)
+        return self._after(capacity.transfer(nbytes, rate), latency_s)
+
+    def _after(self, sent: Event, latency_s: float) -> Event:
+        """So many seconds after an event."""
         if not latency_s:
             return sent
         arrival = self._environment.event()
@@ -155,12 +176,3 @@ class Network:
 
     def _arrive(self, arrival: Event, latency_s: float) -> None:
         then(self._environment.timeout(latency_s), arrival.succeed)
-
-
-def then(event: Event, function: Callable[..., object], *arguments: Any) -> None:
-    """Call a function when an event is processed."""
-
-    def call(_: Event) -> None:
-        function(*arguments)
-
-    event.callbacks.append(call)

@@ -30,10 +30,22 @@ from lightning_gossip.simulation.problems.label_skew import IntArray
 
 
 class Task(NamedTuple):
-    """One step's work: its batch as sample indices, None without a data set, and how many samples they are."""
+    """One step's work.
+
+    Args:
+        batch: sample indices; None without a data set.
+        size: how many samples.
+        parts: of an island, each rank's, by index; empty for a single worker, whose task it is.
+    """
 
     batch: Sequence[int] | None
     size: int
+    parts: tuple[Task, ...] = ()
+
+
+def together(parts: Sequence[Task]) -> Task:
+    """One step's work of an island."""
+    return Task(None, sum(part.size for part in parts), tuple(parts))
 
 
 class Session(ABC):
@@ -69,6 +81,7 @@ class FreeSession(Session):
         samples: of the data set; None without one.
         generators: of the batches, by rank.
         shares: by rank, the samples of each worker, where it has its own; None for all.
+        island: ranks that step together.
     """
 
     def __init__(
@@ -78,8 +91,11 @@ class FreeSession(Session):
         samples: int | None,
         generators: Sequence[np.random.Generator],
         shares: Sequence[IntArray] | None = None,
+        *,
+        island: int = 1,
     ) -> None:
-        self._left = [number] * len(generators)
+        self._left = [number] * (len(generators) // island)
+        self._island = island
         self._size = size
         self._samples = samples
         self._generators = generators
@@ -90,6 +106,12 @@ class FreeSession(Session):
         if not self._left[rank]:
             return None
         self._left[rank] -= 1
+        if self._island > 1:
+            first = rank * self._island
+            return together([self._task(mate) for mate in range(first, first + self._island)])
+        return self._task(rank)
+
+    def _task(self, rank: int) -> Task:
         if self._samples is None:
             return Task(None, self._size)
         if self._shares is not None:

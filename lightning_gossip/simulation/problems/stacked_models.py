@@ -72,6 +72,19 @@ class Models:
         self._ready.remove(rank)
         self.optimizer.step(rank, self._gradients[rank], lr)
 
+    def step_together(self, ranks: Sequence[int], lr: float) -> None:
+        """Workers of consecutive ranks, which have one x, end their steps: each takes that of their mean gradient."""
+        if len(ranks) == 1:
+            self.step(ranks[0], lr)
+            return
+        if self._objective is None:
+            return
+        if not self._ready.issuperset(ranks):
+            self._compute()
+        self._ready.difference_update(ranks)
+        rows = slice(ranks[0], ranks[-1] + 1)
+        self.optimizer.step(rows, self._gradients[rows].mean(0).repeat(len(ranks), 1), lr)
+
     def gradients(self) -> Tensor:
         """The gradients of all workers, each of which has begun a step and now ends it; shape (n, d), the caller's own."""
         if self._objective is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_gossip.algorithm.checks import check_integer, check_positive
+from lightning_gossip.algorithm.islands.batches import groups
 from lightning_gossip.algorithm.work_sharing import EpochPlan, OwnRate, at_least_one_each, check_enough_batches
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.problems.batch_assignment import (
@@ -18,6 +19,7 @@ from lightning_gossip.simulation.problems.batch_assignment import (
     Session,
     SharedEpoch,
     Task,
+    together,
 )
 from lightning_gossip.simulation.problems.label_skew import IntArray, label_skew
 
@@ -82,10 +84,11 @@ class Plan:
         work: epochs or steps.
         samples: of the objective's data set; None without one.
         labels: of these samples; None without.
-        workers: n.
+        workers: n; with islands, how many of these.
         shared: whether epochs are shared by the claim rule; otherwise in equal shares.
         seed: of the permutations.
         generators: of the batches of :class:`Steps`, by rank.
+        island: ranks of an island, which has a batch for each of them at once.
 
     Raises:
         ConfigurationError: if the epoch's length is not known, it has fewer batches than workers, or samples that have no
@@ -105,7 +108,9 @@ class Plan:
         shared: bool,
         seed: int,
         generators: Sequence[np.random.Generator],
+        island: int = 1,
     ) -> None:
+        self._island = island
         self._work = work
         self._samples = samples
         self._workers = workers
@@ -120,7 +125,7 @@ class Plan:
                 raise ConfigurationError(f"skew={work.skew!r}: the objective has no samples with labels. Leave skew away.")
             self.shares = label_skew(labels, workers, alpha=work.skew, seed=seed)
         if isinstance(work, Steps):
-            self.sessions, self.steps = 1, work.number * workers
+            self.sessions, self.steps = 1, work.number * workers * island
             self.batches = self.steps
             return
         if work.batches is None and samples is None:
@@ -130,15 +135,18 @@ class Plan:
         self.batches = work.batches if work.batches is not None else len(self._epoch)
         if samples is not None:
             check_integer("batches", self.batches, at_least=1, at_most=len(self._epoch), example=len(self._epoch))
-        check_enough_batches(self.batches, workers)
+        number = self.batches if island == 1 else len(self._groups_of_sizes())
+        check_enough_batches(number, workers)
         if self.shares is not None:
-            self.batches = workers * self._own_batches()
-        self.steps = self.sessions * (self.batches if shared else math.ceil(self.batches / workers) * workers)
+            number = self.batches = workers * self._own_batches()
+        self.steps = self.sessions * island * (number if shared else math.ceil(number / workers) * workers)
 
     def open(self, number: int, members: Sequence[int]) -> Session:
         """The session of this number, from 0, for the workers that are left."""
         if isinstance(self._work, Steps):
-            return FreeSession(self._work.number, self._work.batch_size, self._samples, self._generators, self.shares)
+            return FreeSession(
+                self._work.number, self._work.batch_size, self._samples, self._generators, self.shares, island=self._island
+            )
         if self.shares is not None:
             return self._own_session(self.shares, number)
         tasks = self._tasks(number)
@@ -186,5 +194,18 @@ class Plan:
         assert isinstance(self._work, Epochs)
         assert self._epoch is not None
         if self._samples is None:
-            return [Task(None, self._work.batch_size)] * self.batches
-        return [Task(batch, len(batch)) for batch in self._epoch.batches(epoch)[: self.batches]]
+            return self._groups_of_sizes() if self._island > 1 else [Task(None, self._work.batch_size)] * self.batches
+        batches = self._epoch.batches(epoch)[: self.batches]
+        if self._island > 1:
+            return [together([Task(one, len(one)) for one in group.batches]) for group in groups(batches, self._island)]
+        return [Task(batch, len(batch)) for batch in batches]
+
+    def _groups_of_sizes(self) -> list[Task]:
+        """The epoch of islands, without a data set: as :func:`~lightning_gossip.algorithm.islands.groups` cuts it."""
+        assert isinstance(self._work, Epochs)
+        size, island = self._work.batch_size, self._island
+        whole, left = divmod(self.batches, island)
+        usual = together([Task(None, size)] * island)
+        cut = groups([[0] * size for _ in range(left + island * min(1, whole))], island)
+        last = [together([Task(None, len(one)) for one in group.batches]) for group in cut]
+        return [usual] * (whole - min(1, whole)) + last

@@ -15,6 +15,9 @@ exchange is on, and merge the half-difference when the other one's has come:
 
 A worker that fails closes its connections at once. Two seconds later, as heartbeats tell it, it has left the graph, which is
 repaired. Nobody loses patience with a worker that is slow: deadlines are infinite.
+
+How a worker trains, or with ``island`` several ranks together, is in
+:mod:`lightning_gossip.simulation.strategies.adpsgd_island`.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import random
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import simpy
 import torch
@@ -51,22 +54,27 @@ from lightning_gossip.algorithm.adpsgd.protocol import (
     Wait,
 )
 from lightning_gossip.algorithm.adpsgd.replica import Replica
+from lightning_gossip.algorithm.checks import check_integer
 from lightning_gossip.algorithm.compression.pairwise import Wire, exchange_bytes, make_codec
 from lightning_gossip.algorithm.effects import perform, perform_in_time
+from lightning_gossip.algorithm.islands.places import pull_every, share_numel
 from lightning_gossip.algorithm.membership.failure_detector import FailureDetector
 from lightning_gossip.algorithm.membership.failure_detector import Verdict as Health
 from lightning_gossip.algorithm.options import EpochOptions
 from lightning_gossip.algorithm.outer import Outer
-from lightning_gossip.algorithm.step_timer import StepTimer
 from lightning_gossip.algorithm.topology.generators import make_topology
 from lightning_gossip.algorithm.topology.topology import Topology
-from lightning_gossip.errors import PeerError
-from lightning_gossip.simulation.cluster.collective_costs import ring_all_reduce_s
-from lightning_gossip.simulation.cluster.network import then
+from lightning_gossip.errors import ConfigurationError, PeerError
+from lightning_gossip.simulation.cluster.collective_costs import all_reduce_s, islands_all_reduce_s
+from lightning_gossip.simulation.cluster.events import then
+from lightning_gossip.simulation.cluster.links import Links
 from lightning_gossip.simulation.problems.batch_assignment import Session
 from lightning_gossip.simulation.record import Distances
 from lightning_gossip.simulation.run import Process, Run, Strategy
+from lightning_gossip.simulation.strategies.adpsgd_island import Island
 from lightning_gossip.simulation.strategies.asynchronous import SyncPoint
+
+_PART_STRIDE = 7_368_787  # of the partner choice's seeds, from one index of an island to the next, as in the runtime
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,12 +83,31 @@ class ADPSGD(GossipOptions, EpochOptions, Strategy):
 
     Args:
         seed: of the partner choice; None for the run's.
+        island: k, ranks in a row that train together and gossip as one member, each its own k-th of the model; ``"node"`` for
+            all ranks of a node.
     """
 
     name = "adpsgd"
     shares_work = True
 
     seed: int | None = None
+    island: int | Literal["node"] = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.island != "node":
+            check_integer("island", self.island, example=8, otherwise=", or 'node' for all ranks of a node")
+
+    @override
+    def island_size(self, links: Links) -> int:
+        if self.island != "node":
+            return self.island
+        if links.nodes is None or len(set(links.nodes.sizes)) > 1:
+            raise ConfigurationError(
+                "island='node' needs nodes, all with as many ranks. Write the number of ranks, for example island=8, or"
+                " links=nodes."
+            )
+        return links.nodes.sizes[0]
 
     @override
     def start(self, run: Run) -> None:
@@ -99,30 +126,31 @@ class NoLoCo(ADPSGD):
 
 
 class Gossip:
-    """All workers of a run of AD-PSGD."""
+    """All workers of a run of AD-PSGD.
+
+    Attributes:
+        workers: the gossiping sides of all ranks.
+        peers: of each index in an island, those of all islands.
+    """
 
     def __init__(self, strategy: ADPSGD, run: Run) -> None:
         self.run = run
-        self.wire, self.push_every = strategy.wire, strategy.push_every
-        numel = run.nbytes // run.models.x.element_size()
-        self.exchange_bytes = run.nbytes if self.wire == "float32" else exchange_bytes(self.wire, numel)
+        self.wire, size = strategy.wire, run.islands.size
+        self.pull_every = strategy.push_every if size == 1 else pull_every(strategy.exchanges_per_step, strategy.push_every)
+        numel = share_numel(run.nbytes // run.models.x.element_size(), size)
+        self.exchange_bytes = math.ceil(run.nbytes / size) if self.wire == "float32" else exchange_bytes(self.wire, numel)
         self.adopts = strategy.at_rendezvous == "adopt"
         self.session: Session
         self._sessions = 0
-        n, d = run.workers, run.models.numel
+        n, d = run.members, run.models.numel
         self.published = torch.zeros(n, d, dtype=run.models.x.dtype, device="cpu")
         self.merges = torch.zeros_like(self.published)
         self.topology = make_topology(strategy.topology, n)
         self._roles = strategy.roles
         self.monitor = Monitor(run)
-        members = [Member(rank) for rank in range(n)]
-        seed = run.seed if strategy.seed is None else strategy.seed
-        pickers = [
-            PartnerPicker(self.topology, rank, roles=strategy.roles, seed=seed, choice=strategy.partner_choice)
-            for rank in range(n)
-        ]
-        peers = [PatientPeers(run, self.monitor, members, self.topology, strategy.roles, picker) for picker in pickers]
-        self.workers = [Worker(self, rank, peers[rank], strategy) for rank in range(n)]
+        self.peers = [self._of_index(strategy, index) for index in range(size)]
+        self.workers = [self.peers[index][number] for number in range(n) for index in range(size)]
+        self._islands = [Island(self, number, [peers[number] for peers in self.peers]) for number in range(n)]
         run.current = lambda: self.published
         self.sync_point = SyncPoint(
             run, settle=self._drain, average=self._average, open_session=self._open, cost_s=self._average_s
@@ -130,11 +158,26 @@ class Gossip:
 
     def start(self) -> None:
         """Begin."""
-        for worker in self.workers:
-            worker.start()
+        for number, island in enumerate(self._islands):
+            first, *others = [peers[number] for peers in self.peers]
+            first.start(island.train())
+            for worker in others:
+                worker.start()
         self.sync_point.begin()
         for rank, at_s in sorted(self.run.cluster.failures.items()):
             then(self.run.environment.timeout(at_s), self.workers[rank].fail)
+
+    def _of_index(self, strategy: ADPSGD, index: int) -> list[Worker]:
+        """The gossiping sides of the ranks of one index, by island."""
+        run, n = self.run, self.run.members
+        seed = (run.seed if strategy.seed is None else strategy.seed) + _PART_STRIDE * index
+        members = [Member(run.islands.rank(number, index)) for number in range(n)]
+        workers = []
+        for number in range(n):
+            picker = PartnerPicker(self.topology, number, roles=strategy.roles, seed=seed, choice=strategy.partner_choice)
+            peers = PatientPeers(run, self.monitor, members, self.topology, strategy.roles, picker)
+            workers.append(Worker(self, number, index, peers, strategy))
+        return workers
 
     def _open(self, session: Session) -> None:
         self.session = session
@@ -151,18 +194,25 @@ class Gossip:
             yield from drain
         for rank in self.run.living:
             self.workers[rank].take_over_last_merges()
+        for island in self._islands:
+            island.hand_round()
 
     def _average_s(self) -> float:
         run = self.run
-        return ring_all_reduce_s(run.links, len(run.living), run.nbytes, at_s=run.environment.now, seed=run.seed)
+        if run.islands.size > 1:
+            ranks = [[peers[number].rank for peers in self.peers] for number in range(run.members)]
+            return islands_all_reduce_s(run.links, ranks, run.nbytes, at_s=run.environment.now, seed=run.seed)
+        return all_reduce_s(run.links, run.living, run.nbytes, at_s=run.environment.now, seed=run.seed)
 
     def _average(self) -> Distances | None:
-        living, models = self.run.living, self.run.models
+        living, models = self.run.living_members, self.run.models
         distance = self.run.distance(self.published)
         if self.adopts and models.numel:
             mean = self.published[living].sum(0).div_(len(living))
-            for rank in living:
+            for rank in self.run.living:
                 self.workers[rank].adopt(mean)
+            for island in self._islands:
+                island.hand_round()
         return distance
 
 
@@ -267,10 +317,25 @@ class Swap:
 
 
 class Worker:
-    """One worker: its replica, its side of the protocol, its three processes."""
+    """One worker's gossip: its replica of its part of the model, its side of the protocol, its two processes.
 
-    def __init__(self, gossip: Gossip, rank: int, peers: PatientPeers, strategy: ADPSGD) -> None:
-        self.rank = rank
+    Args:
+        gossip: of the run.
+        number: of its island, which is its number in the graph; without islands its rank.
+        index: its place in the island.
+        peers: that it draws.
+        strategy: of the run.
+
+    Attributes:
+        part: of the model that it averages with peers; all of it without islands.
+    """
+
+    def __init__(self, gossip: Gossip, number: int, index: int, peers: PatientPeers, strategy: ADPSGD) -> None:
+        self.rank = gossip.run.islands.rank(number, index)
+        self._number = number
+        self._index = index
+        share = share_numel(gossip.run.models.numel, gossip.run.islands.size)
+        self.part = slice(min(index * share, gossip.run.models.numel), min((index + 1) * share, gossip.run.models.numel))
         self.failed = False
         self._gossip = gossip
         self._run = gossip.run
@@ -280,15 +345,14 @@ class Worker:
         self._local_steps = LocalSteps(strategy)
         self._starts = self._exchanges_per_step > 0.0
         self._protocol = GossipProtocol(
-            rank,
-            gossip.run.workers,
+            number,
+            gossip.run.members,
             peers,
-            gossip.run.record.accounts[rank],
+            gossip.run.record.accounts[self.rank],
             now_s=lambda: self._environment.now,
-            generator=random.Random(f"{gossip.run.seed}/{rank}"),
+            generator=random.Random(f"{gossip.run.seed}/{self.rank}"),
             exchanges_per_step=self._local_steps.rate(self._exchanges_per_step),
         )
-        self._times = StepTimer()
         self._waiting: list[tuple[Wait, Event]] = []
         self._asked: Worker | None = None  # whose answer this worker waits for
         self._ticket = 0  # of its last request
@@ -297,19 +361,19 @@ class Worker:
         self._swap: Swap | None = None  # of the exchange under way
         self._partner: tuple[Worker, simpy.Process] | None = None  # in an exchange with, and the partner's process in it
         self._processes: list[simpy.Process] = []
-        vectors = iter((gossip.published[rank], gossip.merges[rank]))
+        vectors = iter((gossip.published[number][self.part], gossip.merges[number][self.part]))
         self.replica = Replica(
-            [self._run.models.rows[rank]],
+            self._x,
             dtype=gossip.published.dtype,
-            push_every=gossip.push_every,
+            push_every=gossip.pull_every,
             host_vector=lambda *_: next(vectors),
         )
         self._codec = make_codec(gossip.wire, self.replica.published)
 
-    def start(self) -> None:
-        """Begin the processes."""
+    def start(self, *beside: Process) -> None:
+        """Begin the processes, and others that end with this worker."""
         process = self._environment.process
-        self._processes = [process(self._guarded(self._train())), process(self._guarded(self._drive(self._protocol.respond())))]
+        self._processes = [process(self._guarded(one)) for one in (*beside, self._drive(self._protocol.respond()))]
         if self._starts:
             self._processes.append(process(self._guarded(self._drive(self._protocol.initiate()))))
 
@@ -317,7 +381,7 @@ class Worker:
         """A session begins: publish, and exchanges may be due."""
         self._local_steps.open(["x"], self._x, self._gossip.topology)
         self.replica.followers = self._local_steps.followers
-        self.replica.push_pull([self._run.models.rows[self.rank]])
+        self.replica.push_pull(self._x)
         self._protocol.open(session, layout=0)
         self._changed()
 
@@ -337,7 +401,7 @@ class Worker:
 
     @property
     def _x(self) -> list[Tensor]:
-        return [self._run.models.rows[self.rank]]
+        return [self._run.models.rows[self.rank][self.part]]
 
     def take_over_last_merges(self) -> None:
         """x takes over what the exchanges since its last step have changed."""
@@ -347,7 +411,7 @@ class Worker:
 
     def adopt(self, mean: Tensor) -> None:
         """All have met: y and x become the mean, shape (d,)."""
-        self.replica.settle().copy_(mean)
+        self.replica.settle().copy_(mean[self.part])
         with self._local_steps.adopting(self._x):
             self.replica.copy_out(self._x)
 
@@ -377,34 +441,23 @@ class Worker:
 
     # -- training ----------------------------------------------------------------------------------------------------
 
-    def _train(self) -> Process:
-        run, rank, environment = self._run, self.rank, self._environment
-        models, compute_times, x = run.models, run.compute_times[rank], [run.models.rows[rank]]
-        while True:
-            session = self._gossip.session
-            self._times.begin(environment.now)
-            while (task := session.next(rank, self._times.median_s)) is not None:
-                began_s = environment.now
-                models.begin(rank, task.batch)
-                yield environment.timeout(compute_times.next_s())
-                models.step(rank, run.lr)
-                self._local_steps.step(
-                    x,
-                    progress=run.progress,
-                    push_pull=lambda: self.replica.step(x),
-                    publish=lambda: self.replica.publish(x),
-                )
-                self.replica.followers = self._local_steps.followers
-                self.record_staleness()
-                self._protocol.exchanges_per_step = self._local_steps.rate(self._exchanges_per_step)
-                run.record.compute(rank, began_s, environment.now)
-                run.record.event(environment.now, "step", rank)
-                session.stepped(rank)
-                run.count_step(rank, task.size)
-                self._protocol.stepped(self._times.tick(environment.now))
-                self._changed()
-                run.evaluate_if_due()
-            yield self._gossip.sync_point.arrive(rank)
+    def follow_step(self) -> None:
+        """The optimizer has stepped: push and pull, and perhaps an outer step."""
+        x = self._x
+        self._local_steps.step(
+            x,
+            progress=self._run.progress,
+            push_pull=lambda: self.replica.step(x),
+            publish=lambda: self.replica.publish(x),
+        )
+        self.replica.followers = self._local_steps.followers
+        self.record_staleness()
+        self._protocol.exchanges_per_step = self._local_steps.rate(self._exchanges_per_step)
+
+    def stepped(self, step_s: float | None) -> None:
+        """The step has been written down; it took so long."""
+        self._protocol.stepped(step_s)
+        self._changed()
 
     # -- the protocol's generators and effects ------------------------------------------------------------------------
 
@@ -419,14 +472,17 @@ class Worker:
             case Wait():
                 yield from self._wait(effect)
             case Ask(peer, request):
-                return (yield from self._ask(self._gossip.workers[peer], request))
+                return (yield from self._ask(self._peer(peer), request))
             case AwaitAnswer():
                 return (yield from self._next_answer())
             case Reply(peer, answer):
-                return self._reply(self._gossip.workers[peer], answer)
+                return self._reply(self._peer(peer), answer)
             case Average(peer):
-                return (yield from self._average(self._gossip.workers[peer]))
+                return (yield from self._average(self._peer(peer)))
         return None  # a connection with a worker that lives stands
+
+    def _peer(self, number: int) -> Worker:
+        return self._gossip.peers[self._index][number]
 
     def _changed(self) -> None:
         """Resume whom an event or an effect of this worker has made ready."""
@@ -466,7 +522,7 @@ class Worker:
             assert isinstance(effect, Reply)
             return peer._reply(self, effect.answer)
 
-        perform(peer._protocol.receive(self.rank, request), reply)
+        perform(peer._protocol.receive(self._number, request), reply)
         peer._changed()
 
     def _next_answer(self) -> Generator[Event, Any, Answer | PeerError]:

@@ -26,7 +26,7 @@ from lightning_gossip.algorithm.options import EpochOptions
 from lightning_gossip.algorithm.step_timer import StepTimer
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.cluster.collective_costs import in_cast_s
-from lightning_gossip.simulation.cluster.network import then
+from lightning_gossip.simulation.cluster.events import then
 from lightning_gossip.simulation.problems.batch_assignment import Session
 from lightning_gossip.simulation.record import Distances
 from lightning_gossip.simulation.run import Process, Run, Strategy
@@ -167,7 +167,8 @@ class Server(ABC):
         yield from ()
 
     def _average_s(self) -> float:
-        return in_cast_s(self.run.links, len(self.run.living) - 1, self.run.nbytes) if len(self.run.living) > 1 else 0.0
+        run = self.run
+        return in_cast_s(run.links, len(run.living) - 1, run.nbytes, server=self.rank) if len(run.living) > 1 else 0.0
 
     @abstractmethod
     def _average(self) -> Distances | None:

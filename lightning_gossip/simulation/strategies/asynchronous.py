@@ -46,7 +46,7 @@ class SyncPoint:
 
     def begin(self) -> None:
         """The first session."""
-        self._begin(self._run.plan.open(0, self._run.living))
+        self._begin(self._run.plan.open(0, self._run.living_members))
 
     def _begin(self, session: Session) -> None:
         self._session = session
@@ -81,6 +81,6 @@ class SyncPoint:
         self._arrived_s.clear()
         self._synchronizing = False
         release, self._release = self._release, run.environment.event()
-        members = list(run.living)
+        members = list(run.living_members)
         self._begin(run.plan.again(left, members) if left else run.plan.open(self._number, members))
         release.succeed()

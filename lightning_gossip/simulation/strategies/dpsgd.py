@@ -28,10 +28,11 @@ from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.laws import FloatArray
 from lightning_gossip.algorithm.options import EpochEndOptions
 from lightning_gossip.algorithm.topology.sequence import TopologySequence
-from lightning_gossip.simulation.cluster.collective_costs import ring_all_reduce_s, transfer_s
+from lightning_gossip.simulation.cluster.collective_costs import all_reduce_s, transfer_s
+from lightning_gossip.simulation.cluster.node_collectives import at_once_s
 from lightning_gossip.simulation.problems.batch_assignment import Task
 from lightning_gossip.simulation.run import Process, Run
-from lightning_gossip.simulation.strategies.synchronous import Rounds, Synchronous, stall_if_failed
+from lightning_gossip.simulation.strategies.synchronous import Rounds, Synchronous, stall_if_failed, step_times_s
 
 _STATUS = 2  # elements that go with a model, as in the runtime
 
@@ -83,7 +84,7 @@ class NeighbourRounds(Rounds):
         starts_s = self._clocks_s
         for rank, task in enumerate(tasks):
             run.models.begin(rank, task.batch)
-        computed_s = starts_s + np.array([times.next_s() for times in run.compute_times])
+        computed_s = starts_s + np.array(step_times_s(run, starts_s.tolist()))
         if stall_if_failed(run, computed_s.tolist()):
             return
         if run.links.slowdowns is not None:
@@ -122,7 +123,7 @@ class NeighbourRounds(Rounds):
                 self._do(Begin(arrived=True))
                 self._do(Complete())
         self._begun = 0
-        cost_s = ring_all_reduce_s(run.links, run.workers, run.nbytes, at_s=run.environment.now, seed=run.seed)
+        cost_s = all_reduce_s(run.links, run.living, run.nbytes, at_s=run.environment.now, seed=run.seed)
         yield run.environment.timeout(max(0.0, float(self._clocks_s.max()) + cost_s - run.environment.now))
         for rank, at_s in enumerate(came_s.tolist()):
             run.record.wait(rank, at_s, run.environment.now)
@@ -153,6 +154,13 @@ class NeighbourRounds(Rounds):
         """T_ij by worker and source, shape as ``peers.sources``; where padded, less than any time."""
         run = self._run
         times_s = np.full(peers.sources.shape, -np.inf)
+        places = [(rank, place) for rank, count in enumerate(peers.received) for place in range(count)]
+        if run.links.nodes is not None:
+            transfers = [(int(peers.sources[rank, place]), rank) for rank, place in places]
+            each_s = at_once_s(run.links, transfers, self._nbytes, at_s=at_s, seed=run.seed)
+            for (rank, place), seconds in zip(places, each_s, strict=True):
+                times_s[rank, place] = seconds
+            return times_s
         known: dict[tuple[int, int], float] = {}  # the same both ways
         for rank, count in enumerate(peers.received):
             for place in range(count):

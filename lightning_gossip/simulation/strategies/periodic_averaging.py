@@ -26,10 +26,10 @@ from lightning_gossip.algorithm.periodic_averaging.adaptive_period import Adapti
 from lightning_gossip.algorithm.periodic_averaging.period import PeriodController
 from lightning_gossip.algorithm.periodic_averaging.protocol import Averaged, AveragingOptions, AveragingProtocol
 from lightning_gossip.algorithm.tensors.flat import fragment_slices
-from lightning_gossip.simulation.cluster.collective_costs import all_reduce_bytes, ring_all_reduce_s
+from lightning_gossip.simulation.cluster.collective_costs import all_reduce_bytes, all_reduce_s
 from lightning_gossip.simulation.problems.batch_assignment import Task
 from lightning_gossip.simulation.run import Process, Run
-from lightning_gossip.simulation.strategies.synchronous import Rounds, Synchronous, stall_if_failed
+from lightning_gossip.simulation.strategies.synchronous import Rounds, Synchronous, stall_if_failed, step_times_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class AveragingRounds(Rounds):
         run, starts_s = self._run, self._clocks_s
         for rank, task in enumerate(tasks):
             run.models.begin(rank, task.batch)
-        ends_s = starts_s + np.array([times.next_s() for times in run.compute_times])
+        ends_s = starts_s + np.array(step_times_s(run, starts_s.tolist()))
         if stall_if_failed(run, ends_s.tolist()):
             return
         lr = run.lr
@@ -180,7 +180,7 @@ class AveragingRounds(Rounds):
     def _send(self, nbytes: int) -> None:
         """A ring all-reduce of the averaging under way."""
         run = self._run
-        self._ends_s += ring_all_reduce_s(run.links, run.workers, nbytes, at_s=self._ends_s, seed=run.seed)
+        self._ends_s += all_reduce_s(run.links, run.living, nbytes, at_s=self._ends_s, seed=run.seed)
         for account in run.record.accounts:
             account.bytes_sent += all_reduce_bytes(run.workers, nbytes)
 

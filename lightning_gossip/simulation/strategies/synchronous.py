@@ -1,6 +1,6 @@
 """Synchronous SGD under virtual time: all workers average their gradients after every step.
 
-- :class:`AllReduce`: DDP, AllReduce-SGD, FULLSGD. The ring all-reduce costs what
+- :class:`AllReduce`: DDP, AllReduce-SGD, FULLSGD. The all-reduce costs what
   :mod:`lightning_gossip.simulation.cluster.collective_costs` says, after the backward pass or overlapped with it.
 - :class:`QSGD`: the gradients go as :class:`~lightning_gossip.algorithm.compression.qsgd.Quantizer` packs them, and every
   worker gathers everybody's (Alistarh et al. 2017, arXiv 1610.02132).
@@ -28,7 +28,7 @@ from lightning_gossip.algorithm.checks import check_choice
 from lightning_gossip.algorithm.compression.qsgd import Norm, Quantizer
 from lightning_gossip.algorithm.compression.quantized_mean import QuantizedMean, message_bytes
 from lightning_gossip.algorithm.options import EpochEndOptions
-from lightning_gossip.simulation.cluster.collective_costs import all_reduce_bytes, ring_all_gather_s, ring_all_reduce_s
+from lightning_gossip.simulation.cluster.collective_costs import all_gather_s, all_reduce_bytes, all_reduce_s
 from lightning_gossip.simulation.problems.batch_assignment import Session, Task
 from lightning_gossip.simulation.run import Process, Run, Strategy
 
@@ -82,6 +82,16 @@ def next_round(run: Run, session: Session) -> list[Task] | None:
     """What all workers train on next; None if they are done. In lock-step either all have something or none has."""
     tasks = [session.next(rank, None) for rank in range(run.workers)]
     return None if tasks[0] is None else [task for task in tasks if task is not None]
+
+
+def step_times_s(run: Run, starts_s: Sequence[float]) -> list[float]:
+    """Seconds that each worker's next step computes.
+
+    Args:
+        run: whose.
+        starts_s: when each begins it, by rank.
+    """
+    return [times.next_s(start_s) for times, start_s in zip(run.compute_times, starts_s, strict=True)]
 
 
 def stall_if_failed(run: Run, ends_s: Sequence[float]) -> bool:
@@ -161,7 +171,7 @@ class GradientRounds(Rounds):
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduce(GradientAveraging):
-    """DDP: the exact mean of the gradients by a ring all-reduce.
+    """DDP: the exact mean of the gradients by an all-reduce.
 
     Args:
         overlap: the all-reduce goes on during the backward pass, as DDP does it; ``False``: after it.
@@ -176,7 +186,7 @@ class AllReduce(GradientAveraging):
 
     @override
     def cost(self, run: Run, at_s: float) -> tuple[float, int]:
-        seconds = ring_all_reduce_s(run.links, run.workers, run.nbytes, at_s=at_s, seed=run.seed)
+        seconds = all_reduce_s(run.links, run.living, run.nbytes, at_s=at_s, seed=run.seed)
         return seconds, all_reduce_bytes(run.workers, run.nbytes)
 
     @override
@@ -215,7 +225,7 @@ class QSGD(EpochEndOptions, GradientAveraging):
     def cost(self, run: Run, at_s: float) -> tuple[float, int]:
         numel = math.ceil(run.nbytes / run.models.x.element_size())
         payload = message_bytes(self.quantizer, numel)
-        seconds = ring_all_gather_s(run.links, run.workers, payload, at_s=at_s, seed=run.seed)
+        seconds = all_gather_s(run.links, run.workers, payload, at_s=at_s, seed=run.seed)
         return seconds, (run.workers - 1) * payload
 
     @override

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.algorithm.step_timer import StepTimer
 from lightning_gossip.runtime.clock import Timeline, now_s
+from lightning_gossip.runtime.usage import Usage
 from lightning_gossip.strategies.report import FitReport, WorkerReport
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 
@@ -57,6 +58,7 @@ class Account:
     def __init__(self, rank: int, timeline: Timeline) -> None:
         self.report = FitReport()
         self.own = WorkerReport(rank=rank)
+        self._usage = Usage()
         self.forward_passes = 0  # since the last step
         self.steps = 0  # of this worker; agreed upon at each synchronisation point
         self._timeline = timeline
@@ -134,6 +136,7 @@ class Account:
     def described(self, work: Work, algorithm: Algorithm | None) -> tuple[int, dict[str, Any]]:
         """What the others are told: the steps that schedules count, and this worker's report."""
         self.own.samples, self.own.left_early, self.own.batch_s = work.samples, work.left_early, self.batch_s
+        self.own.describe_usage(self._usage)
         if algorithm is not None:
             algorithm.complete(self.own)
         return self.steps, self.own.as_dict()

@@ -2,7 +2,8 @@
 
 A parameter is a DTensor on the island's device mesh, or on one of its two dimensions. Along the first one, data parallel, it
 has to be sharded, as ``fully_shard`` makes it. Along the second one, tensor parallel, it may be replicated: then the first rank
-along it owns the tensor, exchanges it with other islands, and hands it round (:func:`lightning_gossip.algorithm.islands.owns`).
+along it owns the tensor, exchanges it with other islands, and hands it round
+(:func:`lightning_gossip.algorithm.islands.places.owns`).
 """
 
 from __future__ import annotations

@@ -66,6 +66,13 @@ def test_a_worker_that_always_prefers_the_slow_link_spends_a_quarter_of_its_exch
     assert spent[True] > 0.0
 
 
+def test_what_was_spent_before_a_link_was_known_to_be_slow_is_owed() -> None:
+    links = LinkShares([0, 1])
+    links.took(1, 10.0, at_s=10.0)
+    links.took(0, 1.0, at_s=11.0)
+    assert links.missing_s(1, at_s=11.0) == pytest.approx(3 * 20.0, abs=2.0)  # that one, and the next
+
+
 def test_more_than_one_slow_exchange_cannot_be_saved_up() -> None:
     links = measured(1.0, 1.0, 10.0)
     assert links.affords(2, at_s=1e6)

@@ -112,6 +112,28 @@ def test_a_slow_link_is_not_drawn_until_there_is_time_for_it_and_an_exchange_ove
     assert {peers.pick() for _ in range(60)} == {1, 2}
 
 
+def test_links_that_were_never_measured_are_drawn_first_and_known_ones_where_they_cannot() -> None:
+    peers, monitor, clock = of_rank_0(choice="fast_links")
+    peers.took(3, 16.0)
+    assert {peers.pick() for _ in range(60)} == {1, 2}
+    peers.took(1, 1.0)
+    assert [peers.pick() for _ in range(60)].count(2) > 50  # but for one in a hundred, that found no way to it
+    monitor.verdicts[MEMBERS[2]] = Verdict.SUSPECTED
+    assert {peers.pick() for _ in range(60)} == {1}  # 3 is slow beside it
+    monitor.verdicts[MEMBERS[2]] = Verdict.ALIVE
+    peers.took(2, 1.0)
+    clock.at_s += 3 * 16.0  # earns three seconds, and 16 are owed for what was not known to be slow
+    assert {peers.pick() for _ in range(60)} == {1, 2}
+
+
+def test_an_exchange_that_was_given_up_is_as_slow_as_it_was_long() -> None:
+    peers, _, _ = of_rank_0(choice="fast_links")
+    for peer in (1, 2, 3):
+        peers.took(peer, 1.0)
+    peers.gave_up(3, 20.0)
+    assert {peers.pick() for _ in range(60)} == {1, 2}
+
+
 def test_who_was_put_off_does_not_ask_again_before() -> None:
     peers, _, clock = of_rank_0(choice="fast_links")
     peers.put_off(2, 5.0)
@@ -128,7 +150,7 @@ def test_uniform_draws_know_no_slow_links() -> None:
     assert peers.missing_s(3) == 0.0
 
 
-def test_the_times_of_links_outlive_a_repair() -> None:
+def test_the_times_of_exchanges_outlive_a_repair() -> None:
     peers, monitor, _ = of_rank_0(choice="fast_links")
     for peer, seconds in ((1, 1.0), (2, 1.0), (3, 16.0)):
         peers.took(peer, seconds)

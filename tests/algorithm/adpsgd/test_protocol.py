@@ -59,6 +59,9 @@ class Peers:
     def took(self, peer: int, seconds: float, *, waited_s: float = 0.0) -> None:
         self.told.append(("took", peer) if not waited_s else (f"took {seconds:g} after {waited_s:g}", peer))
 
+    def gave_up(self, peer: int, seconds: float) -> None:
+        self.told.append((f"gave up after {seconds:g}", peer))
+
     def exchange_failed(self, peer: int, error: PeerError) -> None:
         self.told.append(("lost", peer))
 
@@ -310,6 +313,17 @@ def test_who_was_told_how_long_draws_another_and_the_wait_for_an_answer_is_part_
     worker.at_s = 4.5
     resumed(steps, Averaged())
     assert worker.peers.told[1:] == [("took 1.5 after 2", 3)]
+
+
+def test_the_time_of_an_exchange_that_is_given_up_counts() -> None:
+    worker = Worker()
+    steps = worker.protocol.initiate()
+    resumed(steps)
+    worker.at_s = 1.0
+    resumed(steps, worker.answer(ACCEPTED))
+    worker.at_s = 3.0
+    resumed(steps, PeerError("slow", rank=1, phase="exchange", timed_out=True))
+    assert worker.peers.told == [("gave up after 3", 1), ("lost", 1)]
 
 
 def test_what_waits_is_answered_and_what_comes_later_refused_when_no_request_will_come() -> None:
