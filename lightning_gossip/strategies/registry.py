@@ -68,6 +68,8 @@ def register() -> None:
     """
     for name, (cls, description, options) in {**STRATEGIES, **WITH_ISLANDS}.items():
         for suffix, start_method in _START_METHODS.items():
+            if name in WITH_ISLANDS and start_method != "popen":
+                continue  # refused
             if name + suffix not in StrategyRegistry:
                 what = f"{description}, workers started by {start_method}"
                 StrategyRegistry.register(name + suffix, cls, what, start_method=start_method, **options)

@@ -116,6 +116,11 @@ class WorkerProcesses(DDPStrategy):
         of_ddp = {name: unknown.pop(name) for name in DDP_OPTIONS.intersection(unknown)} if island != 1 else {}
         refuse_unknown(type(self), unknown)
         check_choice("start_method", start_method, get_args(StartMethod))
+        if island != 1 and start_method != "popen":
+            raise ConfigurationError(
+                f"start_method={start_method!r} with island={island!r} is not possible yet. Leave it out ('popen'), or start the"
+                " ranks with torchrun or srun."
+            )
         check_plugins(
             accelerator=accelerator,
             cluster_environment=cluster_environment,
