@@ -118,8 +118,8 @@ class WorkerProcesses(DDPStrategy):
         check_choice("start_method", start_method, get_args(StartMethod))
         if island != 1 and start_method != "popen":
             raise ConfigurationError(
-                f"start_method={start_method!r} with island={island!r} is not possible yet. Leave it out ('popen'), or start the"
-                " ranks with torchrun or srun."
+                f"start_method={start_method!r} with island={island!r} is not possible yet. Leave it out ('popen'), or start"
+                " the ranks with torchrun or srun."
             )
         check_plugins(
             accelerator=accelerator,
