@@ -76,6 +76,8 @@ def register() -> None:
     """
     for name, (cls, description, options) in {**STRATEGIES, **WITH_ISLANDS, **IN_SHARDS}.items():
         for suffix, start_method in _START_METHODS.items():
+            if start_method != "popen" and name in {**WITH_ISLANDS, **IN_SHARDS}:
+                continue  # refused
             what = f"{description}, workers started by {start_method}"
             if name + suffix not in StrategyRegistry:
                 StrategyRegistry.register(name + suffix, cls, what, start_method=start_method, **options)

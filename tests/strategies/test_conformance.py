@@ -34,7 +34,8 @@ from lightning_gossip import (
     QSGDStrategy,
 )
 from lightning_gossip.callbacks import CollectiveCounter
-from lightning_gossip.strategies import STRATEGIES, DecentralizedStrategy
+from lightning_gossip.strategies import STRATEGIES, WITH_ISLANDS, DecentralizedStrategy
+from lightning_gossip.strategies.registry import IN_SHARDS
 from recipes.digits import DigitsClassifier, DigitsData
 from tests.strategies.launch import launch, outcomes
 from tests.strategies.models import Net, flat, loader, trainer
@@ -115,7 +116,7 @@ def test_every_registered_strategy_is_one_of_the_cases() -> None:
     covered = {name_of(make()) for _, make in CASES}
     assert covered == set(STRATEGIES)
     ours = {name for name in StrategyRegistry.available_strategies() if issubclass_of_ours(StrategyRegistry[name]["strategy"])}
-    assert ours == {name + suffix for name in covered for suffix in VARIANTS}
+    assert ours == {name + suffix for name in covered for suffix in VARIANTS} | set(WITH_ISLANDS) | set(IN_SHARDS)
     for name in covered:
         for suffix, start_method in VARIANTS.items():
             registered = StrategyRegistry.get(name + suffix)

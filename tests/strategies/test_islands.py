@@ -238,6 +238,8 @@ def test_what_is_not_possible_is_refused_with_what_to_write_instead() -> None:
         PeriodicAveragingStrategy(island=2, outer=Outer())
     with pytest.raises(ConfigurationError, match="optimizer_state='average' with island"):
         PeriodicAveragingStrategy(island=2, optimizer_state="average")
+    with pytest.raises(ConfigurationError, match="start_method='fork' with island=2 is not possible yet"):
+        ADPSGDStrategy(island=2, start_method="fork")
     for other in (DPSGDStrategy, APSGDStrategy, QSGDStrategy):
         with pytest.raises(ConfigurationError, match=f"island=2 is not possible with {other.__name__}: its workers are single"):
             other(island=2)

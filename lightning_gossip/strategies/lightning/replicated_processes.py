@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_choice
 from lightning_gossip.algorithm.islands.places import Islands
+from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.strategies.islands.flat_parameters import FlatParameters
 from lightning_gossip.strategies.islands.island_model import ReplicatedModel
 from lightning_gossip.strategies.lightning.launchers import CheckedMultiProcessingLauncher, CheckedSubprocessLauncher
@@ -60,6 +61,11 @@ class ReplicatedProcesses(WorkerProcesses, DDPStrategy):
     ) -> None:
         check_island(type(self), island, allowed=self.has_islands)
         check_choice("start_method", start_method, get_args(StartMethod))
+        if island != 1 and start_method != "popen":
+            raise ConfigurationError(
+                f"start_method={start_method!r} with island={island!r} is not possible yet. Leave it out ('popen'), or start"
+                " the ranks with torchrun or srun."
+            )
         check_plugins(
             accelerator=accelerator,
             cluster_environment=cluster_environment,
