@@ -56,12 +56,12 @@ def of_a_model(rank: int, sync_point: SyncPoint) -> dict[str, Any]:
     module.grows = torch.full((3 - rank,), 7.0)
     module.coarse.fill_(1 + rank)
     module.late.requires_grad_(rank == 1)  # thawed by one that is further on
-    found = compare_rest(model, sync_point, flag=rank == 2)
+    found = compare_rest(model, sync_point, parts=sync_point, flag=rank == 2)
     own = [tensor.tolist() for tensor in found.tensors]
-    united = unite(found, sync_point)
+    united = found.unite(counts=True)
     united.write()
     distance = united.distance
-    again = compare_rest(model, sync_point)
+    again = compare_rest(model, sync_point, parts=sync_point)
     return {
         "means": [place.name for place in found.means],
         "follows": [place.name for place in found.follows],

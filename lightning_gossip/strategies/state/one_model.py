@@ -99,12 +99,14 @@ class Rest:
         found: with the collectives that it was compared by: of all workers first.
 
     Attributes:
-        flag: whether some worker has raised the flag.
-        tensors: that differ.
+        means, follows, with_gradient, flag, tensors: as of :class:`Differences`, of all that was compared.
     """
 
     def __init__(self, found: Sequence[tuple[Differences, SyncPoint]]) -> None:
         self._found = found
+        self.means = [place for differences, _ in found for place in differences.means]
+        self.follows = [place for differences, _ in found for place in differences.follows]
+        self.with_gradient = [name for differences, _ in found for name in differences.with_gradient]
         self.flag = found[0][0].flag
         self.tensors = LiveTensors(lambda: [tensor for differences, _ in found for tensor in differences.tensors])
 
