@@ -118,8 +118,8 @@ REPORTS: list[tuple[str, str, list[str]]] = [
         "hivemind #676",
         "fixed time-outs are guesses",
         [
-            "algorithm/test_failure_detector.py::test_a_peer_that_has_become_slow_gets_the_time_that_it_needs",
-            "algorithm/test_failure_detector.py::test_a_deadline_stays_between_its_bounds_and_grows_with_each_wait_in_vain",
+            "algorithm/membership/test_failure_detector.py::test_a_peer_that_has_become_slow_gets_the_time_that_it_needs",
+            "algorithm/membership/test_failure_detector.py::test_a_deadline_stays_between_its_bounds_and_grows_with_each_wait_in_vain",
         ],
     ),
     (

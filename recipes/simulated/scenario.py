@@ -96,14 +96,24 @@ def scenario_of(cfg: DictConfig) -> Scenario:
 
 
 def strategy_of(cfg: DictConfig) -> Strategy:
-    """The simulator's description of the strategy that a training run with this configuration has."""
+    """The simulator's description of the strategy that a training run with this configuration has.
+
+    Raises:
+        ConfigurationError: for islands of a strategy that the simulator has none of.
+    """
     options: dict[str, Any] = OmegaConf.to_container(cfg.strategy, resolve=True)  # type: ignore[assignment]
-    real = instantiate({key: value for key, value in options.items() if key != "island"})
-    options.update({name: getattr(real, name) for name in ("period", "outer") if name in options})
+    island = options.pop("island", 1)
+    real = instantiate(options)
+    options.update({name: getattr(real, name) for name in ("period", "outer") if name in options and hasattr(real, name)})
     described = make_strategy(name_of(real), **options)
-    if cfg.island is None or not isinstance(described, ADPSGD):
-        return described
-    return replace(described, island=cfg.island)
+    if isinstance(described, ADPSGD):
+        return replace(described, island=island if cfg.island is None else cfg.island)
+    if island != 1:
+        raise ConfigurationError(
+            f"strategy.island={island!r}: islands of {described.name} are not simulated. Write strategy=adpsgd, or leave it"
+            " out."
+        )
+    return described
 
 
 def problem(objective: Objective, optimizer: SGD) -> Problem:
