@@ -72,12 +72,11 @@ _START_METHODS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": 
 def register() -> None:
     """Make the names known to ``Trainer(strategy=...)`` and ``Fabric(strategy=...)``; idempotent.
 
-    The same names are registered with the package ``pytorch_lightning`` where it is in use, to say that they do not work there.
+    The same names are registered with the package ``pytorch_lightning`` where it is in use, to say that they do not work there;
+    and those of islands with every way to start workers, though they take only one: the strategy says which.
     """
     for name, (cls, description, options) in {**STRATEGIES, **WITH_ISLANDS, **IN_SHARDS}.items():
         for suffix, start_method in _START_METHODS.items():
-            if start_method != "popen" and name in {**WITH_ISLANDS, **IN_SHARDS}:
-                continue  # refused
             what = f"{description}, workers started by {start_method}"
             if name + suffix not in StrategyRegistry:
                 StrategyRegistry.register(name + suffix, cls, what, start_method=start_method, **options)

@@ -116,7 +116,7 @@ def test_every_registered_strategy_is_one_of_the_cases() -> None:
     covered = {name_of(make()) for _, make in CASES}
     assert covered == set(STRATEGIES)
     ours = {name for name in StrategyRegistry.available_strategies() if issubclass_of_ours(StrategyRegistry[name]["strategy"])}
-    assert ours == {name + suffix for name in covered for suffix in VARIANTS} | set(WITH_ISLANDS) | set(IN_SHARDS)
+    assert ours == {name + suffix for name in {*covered, *WITH_ISLANDS, *IN_SHARDS} for suffix in VARIANTS}
     for name in covered:
         for suffix, start_method in VARIANTS.items():
             registered = StrategyRegistry.get(name + suffix)
