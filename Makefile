@@ -37,7 +37,7 @@ lint: $(STAMP)
 	$(MAKE) docs
 
 docs: $(STAMP)  # the site, in build/site; a link that leads nowhere is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 compat: $(STAMP)  # wheel and sdist in clean environments, lowest and highest versions: minutes and gigabytes
 	$(BIN)/python -m tests.compat
@@ -66,10 +66,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[recipes,dev]'
 	touch $(STAMP)
 
-$(VENV)/.compat: $(STAMP)  # wheel and sdist in clean environments, lowest and highest versions: minutes and gigabytes
-	$(BIN)/python -m tests.compat
-
-bench: $(STAMP)
+$(VENV)/.bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	touch $(VENV)/.bench
 
