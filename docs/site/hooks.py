@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "lightning_gossip"
 _BESIDE_DOCS = ("benchmarks/README.md", "benchmarks/results/**/*.png")
-_OUT_OF_DOCS = re.compile(r"\[([^\]]*)\]\((?:\.\./)+((?:benchmarks|docs|examples|lightning_gossip|recipes|tests)/[^)#]*)(#[^)]*)?\)")
+_OUT_OF_DOCS = re.compile(
+    r"\[([^\]]*)\]\((?:\.\./)+((?:benchmarks|docs|examples|lightning_gossip|recipes|tests)/[^)#]*)(#[^)]*)?\)"
+)
 _SOURCE = re.compile(r"\[([^\]]*)\]\([\w/]+\.py\)")
 _ROLE = re.compile(r":\w+:<code>~?(?:[\w.]*\.)?(\w+)</code>")  # of Sphinx, in docstrings
 _PLACE = "<!-- every message -->"

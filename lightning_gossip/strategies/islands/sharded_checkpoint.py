@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.strategies.fsdp import _distributed_checkpoint_save, _is_sharded_checkpoint
 from lightning.fabric.utilities.load import _METADATA_FILENAME
-from lightning.pytorch.strategies.model_parallel import _align_compiled_param_names_with_module
+from lightning.pytorch.strategies import model_parallel
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType
 from torch.distributed.tensor import DTensor
@@ -146,6 +146,14 @@ def gathered(state: Mapping[str, Any], model: nn.Module, *, keep: bool) -> dict[
                 whole.setdefault(parameter, {})[name] = full.cpu() if isinstance(full, Tensor) else full
     if not keep:
         return {}
-    named = _align_compiled_param_names_with_module({**state, "state": whole}, model)
+    named = _as_compiled({**state, "state": whole}, model)
     numbered: dict[str, Any] = FullyShardedDataParallel.rekey_optim_state_dict(named, OptimStateKeyType.PARAM_ID, model)
     return numbered
+
+
+def _as_compiled(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+    """An optimizer's state by the names that parameters have in a model of which parts are compiled, as Lightning has them; the
+    first releases that are supported leave the names as they are."""
+    align = getattr(model_parallel, "_align_compiled_param_names_with_module", None)
+    aligned: dict[str, Any] = state if align is None else align(state, model)
+    return aligned
