@@ -105,7 +105,7 @@ class FabricStrategy(DDPStrategy):
                 f"Rank {self.global_rank} comes later than the others, and a job of Fabric admits nobody after its beginning."
                 " Start all of it, from its last checkpoint."
             )
-        self._training = FabricTraining(self.decentralized)
+        self._training = FabricTraining(self.decentralized, self._average)
 
     @property
     @override
@@ -241,7 +241,7 @@ class FabricStrategy(DDPStrategy):
                 self._mean_states = {}
             self.decentralized.barrier()
 
-        self.training.do_together(write, places, self._average)
+        self.training.do_together(write, places)
 
     def _average(self, places: tuple[int, ...]) -> dict[int, dict[str, Any]]:
         """Mean states of optimizers, by their identity. Collective."""

@@ -41,10 +41,12 @@ class FabricTraining:
 
     Args:
         strategy: whose processes are connected, and whose algorithm trains.
+        take_part: in what rank 0 does together with all workers between two batches, given what it says of it.
     """
 
-    def __init__(self, strategy: DecentralizedStrategy) -> None:
+    def __init__(self, strategy: DecentralizedStrategy, take_part: Callable[[Places], object]) -> None:
         self._strategy = strategy
+        self._take_part = take_part
         self._timeline = strategy.timeline = Timeline()
         self.account = Account(strategy.global_rank, self._timeline)
         self.accumulates = False  # whether the gradients of the backward pass under way are not a whole step's
@@ -61,10 +63,9 @@ class FabricTraining:
         self._epochs = 0
         self.share_of_epoch = 0.0  # of the epoch, that is done with the batch at hand
         self._loaders = 0
-        self._key, self._seed = "", 0
+        self._key = ""  # of this training in the store
         self._lost = LostBatches(self, lambda: strategy.members)
         self._members_changed = False
-        self._averages_of: Callable[[Places], object] = lambda _: None
         if strategy.members is not None:
             strategy.members.changed.append(self._note_change)
         call_at_exit(lambda: self.close(getattr(sys, "last_value", None)))
@@ -193,15 +194,13 @@ class FabricTraining:
             )
         return False
 
-    def do_together(self, do: Callable[[], None], places: Places, take_part: Callable[[Places], object]) -> None:
+    def do_together(self, do: Callable[[], None], places: Places) -> None:
         """Do something that needs all workers: at once where they are together, else all meet for it, if this is rank 0.
 
         Args:
             do: what.
             places: says to the others what of it they take part in.
-            take_part: how.
         """
-        self._averages_of = take_part
         if not self._in_session:
             do()
         elif self._strategy.global_rank == 0:
@@ -238,7 +237,7 @@ class FabricTraining:
             return
         self._has_started = True
         check_averaged_buffers(self._modules, self._strategy.fit_options.averaged_buffers)
-        self._key, self._seed = self._strategy.all_workers.broadcast((uuid.uuid4().hex[:12], 0))
+        self._key = self._strategy.all_workers.broadcast(uuid.uuid4().hex[:12])
         self.account.begin(0, None)
         if self._strategy.workers > 1:
             self._algorithm = self._strategy.algorithm(self._timeline)
@@ -319,7 +318,7 @@ class FabricTraining:
             if do is not None:
                 do()
             else:
-                self._averages_of(agreement.asked[0])
+                self._take_part(agreement.asked[0])
                 self._strategy.barrier()
         if not agreement.over:
             self._open()
