@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import RESULTS, console, print_table, write_results
+from benchmarks.harness import RESULTS, console, print_table, spread, write_results
 from lightning_gossip import Outer
 from lightning_gossip.simulation import (
     ADPSGD,
@@ -142,11 +142,6 @@ def best(runs: dict[str, list[dict[str, float]]], seeds: int) -> tuple[str, list
     whole = {lr: of for lr, of in runs.items() if len(of) == seeds}
     lr = min(whole, key=lambda lr: statistics.fmean(run["test"] for run in whole[lr]))
     return lr, whole[lr]
-
-
-def spread(values: list[float]) -> str:
-    """Mean and standard deviation."""
-    return f"{statistics.fmean(values):.4f}" + (f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else "")
 
 
 def show(results: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from benchmarks.harness import RESULTS, console, print_table, write_results
+from benchmarks.harness import RESULTS, console, print_table, spread, write_results
 from lightning_gossip.simulation import (
     ADPSGD,
     DPSGD,
@@ -165,11 +165,6 @@ def best(runs: dict[str, list[dict[str, float] | None]]) -> tuple[str, list[dict
         return None
     lr = min(whole, key=lambda lr: statistics.fmean(run["test"] for run in whole[lr]))
     return lr, whole[lr]
-
-
-def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation."""
-    return f"{statistics.fmean(values):.4f}" + (f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else "")
 
 
 def show(results: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
@@ -36,6 +37,11 @@ def against(value: float, aim: float, *, at_most: bool = False, digits: int = 2)
     """A number marked by whether it reaches its aim."""
     reached = value <= aim if at_most else value >= aim
     return f"{value:.{digits}f} {'✓' if reached else '✗'}"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation."""
+    return f"{statistics.fmean(values):.4f}" + (f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else "")
 
 
 def write_results(name: str, results: dict[str, Any], folder: Path = RESULTS) -> Path:

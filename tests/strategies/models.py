@@ -69,6 +69,24 @@ class Net(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+    "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=0.003),
+}
+
+
+class RemembersLosses(LightningModule):
+    """Before another module among the bases: the loss of each of this rank's batches, in order."""
+
+    def on_train_start(self) -> None:
+        self.losses: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss: Any = super().training_step(batch, batch_idx)
+        self.losses.append(float(loss.detach()))
+        return loss
+
+
 def trainer(**options: Any) -> Trainer:
     """A quiet Trainer for as many workers as the environment says."""
     defaults: dict[str, Any] = {

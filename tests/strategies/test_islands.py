@@ -32,7 +32,7 @@ from lightning_gossip import (
 from lightning_gossip.algorithm.work_sharing import EpochPlan
 from tests.strategies.jobs import job, store, survivors
 from tests.strategies.launch import launch
-from tests.strategies.models import Net, flat, loader, samples, trainer
+from tests.strategies.models import OPTIMIZERS, Net, RemembersLosses, flat, loader, samples, trainer
 
 processes = pytest.mark.processes
 MANY = 811
@@ -109,20 +109,9 @@ def test_islands_train_on_each_sample_once_and_end_with_one_model(tmp_path: Path
 
 # -- one island is DDP -------------------------------------------------------------------------------------------------------
 
-OPTIMIZERS = {
-    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
-    "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=0.003),
-}
 
-
-class Losses(Net):
-    def on_train_start(self) -> None:
-        self.losses: list[float] = []
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = super().training_step(batch, batch_idx)
-        self.losses.append(float(loss.detach()))
-        return loss
+class Losses(RemembersLosses, Net):
+    pass
 
 
 def _hashes(optimizer: str, clipped: bool) -> list[tuple[str, list[float]]]:

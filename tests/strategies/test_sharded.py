@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, rand
 from lightning_gossip import ConfigurationError, Outer, ShardedADPSGDStrategy
 from tests.strategies.jobs import job, store, survivors
 from tests.strategies.launch import launch
-from tests.strategies.models import Net, loader, samples, trainer
+from tests.strategies.models import OPTIMIZERS, Net, RemembersLosses, loader, samples, trainer
 from tests.strategies.test_islands import Back, Killed
 
 processes = pytest.mark.processes
@@ -172,20 +172,9 @@ def test_islands_train_on_each_sample_once_and_write_one_model_that_others_load(
 
 # -- one island is FSDP2 -----------------------------------------------------------------------------------------------------
 
-OPTIMIZERS = {
-    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
-    "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=0.003),
-}
 
-
-class Losses(ShardedNet):
-    def on_train_start(self) -> None:
-        self.losses: list[float] = []
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = super().training_step(batch, batch_idx)
-        self.losses.append(float(loss.detach()))
-        return loss
+class Losses(RemembersLosses, ShardedNet):
+    pass
 
 
 def _hashes(optimizer: str, clipped: bool) -> list[tuple[str, list[float]]]:
