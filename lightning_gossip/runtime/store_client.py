@@ -101,13 +101,14 @@ def connect(
     return store
 
 
-def client(host: str, port: int, *, timeout_s: float) -> TCPStore:
+def client(host: str, port: int, *, timeout_s: float, connect_s: float = _NAMES_S) -> TCPStore:
     """A connection with a store that is there; at once an error if it has ended.
 
     Torch would try again and again for twice the time that calls may wait, which may be an hour.
 
     Args:
         timeout_s: how long a call may wait, in seconds.
+        connect_s: after how long torch may not begin another attempt to connect, in seconds.
 
     Raises:
         torch.distributed.DistNetworkError: if nobody listens there.
@@ -116,7 +117,7 @@ def client(host: str, port: int, *, timeout_s: float) -> TCPStore:
         socket.create_connection((host, port), _CONNECT_S).close()
     except OSError as error:
         raise dist.DistNetworkError(f"No store answers at {host}:{port} ({error.strerror or error}).") from error
-    store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=min(_NAMES_S, timeout_s)))
+    store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=min(connect_s, timeout_s)))
     store.set_timeout(timedelta(seconds=timeout_s))
     return store
 

@@ -65,7 +65,7 @@ def reach(address: str, *, timeout_s: float = _CALL_S) -> tuple[Reached, TCPStor
 
     def connect() -> None:
         try:
-            found.append(client(host, port, timeout_s=timeout_s))
+            found.append(client(host, port, timeout_s=timeout_s, connect_s=_ANSWER_S))
         except dist.DistError as error:
             log.debug("no store answers at %s: %s", address, error)
 
