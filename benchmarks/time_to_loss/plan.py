@@ -12,7 +12,7 @@ from benchmarks.time_to_loss.task import RATES_MBIT, Condition
 LRS = (2e-3, 4e-3, 8e-3, 1.6e-2)  # of DDP
 SEEDS = (0, 1, 2)
 HOSTS = (4, 8)
-LONGER = 1.5
+LONGER = 3.0
 SHOWN_MBIT = 200  # of the first picture
 TUNED_AT = Condition(HOSTS[0], SHOWN_MBIT, "equal")
 
@@ -63,16 +63,20 @@ def planned(results: Results, *, seeds: tuple[int, ...] = SEEDS) -> Iterator[Run
     diloco = tuned_diloco(results)
     if diloco is None:
         return
+    yield Run("adpsgd_int8", tuned_lr(results, "adpsgd_int8") or lr, LONGER, TUNED_AT, TUNING_SEED)
     rows = [*((name, tuned_lr(results, name) or lr) for name in CONTENDERS), diloco]
     asynchronous = [(name, rate) for name, rate in rows if not KNOWN[name].waits]
     for seed in seeds:
-        yield from _on_links(rows, 1.0, few, "equal", seed, RATES_MBIT)
-        yield from _on_links(asynchronous, 1.0, few, "slow_worker", seed, [SHOWN_MBIT])
+        yield from _on_links(rows, 1.0, few, "equal", seed, [SHOWN_MBIT])
+        yield from _on_links(asynchronous[:2], 1.0, few, "slow_worker", seed, [SHOWN_MBIT])
     for seed in seeds:
-        yield from _on_links(rows, LONGER, few, "equal", seed, [SHOWN_MBIT])
+        yield from _on_links(asynchronous[:2], LONGER, few, "equal", seed, [SHOWN_MBIT])
     for seed in seeds:
+        yield from _on_links(asynchronous, 1.0, few, "equal", seed, RATES_MBIT)
         yield from _on_links(asynchronous, 1.0, few, "slow_worker", seed, RATES_MBIT)
         yield from _on_links(asynchronous, 1.0, few, "slow_link", seed, RATES_MBIT)
+    for seed in seeds:
+        yield from _on_links(rows, LONGER, few, "equal", seed, [SHOWN_MBIT])
     for seed in seeds:
         yield from _on_links(rows, 1.0, HOSTS[1], "equal", seed, RATES_MBIT)
         yield from _on_links(asynchronous, 1.0, HOSTS[1], "slow_worker", seed, RATES_MBIT)

@@ -14,6 +14,7 @@ from typing import Any
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import default_collate
 
 from lightning_gossip import ConfigurationError
@@ -149,7 +150,8 @@ def _configured(module: LightningModule) -> tuple[Optimizer, list[dict[str, Any]
         ) from error
     schedulers: Any = []
     if isinstance(made, Mapping):
-        made, schedulers = made["optimizer"], made.get("lr_scheduler", [])
+        schedulers = made.get("lr_scheduler", [])
+        made = made["optimizer"]
     elif isinstance(made, (list, tuple)) and len(made) == 2 and isinstance(made[0], (list, tuple)):
         made, schedulers = made
     optimizers = list(made) if isinstance(made, (list, tuple)) else [made]
@@ -157,7 +159,7 @@ def _configured(module: LightningModule) -> tuple[Optimizer, list[dict[str, Any]
         raise ConfigurationError(f"{type(module).__name__} has not one optimizer, as is simulated; {TIMES_ONLY}.")
     schedulers = list(schedulers) if isinstance(schedulers, (list, tuple)) else [schedulers]
     schedules = [dict(one) if isinstance(one, Mapping) else {"scheduler": one} for one in schedulers]
-    if any("monitor" in one or one.get("reduce_on_plateau") for one in schedules):
+    if any(isinstance(one["scheduler"], ReduceLROnPlateau) or one.get("reduce_on_plateau") for one in schedules):
         raise ConfigurationError(f"a schedule of {type(module).__name__} follows a metric, which is not simulated; {TIMES_ONLY}.")
     return optimizers[0], schedules
 
