@@ -23,7 +23,8 @@ class Contender:
         marker: in figures, so that no line needs its colour.
         strategy: makes it.
         waits: for all others in all that it does, so that its models do not depend on how long that takes.
-        factors: of DDP's learning rate, that are tried beside it.
+        factors: of DDP's learning rate, that are tried; it has DDP's own without any.
+        second: is run when the others have been.
         like: has the learning rate of this contender, and tries none.
     """
 
@@ -32,7 +33,8 @@ class Contender:
     marker: str
     strategy: Callable[[], Strategy]
     waits: bool = False
-    factors: tuple[float, ...] = (0.5,)
+    factors: tuple[float, ...] = (1.0, 0.5)
+    second: bool = False
     like: str | None = None
 
 
@@ -52,13 +54,13 @@ _ADAPTIVE = AdaptivePeriod(warmup_epochs=0)  # a run is one epoch
 REFERENCE = "ddp"
 CONTENDERS = {
     "ddp": Contender("DDP", _VERMILION, "o", AllReduce, waits=True, factors=()),
-    "ddp_bf16": Contender("DDP, bf16 gradients", _ORANGE, "o", hooks.Bfloat16, waits=True, factors=()),
-    "ddp_powersgd": Contender(f"DDP, PowerSGD rank {_RANK}", _ORANGE, "s", _power_sgd, waits=True, factors=()),
+    "ddp_bf16": Contender("DDP, bf16 gradients", _ORANGE, "o", hooks.Bfloat16, waits=True, factors=(), second=True),
+    "ddp_powersgd": Contender(f"DDP, PowerSGD rank {_RANK}", _ORANGE, "s", _power_sgd, waits=True, factors=(), second=True),
     "periodic": Contender(f"averaging every {PERIOD}", _SKY, "o", _averaging(), waits=True),
     "periodic_outer": Contender(
-        f"averaging every {PERIOD}, outer (1, .5)", _SKY, "s", _averaging(outer=Outer()), waits=True
+        f"averaging every {PERIOD}, outer (1, .5)", _SKY, "s", _averaging(outer=Outer()), waits=True, second=True
     ),
-    "adaptive": Contender("adaptive averaging", _BLUE, "o", _averaging(period=_ADAPTIVE), waits=True, like="periodic"),
+    "adaptive": Contender("adaptive averaging", _BLUE, "o", _averaging(period=_ADAPTIVE), waits=True, like="periodic", second=True),
     "adaptive_outer": Contender(
         "adaptive averaging, outer (1, .5)",
         _BLUE,
@@ -66,12 +68,13 @@ CONTENDERS = {
         _averaging(period=_ADAPTIVE, outer=Outer()),
         waits=True,
         like="periodic_outer",
+        second=True,
     ),
     "diloco": Contender("DiLoCo, H = 50, (.7, .9)", _PURPLE, "o", DiLoCo, waits=True),
     "adpsgd": Contender("AD-PSGD", _GREEN, "o", ADPSGD),
     "adpsgd_int8": Contender("AD-PSGD, int8", _GREEN, "s", lambda: ADPSGD(wire="int8")),
     "adpsgd_few": Contender(
-        "AD-PSGD, int8, 3 exchanges in 50 steps", _GREEN, "D", lambda: ADPSGD(wire="int8", exchanges_per_step=0.06)
+        "AD-PSGD, int8, 3 exchanges in 50 steps", _GREEN, "D", lambda: ADPSGD(wire="int8", exchanges_per_step=0.06), second=True
     ),
     "noloco": Contender("AD-PSGD, outer (1, .5): noloco", _GREEN, "^", NoLoCo),
 }
@@ -80,7 +83,7 @@ CONTENDERS = {
 
 def _diloco(period: int, outer: Outer) -> Contender:
     label = f"DiLoCo, H = {period}, ({outer.lr:.2g}, {outer.momentum:.2g})".replace("0.", ".")
-    return Contender(label, _PURPLE, "s", lambda: DiLoCo(period=period, outer=outer), waits=True)
+    return Contender(label, _PURPLE, "s", lambda: DiLoCo(period=period, outer=outer), waits=True, factors=(0.5,))
 
 
 GRID = {  # the best of them is DiLoCo as it is tuned here

@@ -58,7 +58,7 @@ def planned(results: Results, *, seeds: tuple[int, ...] = SEEDS) -> Iterator[Run
         return
     for name, contender in KNOWN.items():
         if contender.like is None and name != REFERENCE and contender.factors:
-            for factor in (1.0, *contender.factors):
+            for factor in contender.factors:
                 yield Run(name, lr * factor, 1.0, TUNED_AT, TUNING_SEED)
     diloco = tuned_diloco(results)
     if diloco is None:
@@ -67,8 +67,10 @@ def planned(results: Results, *, seeds: tuple[int, ...] = SEEDS) -> Iterator[Run
     rows = [*((name, tuned_lr(results, name) or lr) for name in CONTENDERS), diloco]
     asynchronous = [(name, rate) for name, rate in rows if not KNOWN[name].waits]
     for seed in seeds:
-        yield from _on_links(rows, 1.0, few, "equal", seed, [SHOWN_MBIT])
+        yield from _on_links([row for row in rows if not KNOWN[row[0]].second], 1.0, few, "equal", seed, [SHOWN_MBIT])
         yield from _on_links(asynchronous[:2], 1.0, few, "slow_worker", seed, [SHOWN_MBIT])
+    for seed in seeds:
+        yield from _on_links(rows, 1.0, few, "equal", seed, [SHOWN_MBIT])
     for seed in seeds:
         yield from _on_links(asynchronous[:2], LONGER, few, "equal", seed, [SHOWN_MBIT])
     for seed in seeds:
