@@ -18,9 +18,7 @@ from benchmarks.network.workload import BATCH_SIZE, COMPUTE_S, Work, loss_of, sh
 WARM_UP = 3  # steps in which connections are made
 
 
-def measures(
-    folder: Path, work: Work, workers: int, slow_worker: float = 1.0, compute_s: float = COMPUTE_S
-) -> dict[str, Any]:
+def measures(folder: Path, work: Work, workers: int, slow_worker: float = 1.0, compute_s: float = COMPUTE_S) -> dict[str, Any]:
     """All of them.
 
     Args:
@@ -43,9 +41,7 @@ def measures(
     }
 
 
-def ideal_rates(
-    workers: int, slow_worker: float, compute_s: float = COMPUTE_S, batch_size: int = BATCH_SIZE
-) -> list[float]:
+def ideal_rates(workers: int, slow_worker: float, compute_s: float = COMPUTE_S, batch_size: int = BATCH_SIZE) -> list[float]:
     """Samples a second of each worker if nobody waited and nothing but computing took time."""
     slowdowns = [1.0] * (workers - 1) + [slow_worker]
     return [batch_size / (compute_s * slowdown) for slowdown in slowdowns]

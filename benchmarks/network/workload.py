@@ -41,7 +41,9 @@ def digits() -> Data:
 def sequences(length: int = 64, characters: int = 1_000_000, tested: int = 128) -> Data:
     """Of the text that char_gpt learns: to train on; some to test on, and what follows each byte."""
     data = TextData(max_characters=characters, sequence_length=length)
-    train, test = ([part[index] for index in range(count)] for part, count in ((data.train, len(data.train)), (data.test, tested)))
+    train, test = (
+        [part[index] for index in range(count)] for part, count in ((data.train, len(data.train)), (data.test, tested))
+    )
     return TensorDataset(*map(torch.stack, zip(*train, strict=True))), list(map(torch.stack, zip(*test, strict=True)))
 
 

@@ -26,14 +26,16 @@ def options() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.minutes is not None and arguments.minutes <= 0:
         parser.error("--minutes must be above 0")
-    arguments.output = arguments.output or (ROOT / "outputs" / "benchmarks" if arguments.quick else RESULTS) / "time_to_loss.json"
+    arguments.output = (
+        arguments.output or (ROOT / "outputs" / "benchmarks" if arguments.quick else RESULTS) / "time_to_loss.json"
+    )
     return arguments
 
 
 def measure(results: Results, *, seeds: tuple[int, ...], minutes: float | None) -> None:
     """All runs that are not there yet."""
     began_s, made = time.monotonic(), 0
-    while (missing := [run for run in planned(results, seeds=seeds) if not results.has(run)]):
+    while missing := [run for run in planned(results, seeds=seeds) if not results.has(run)]:
         passed_s = time.monotonic() - began_s
         if minutes is not None and passed_s > 60 * minutes:
             console.print(f"{len(missing)} runs or more are left; the same command goes on with them.")

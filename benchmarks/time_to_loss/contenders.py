@@ -60,7 +60,9 @@ CONTENDERS = {
     "periodic_outer": Contender(
         f"averaging every {PERIOD}, outer (1, .5)", _SKY, "s", _averaging(outer=Outer()), waits=True, second=True
     ),
-    "adaptive": Contender("adaptive averaging", _BLUE, "o", _averaging(period=_ADAPTIVE), waits=True, like="periodic", second=True),
+    "adaptive": Contender(
+        "adaptive averaging", _BLUE, "o", _averaging(period=_ADAPTIVE), waits=True, like="periodic", second=True
+    ),
     "adaptive_outer": Contender(
         "adaptive averaging, outer (1, .5)",
         _BLUE,
@@ -78,7 +80,6 @@ CONTENDERS = {
     ),
     "noloco": Contender("AD-PSGD, outer (1, .5): noloco", _GREEN, "^", NoLoCo),
 }
-
 
 
 def _diloco(period: int, outer: Outer) -> Contender:

@@ -18,7 +18,18 @@ from typing import Any
 from benchmarks.harness import RESULTS, print_table, write_results
 from benchmarks.network.workload import WORKS
 from benchmarks.time_to_loss.task import SLOW_WORKER
-from lightning_gossip.simulation import ADPSGD, AllReduce, Cluster, Constant, Epochs, Links, Quadratic, Recording, Strategy, simulate
+from lightning_gossip.simulation import (
+    ADPSGD,
+    AllReduce,
+    Cluster,
+    Constant,
+    Epochs,
+    Links,
+    Quadratic,
+    Recording,
+    Strategy,
+    simulate,
+)
 
 _STRATEGIES: dict[str, Strategy] = {  # the emulated device computes before the backward pass, so that nothing overlaps
     "ddp": AllReduce(overlap=False),
@@ -54,7 +65,9 @@ def virtual(run: dict[str, Any], workers: int, compute_s: float) -> tuple[float,
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.time_to_loss.reality", description="Virtual beside real time.")
-    parser.add_argument("--runs", type=Path, default=RESULTS / "network_char_gpt.json", help="what benchmarks.network has written")
+    parser.add_argument(
+        "--runs", type=Path, default=RESULTS / "network_char_gpt.json", help="what benchmarks.network has written"
+    )
     found = json.loads(parser.parse_args().runs.read_text())
     workers, compute_s = found["settings"]["workers"], found["settings"]["compute_s"]
     rows = []

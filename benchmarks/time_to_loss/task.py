@@ -1,8 +1,8 @@
 """What is trained, and what it stands for.
 
-The model that learns is small, so that a run is some ten seconds of one core; what takes virtual time, a step's computing and the
-bytes of a model on its way, is a large one's: GPT-2 with 124,439,808 parameters in float32, on an A10 that makes 40 % of its
-125 TFLOP/s with 123 k tokens a step, 6 · 124.4e6 · 123e3 / 50e12 = 1.8 s (reckoned, not measured).
+The model that learns is small, so that a run is some ten seconds of one core. What takes virtual time, a step's computing and
+the bytes of a model on its way, is a large one's: GPT-2 with 124,439,808 parameters in float32, on an A10 that makes 40 % of
+its 125 TFLOP/s with 123 k tokens a step, 6 · 124.4e6 · 123e3 / 50e12 = 1.8 s (reckoned, not measured).
 """
 
 from __future__ import annotations

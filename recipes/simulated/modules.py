@@ -65,7 +65,7 @@ def trained(
 
     def quiet() -> LightningModule:
         module = build()
-        module.log = module.log_dict = _say_nothing  # type: ignore[method-assign, assignment]
+        module.log = module.log_dict = _say_nothing  # type: ignore[method-assign]
         return module
 
     reference = quiet()
@@ -75,9 +75,7 @@ def trained(
     optimizer, schedulers = _configured(reference)
     names = {id(parameter): name for name, parameter in reference.named_parameters()}
     order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
-    groups = [
-        (sum(parameter.numel() for parameter in group["params"]), _settings(group)) for group in optimizer.param_groups
-    ]
+    groups = [(sum(parameter.numel() for parameter in group["params"]), _settings(group)) for group in optimizer.param_groups]
     training = data.train_dataloader()
     samples, collate = training.dataset, training.collate_fn or default_collate
     if not hasattr(samples, "__getitem__") or not hasattr(samples, "__len__"):
@@ -160,7 +158,9 @@ def _configured(module: LightningModule) -> tuple[Optimizer, list[dict[str, Any]
     schedulers = list(schedulers) if isinstance(schedulers, (list, tuple)) else [schedulers]
     schedules = [dict(one) if isinstance(one, Mapping) else {"scheduler": one} for one in schedulers]
     if any(isinstance(one["scheduler"], ReduceLROnPlateau) or one.get("reduce_on_plateau") for one in schedules):
-        raise ConfigurationError(f"a schedule of {type(module).__name__} follows a metric, which is not simulated; {TIMES_ONLY}.")
+        raise ConfigurationError(
+            f"a schedule of {type(module).__name__} follows a metric, which is not simulated; {TIMES_ONLY}."
+        )
     return optimizers[0], schedules
 
 

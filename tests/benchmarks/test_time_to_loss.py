@@ -152,7 +152,14 @@ def entry(contender: str, seed: int, losses: list[float], *, lr: float = 4e-3, h
         "gb": [100.0 * place for place in range(len(losses))],
     }
     run = Run(contender, lr, 1.0, CALM, seed)
-    return {**run.described(), "ended": "done", "exchanges_per_step": None, "topology": None, "averagings": None, "curve": curve}
+    return {
+        **run.described(),
+        "ended": "done",
+        "exchanges_per_step": None,
+        "topology": None,
+        "averagings": None,
+        "curve": curve,
+    }
 
 
 def filled(path: Path) -> Results:

@@ -68,7 +68,10 @@ def test_the_schedules_of_lightning_s_forms_are_followed() -> None:
         "alone": (lambda module, optimizer: optimizer, [1.0] * 6),
         "by epochs": (lambda module, optimizer: ([optimizer], [half(optimizer)]), [1, 1, 0.5, 0.5, 0.25, 0.25]),
         "by steps": (
-            lambda module, optimizer: {"optimizer": optimizer, "lr_scheduler": {"scheduler": half(optimizer), "interval": "step"}},
+            lambda module, optimizer: {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": half(optimizer), "interval": "step"},
+            },
             [1, 0.5, 0.25, 0.125, 0.0625, 0.03125],
         ),
         "every other step": (
@@ -121,7 +124,7 @@ def test_a_module_that_steps_by_itself_is_refused() -> None:
 
 
 def test_ddp_of_char_gpt_has_the_losses_of_a_plain_loop() -> None:
-    """AdamW in two groups, warm-up and cosine, clipping of the mean gradient: as Lightning trains it with one process's batch."""
+    """AdamW in two groups, warm-up and cosine, clipping of the mean gradient."""
     steps, workers = 12, 2
     data = TextData(max_characters=20_000, sequence_length=16, batch_size=3)
     data.setup("fit")

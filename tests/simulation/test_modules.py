@@ -40,7 +40,9 @@ def loss(module: nn.Module, batch: Sequence[int]) -> Tensor:
 
 
 def objective(build: Any = net, **options: Any) -> ModuleObjective:
-    return ModuleObjective(build, loss, samples=40, batch=lambda indices: indices, held_out=[range(20), range(20, 40)], **options)
+    return ModuleObjective(
+        build, loss, samples=40, batch=lambda indices: indices, held_out=[range(20), range(20, 40)], **options
+    )
 
 
 def generators(number: int) -> list[np.random.Generator]:
@@ -106,7 +108,9 @@ def test_running_statistics_are_moved_by_forward_passes_and_by_no_optimizer() ->
     assert torch.equal(models.x[0, -10:], torch.cat([torch.zeros(5), torch.ones(5)]))
 
 
-def adam(problem: ModuleObjective, *, lr: float, steps: int = 1, clip_norm: float | None = None, **options: Any) -> TorchOptimizer:
+def adam(
+    problem: ModuleObjective, *, lr: float, steps: int = 1, clip_norm: float | None = None, **options: Any
+) -> TorchOptimizer:
     groups = [(SIZES[0], {"lr": lr, **options}), (problem.numel - problem.statistics - SIZES[0], {"lr": lr / 2, **options})]
     lrs = [lr * (1.0 - step / steps) for step in range(steps)]
     return TorchOptimizer(kind=torch.optim.AdamW, groups=groups, lrs=lrs, clip_norm=clip_norm)

@@ -65,7 +65,9 @@ class ModuleObjective(Objective):
         dtypes = {tensor.dtype for tensor in (*self._parameters, *self._buffers)}
         if not self._parameters or len(dtypes) > 1:
             found = "none" if not self._parameters else " and ".join(sorted(map(str, dtypes)))
-            raise ConfigurationError(f"a module is simulated whose trained values are of one type, and this one's are: {found}.")
+            raise ConfigurationError(
+                f"a module is simulated whose trained values are of one type, and this one's are: {found}."
+            )
         (self.dtype,) = dtypes
         self._sizes = [parameter.numel() for parameter in self._parameters]
         self.statistics = sum(buffer.numel() for buffer in self._buffers)
@@ -132,7 +134,7 @@ class ModuleObjective(Objective):
             start += buffer.numel()
 
     def _parts(self, model: Tensor) -> list[Tensor]:
-        parts = model[: self.numel - self.statistics].split(self._sizes)
+        parts = torch.split(model[: self.numel - self.statistics], self._sizes)
         return [part.view_as(parameter) for part, parameter in zip(parts, self._parameters, strict=True)]
 
     def _flat_buffers(self) -> Tensor:

@@ -121,7 +121,7 @@ class StackedTorch(StackedOptimizer):
             for elements, settings in self._options.groups:
                 groups.append({**settings, "params": [self._models[first:end, start : start + elements]]})
                 start += elements
-            self._optimizers[first, end] = self._options.kind(groups)
+            self._optimizers[first, end] = self._options.kind(groups)  # type: ignore[call-arg]
         return self._optimizers[first, end]
 
     def _clipped(self, gradient: Tensor) -> Tensor:
@@ -129,4 +129,5 @@ class StackedTorch(StackedOptimizer):
         if self._options.clip_norm is None:
             return gradient
         norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
-        return gradient * (self._options.clip_norm / (norms + _CLIP_EPSILON)).clamp_(max=1.0)
+        clipped: Tensor = gradient * (self._options.clip_norm / (norms + _CLIP_EPSILON)).clamp_(max=1.0)
+        return clipped
