@@ -13,6 +13,7 @@ LRS = (2e-3, 4e-3, 8e-3, 1.6e-2)  # of DDP
 SEEDS = (0, 1, 2)
 HOSTS = (4, 8)
 LONGER = 3.0
+LONG = ("ddp", "adpsgd_int8")
 SHOWN_MBIT = 200  # of the first picture
 TUNED_AT = Condition(HOSTS[0], SHOWN_MBIT, "equal")
 
@@ -66,13 +67,16 @@ def planned(results: Results, *, seeds: tuple[int, ...] = SEEDS) -> Iterator[Run
     yield Run("adpsgd_int8", tuned_lr(results, "adpsgd_int8") or lr, LONGER, TUNED_AT, TUNING_SEED)
     rows = [*((name, tuned_lr(results, name) or lr) for name in CONTENDERS), diloco]
     asynchronous = [(name, rate) for name, rate in rows if not KNOWN[name].waits]
+    first = [row for row in rows if not KNOWN[row[0]].second]
+    longer = [row for row in rows if row[0] in LONG]
     for seed in seeds:
-        yield from _on_links([row for row in rows if not KNOWN[row[0]].second], 1.0, few, "equal", seed, [SHOWN_MBIT])
+        yield from _on_links(first, 1.0, few, "equal", seed, [SHOWN_MBIT])
         yield from _on_links(asynchronous[:2], 1.0, few, "slow_worker", seed, [SHOWN_MBIT])
+        yield from _on_links(longer[1:], LONGER, few, "equal", seed, [SHOWN_MBIT])
     for seed in seeds:
         yield from _on_links(rows, 1.0, few, "equal", seed, [SHOWN_MBIT])
-    for seed in seeds:
-        yield from _on_links(asynchronous[:2], LONGER, few, "equal", seed, [SHOWN_MBIT])
+        yield from _on_links(asynchronous[:2], 1.0, few, "equal", seed, RATES_MBIT)
+        yield from _on_links(longer, LONGER, few, "equal", seed, [SHOWN_MBIT])
     for seed in seeds:
         yield from _on_links(asynchronous, 1.0, few, "equal", seed, RATES_MBIT)
         yield from _on_links(asynchronous, 1.0, few, "slow_worker", seed, RATES_MBIT)

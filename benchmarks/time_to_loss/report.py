@@ -20,8 +20,9 @@ from lightning_gossip.simulation.cluster.collective_costs import all_reduce_byte
 
 _HAS_ONE_MODEL = ("ddp", "ddp_bf16", "ddp_powersgd")
 _CAPTION = (
-    "hours, GB: virtual, of a host, to the target: the mean of the losses with which DDP's seeds end, plus their standard"
-    " deviation; medians of the seeds that reach it, in brackets how many do; below it: how many reach the mean minus it."
+    "Virtual hours; GB that a host sends. Half: to the mean of DDP's losses in the middle of its schedule. End: to the mean of"
+    " those with which its seeds end, plus their standard deviation; medians of the seeds that come there, in brackets how many"
+    " do; below: how many come to the mean minus it. × sooner, × fewer bytes: than DDP."
 )
 
 
@@ -41,10 +42,12 @@ class Targets:
     Args:
         mean: of the losses with which DDP's seeds end.
         deviation: of these.
+        half: mean of its losses in the middle of the schedule.
     """
 
     mean: float
     deviation: float
+    half: float
 
     @property
     def within(self) -> float:
@@ -64,10 +67,12 @@ def reported(results: Results, **wanted: Any) -> list[Entry]:
 
 def targets(results: Results, hosts: int) -> Targets | None:
     """Of DDP's runs, which are the same on all links; None with fewer than two."""
-    finals = {run["seed"]: run["curve"]["loss"][-1] for run in reported(results, contender=REFERENCE, hosts=hosts)}
-    if len(finals) < 2:
+    curves = {run["seed"]: run["curve"] for run in reported(results, contender=REFERENCE, hosts=hosts, length=1.0)}
+    if len(curves) < 2:
         return None
-    return Targets(statistics.fmean(finals.values()), statistics.stdev(finals.values()))
+    finals = [curve["loss"][-1] for curve in curves.values()]
+    halves = [float(np.interp(curve["steps"][-1] / 2, curve["steps"], curve["loss"])) for curve in curves.values()]
+    return Targets(statistics.fmean(finals), statistics.stdev(finals), statistics.fmean(halves))
 
 
 def reached(run: Entry, target: float) -> Reached | None:
@@ -103,6 +108,7 @@ class Row:
         length: samples over DDP's.
         runs: one a seed.
         hits: of those that reach the target.
+        half: of those that reach DDP's loss half-way.
         below: how many reach the mean minus the spread.
     """
 
@@ -111,6 +117,7 @@ class Row:
     length: float
     runs: list[Entry]
     hits: list[Reached]
+    half: list[Reached]
     below: int
 
     @property
@@ -118,9 +125,10 @@ class Row:
         """At the end, by seed."""
         return [run["curve"]["loss"][-1] for run in self.runs]
 
-    def median(self, of: str) -> float | None:
-        """Of the seeds that reach the target."""
-        return statistics.median(getattr(hit, of) for hit in self.hits) if self.hits else None
+    def median(self, of: str, *, half: bool = False) -> float | None:
+        """Of the seeds that reach the target, or DDP's loss half-way."""
+        hits = self.half if half else self.hits
+        return statistics.median(getattr(hit, of) for hit in hits) if hits else None
 
 
 def rows(results: Results, condition: Condition, target: Targets) -> list[Row]:
@@ -132,9 +140,11 @@ def rows(results: Results, condition: Condition, target: Targets) -> list[Row]:
     names = list(KNOWN)
     made = []
     for (name, length, lr), runs in sorted(found.items(), key=lambda item: (names.index(item[0][0]), item[0][1:])):
-        hits = [hit for run in runs if (hit := reached(run, target.within)) is not None]
+        hits, half = (
+            [hit for run in runs if (hit := reached(run, loss)) is not None] for loss in (target.within, target.half)
+        )
         below = sum(min(run["curve"]["loss"]) <= target.below for run in runs)
-        made.append(Row(name, lr, length, runs, hits, below))
+        made.append(Row(name, lr, length, runs, hits, half, below))
     return made
 
 
@@ -155,33 +165,35 @@ def show(results: Results, hosts: int) -> None:
         condition = Condition(hosts, -negative, scenario)
         found = rows(results, condition, target)
         reference = next(row for row in found if row.contender == REFERENCE and row.length == 1.0)
-        title = f"{hosts} hosts, {condition.rate_mbit:g} Mb/s, {SCENARIOS[scenario]}; target {target.within:.4f}"
-        columns = ("", "lr", "loss at the end", "exch. a step", "hours", "× sooner", "steps", "GB", "× fewer", "below")
+        title = (
+            f"{hosts} hosts, {condition.rate_mbit:g} Mb/s, {SCENARIOS[scenario]}; half: {target.half:.4f}, end: {target.mean:.4f}"
+            f" ± {target.deviation:.4f}"
+        )
+        columns = ["", "lr", "loss at the end", "exch. a step", "hours", "GB"]
+        columns += ["half: × sooner", "× fewer", "end: hours", "× sooner", "× fewer", "below"]
         print_table(title, columns, [_cells(row, reference) for row in found], caption=_CAPTION)
 
 
 def _cells(row: Row, reference: Row) -> list[str]:
-    hours = row.median("s")
     exchanges = [run["exchanges_per_step"] for run in row.runs if run["exchanges_per_step"]]
+    hours, gigabytes = (statistics.fmean(run["curve"][key][-1] for run in row.runs) for key in ("s", "gb"))
     cells = [label(row), f"{row.lr:g}", spread(row.loss), f"{statistics.fmean(exchanges):.2f}" if exchanges else "–"]
-    if hours is None:
-        return [*cells, f"never (0 of {len(row.runs)})", "–", "–", "–", "–", str(row.below)]
-    sooner, fewer = ratio(reference, row, "s"), ratio(reference, row, "gb")
-    return [
-        *cells,
-        f"{hours / 3600:.2f} ({len(row.hits)} of {len(row.runs)})",
-        f"{sooner:.1f}",
-        f"{row.median('steps'):.0f}",
-        f"{row.median('gb'):.1f}",
-        f"{fewer:.0f}",
-        str(row.below),
-    ]
+    cells += [f"{hours / 3600:.2f}", f"{gigabytes:.1f}"]
+    cells += [_ratio(reference, row, "s", half=True), _ratio(reference, row, "gb", half=True)]
+    end_s = row.median("s")
+    cells.append(f"{'never' if end_s is None else f'{end_s / 3600:.2f}'} ({len(row.hits)}/{len(row.runs)})")
+    return [*cells, _ratio(reference, row, "s"), _ratio(reference, row, "gb"), str(row.below)]
 
 
-def ratio(reference: Row, row: Row, of: str) -> float:
-    """How many times less than the reference, medians of those that reach the target; not a number if either never does."""
-    ours, theirs = row.median(of), reference.median(of)
-    return theirs / ours if ours and theirs else float("nan")
+def _ratio(reference: Row, row: Row, of: str, *, half: bool = False) -> str:
+    found = ratio(reference, row, of, half=half)
+    return "–" if found is None else f"{found:.1f}"
+
+
+def ratio(reference: Row, row: Row, of: str, *, half: bool = False) -> float | None:
+    """How many times less than the reference, medians of the seeds that come there; None if none of either does."""
+    ours, theirs = row.median(of, half=half), reference.median(of, half=half)
+    return theirs / ours if ours and theirs else None
 
 
 def plot(results: Results, hosts: int, scenario: str, path: Path) -> None:

@@ -191,10 +191,14 @@ def test_rows_count_the_seeds_that_reach_the_target(tmp_path: Path, capsys: pyte
     assert target is not None
     ddp, gossip = rows(results, CALM, target)
     assert (len(ddp.hits), len(gossip.hits), ddp.below, gossip.below) == (3, 1, 1, 1)
-    assert ratio(ddp, gossip, "s") > 10
+    sooner = ratio(ddp, gossip, "s")
+    assert sooner is not None
+    assert sooner > 10
+    assert target.half == pytest.approx(3.0)
+    assert len(gossip.half) == 2
     show(results, 4)
     said = capsys.readouterr().out
-    assert "1 of 2" in said
+    assert "(1/2)" in said
     assert "AD-PSGD" in said
     plot(results, 4, "equal", tmp_path / "p.png")
     assert (tmp_path / "p.png").stat().st_size > 10_000
