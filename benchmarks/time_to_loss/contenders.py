@@ -56,7 +56,7 @@ CONTENDERS = {
     "ddp": Contender("DDP", _VERMILION, "o", AllReduce, waits=True, factors=()),
     "ddp_bf16": Contender("DDP, bf16 gradients", _ORANGE, "o", hooks.Bfloat16, waits=True, factors=(), second=True),
     "ddp_powersgd": Contender(f"DDP, PowerSGD rank {_RANK}", _ORANGE, "s", _power_sgd, waits=True, factors=(), second=True),
-    "periodic": Contender(f"averaging every {PERIOD}", _SKY, "o", _averaging(), waits=True),
+    "periodic": Contender(f"averaging every {PERIOD}", _SKY, "o", _averaging(), waits=True, second=True),
     "periodic_outer": Contender(
         f"averaging every {PERIOD}, outer (1, .5)", _SKY, "s", _averaging(outer=Outer()), waits=True, second=True
     ),

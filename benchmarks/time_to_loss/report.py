@@ -140,9 +140,7 @@ def rows(results: Results, condition: Condition, target: Targets) -> list[Row]:
     names = list(KNOWN)
     made = []
     for (name, length, lr), runs in sorted(found.items(), key=lambda item: (names.index(item[0][0]), item[0][1:])):
-        hits, half = (
-            [hit for run in runs if (hit := reached(run, loss)) is not None] for loss in (target.within, target.half)
-        )
+        hits, half = ([hit for run in runs if (hit := reached(run, loss)) is not None] for loss in (target.within, target.half))
         below = sum(min(run["curve"]["loss"]) <= target.below for run in runs)
         made.append(Row(name, lr, length, runs, hits, half, below))
     return made
@@ -166,8 +164,8 @@ def show(results: Results, hosts: int) -> None:
         found = rows(results, condition, target)
         reference = next(row for row in found if row.contender == REFERENCE and row.length == 1.0)
         title = (
-            f"{hosts} hosts, {condition.rate_mbit:g} Mb/s, {SCENARIOS[scenario]}; half: {target.half:.4f}, end: {target.mean:.4f}"
-            f" ± {target.deviation:.4f}"
+            f"{hosts} hosts, {condition.rate_mbit:g} Mb/s, {SCENARIOS[scenario]}; half: {target.half:.4f},"
+            f" end: {target.mean:.4f} ± {target.deviation:.4f}"
         )
         columns = ["", "lr", "loss at the end", "exch. a step", "hours", "GB"]
         columns += ["half: × sooner", "× fewer", "end: hours", "× sooner", "× fewer", "below"]
