@@ -66,17 +66,18 @@ def planned(results: Results, *, seeds: tuple[int, ...] = SEEDS) -> Iterator[Run
     rows = [*((name, tuned_lr(results, name) or lr) for name in CONTENDERS), diloco]
     asynchronous = [(name, rate) for name, rate in rows if not KNOWN[name].waits]
     first = [row for row in rows if not KNOWN[row[0]].second]
+    unseen = [row for row in rows if not results.of(contender=row[0], hosts=few)]
     shown = [row for row in rows if row[0] == SHOWN]
     yield from (Run(REFERENCE, lr, 1.0, TUNED_AT, seed) for seed in seeds)
+    yield from _on_links(shown, LONGER, few, "slow_worker", seeds[0], [SHOWN_MBIT])
     for seed in seeds:
-        yield from _on_links(shown, 1.0, few, "equal", seed, [SHOWN_MBIT])
-        yield from _on_links(shown, LONGER, few, "equal", seed, [SHOWN_MBIT])
+        for length in (1.0, LONGER):
+            yield from _on_links(shown, length, few, "equal", seed, [SHOWN_MBIT])
+    for seed in seeds:
+        yield from _on_links([*unseen, *first, *rows], 1.0, few, "equal", seed, [SHOWN_MBIT])
         yield from _on_links(shown, LONGER, few, "slow_worker", seed, [SHOWN_MBIT])
     for seed in seeds:
-        yield from _on_links(first, 1.0, few, "equal", seed, [SHOWN_MBIT])
-    for seed in seeds:
         yield from _on_links(shown, LONGER, few, "equal", seed, RATES_MBIT)
-        yield from _on_links(rows, 1.0, few, "equal", seed, [SHOWN_MBIT])
         yield from _on_links(rows[:1], LONGER, few, "equal", seed, [SHOWN_MBIT])
     for seed in seeds:
         yield from _on_links(asynchronous, 1.0, few, "equal", seed, RATES_MBIT)
