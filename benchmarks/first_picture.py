@@ -37,16 +37,15 @@ def draw(learned: Results, straggler: dict[str, Any], path: Path) -> Path:
         hours, losses = (np.array([curve[key][:points] for curve in curves]) for key in ("s", "loss"))
         at = hours.mean(0)[1:] / 3600
         contender = KNOWN[name]
-        left.plot(
-            at, losses.mean(0)[1:], color=contender.colour, marker=contender.marker, ms=4, markevery=3, label=contender.label
-        )
+        said = contender.label + ("" if length == 1.0 else f", {length:g} × the samples")
+        left.plot(at, losses.mean(0)[1:], color=contender.colour, marker=contender.marker, ms=4, markevery=3, label=said)
         left.fill_between(at, losses.min(0)[1:], losses.max(0)[1:], color=contender.colour, alpha=0.2, lw=0)
     target = targets(learned, _HOSTS)
     if target is not None:
         left.axhline(target.mean, color="black", lw=0.8, ls=":")
     left.set(
         title=f"{SHOWN_MBIT} Mb/s, one of four workers 4× slower",
-        xlabel="hours of training",
+        xlabel="virtual hours of training",
         ylabel="held-out loss, nats a byte",
     )
     left.set(xscale="log")

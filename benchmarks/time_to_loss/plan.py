@@ -73,6 +73,7 @@ def planned(results: Results, *, seeds: tuple[int, ...] = SEEDS) -> Iterator[Run
     for seed in seeds:
         for length in (1.0, LONGER):
             yield from _on_links(shown, length, few, "equal", seed, [SHOWN_MBIT])
+    yield from _on_links(rows[:1], LONGER, few, "equal", seeds[0], [SHOWN_MBIT])
     for seed in seeds:
         yield from _on_links([*unseen, *first, *rows], 1.0, few, "equal", seed, [SHOWN_MBIT])
         yield from _on_links(shown, LONGER, few, "slow_worker", seed, [SHOWN_MBIT])
