@@ -117,7 +117,7 @@ def _held_back(relative: bool) -> Any:
     return t.strategy.report.workers[t.global_rank].exchanges, float(t.callback_metrics["val_acc"])
 
 
-@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("relative", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_updates_too_small_to_send_arrive_at_the_rendezvous(relative: bool) -> None:
     for pushes, accuracy in launch(_held_back, relative, workers=2):
         assert pushes == 2  # one an epoch
@@ -165,7 +165,10 @@ def _written(folder: str, strategy: Any, resumed: Any) -> Any:
     return t.current_epoch, t.global_rank, said, flat(model).tolist()
 
 
-@pytest.mark.parametrize(("strategy", "resumed"), [("adpsgd", "apsgd"), ("periodic_averaging", "adpsgd"), ("adpsgd", "qsgd")])
+@pytest.mark.parametrize(
+    ("strategy", "resumed"),
+    [("adpsgd", "apsgd"), ("periodic_averaging", "adpsgd"), pytest.param("adpsgd", "qsgd", marks=pytest.mark.slow)],
+)
 def test_a_fit_goes_on_from_the_checkpoint_of_another_strategy(strategy: str, resumed: str, tmp_path: Path) -> None:
     a, b = launch(_written, str(tmp_path), strategy, resumed)
     assert a[0] == b[0] == 2

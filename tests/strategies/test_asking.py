@@ -91,7 +91,7 @@ def _saves(strategy: Any, folder: str, ranks: tuple[int, ...]) -> Any:
 
 
 EVERY_RANK, RANK_0 = (0, 1), (0,)
-QUICK = [("adpsgd", EVERY_RANK), ("apsgd", RANK_0), ("dpsgd", EVERY_RANK), ("qsgd", RANK_0)]
+QUICK = [("adpsgd", EVERY_RANK), ("apsgd", RANK_0), ("qsgd", RANK_0)]
 
 
 @pytest.mark.parametrize(
@@ -275,8 +275,8 @@ def _time_again(strategy: Any, path: str) -> Any:
 @pytest.mark.parametrize(
     ("strategy", "rank"),
     [
-        *(pytest.param(name, 0, marks=[] if name in ("adpsgd", "apsgd", "dpsgd") else pytest.mark.slow) for name in STRATEGIES),
-        ("adpsgd", 1),
+        *(pytest.param(name, 0, marks=[] if name in ("adpsgd", "dpsgd") else pytest.mark.slow) for name in STRATEGIES),
+        pytest.param("adpsgd", 1, marks=pytest.mark.slow),
         ("qsgd", 1),
     ],
 )
@@ -345,7 +345,7 @@ def _saves_by_itself(strategy: Any, folder: str, options: dict[str, Any]) -> Any
     [
         ("adpsgd", {"every_n_train_steps": 4}),
         pytest.param("apsgd", {"every_n_train_steps": 4}, marks=pytest.mark.slow),
-        ("adpsgd", {"train_time_interval": timedelta(0)}),
+        pytest.param("adpsgd", {"train_time_interval": timedelta(0)}, marks=pytest.mark.slow),
         ("periodic_averaging", {"train_time_interval": timedelta(0)}),
     ],
 )
