@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import multiprocessing
 import os
 import random
@@ -68,6 +69,9 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()  # what stays is not looked at again by each collection, of which the tests make thousands
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch") and isinstance(logger, logging.Logger):
+            logger.propagate = True  # else pytest gives each of sixty a handler, and takes it away, three times a test
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -90,7 +94,9 @@ def _warm_python(request: pytest.FixtureRequest) -> None:
 def _seeds() -> None:
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed formats the stack thrice for devices that are not there
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture(autouse=True)
