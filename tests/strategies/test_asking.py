@@ -21,6 +21,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_gossip import ADPSGDStrategy, ConfigurationError
+from tests.runtime.cluster import eventually
 from tests.strategies.jobs import DIED, job, kill_myself, store, survivors
 from tests.strategies.launch import launch
 from tests.strategies.models import Net, flat, loader, trainer
@@ -162,7 +163,9 @@ def _dies_while_all_save(folder: str, rank: int, where: str, address: str) -> An
                 kill_myself()
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            if where == "called" and os.environ["RANK"] == str(rank) and self.trainer.strategy._fit._algorithm.sync_requested():
+            if where == "called" and os.environ["RANK"] == str(rank):
+                called = self.trainer.strategy._fit._algorithm.sync_requested
+                assert eventually(called, 30.0)  # rank 0 saves after its first batch, of which each is sure
                 kill_myself()
             return super().training_step(batch, batch_idx)
 
