@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import RESULTS, console, print_table, spread, write_results
+from benchmarks.harness import RESULTS, best_rate, console, print_table, spread, write_results
 from lightning_gossip import Outer
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation import (
@@ -209,10 +209,10 @@ def measure(
 
 
 def best(runs: dict[str, list[dict[str, float]]], seeds: int) -> tuple[str, list[dict[str, float]]]:
-    """The learning rate of the least mean test loss, of those with which no seed diverged."""
-    whole = {lr: of for lr, of in runs.items() if len(of) == seeds}
-    lr = min(whole, key=lambda lr: statistics.fmean(run["test"] for run in whole[lr]))
-    return lr, whole[lr]
+    """Each row has a learning rate with which all seeds trained."""
+    found = best_rate(runs, seeds)
+    assert found is not None
+    return found
 
 
 def show(results: dict[str, Any]) -> None:

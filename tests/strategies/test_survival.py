@@ -317,7 +317,7 @@ def _dies_before_the_test(folder: str) -> dict[str, Any]:
 
 
 def _killed_in_a_long_epoch(folder: str, options: dict[str, Any]) -> dict[str, Any]:
-    return _fit(folder, Killed(2, *HOOKS["inside the epoch"]), step_s=0.2, **options)
+    return _fit(folder, Killed(2, *HOOKS["inside the epoch"]), step_s=0.1, **options)
 
 
 @pytest.mark.parametrize("options", [{"min_workers": 3}, {"on_peer_failure": "raise"}])
