@@ -378,7 +378,8 @@ class GossipAlgorithm(Algorithm):
         self._count(step)
         replica, was_dense = self._replica, self._local_steps.is_dense
         assert replica is not None
-        x = [] if self._strategy.gossip_options.outer is None else self._parameters
+        options = self._strategy.gossip_options
+        x = self._parameters if options.outer is not None or options.a2cid2 else []
         with self._watching_health():
             self._local_steps.step(
                 x,

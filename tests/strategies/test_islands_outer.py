@@ -106,21 +106,21 @@ def test_ranks_of_an_island_have_one_model_after_each_outer_step(options: dict[s
     assert ranks[0][2] < 0.5
 
 
-def _accelerated() -> Any:
+def _accelerated(island: int) -> Any:
     seed_everything(2)
     boundaries = Boundaries()
-    strategy = ADPSGDStrategy(island=2, a2cid2=True, exchanges_per_step=0.34, timeout=60.0)
+    strategy = ADPSGDStrategy(island=island, a2cid2=True, exchanges_per_step=0.34, timeout=60.0)
     fit = trainer(strategy=strategy, max_epochs=3, callbacks=[boundaries])
     fit.fit(Net(), loader(203), loader(50, shuffle=False))
     return boundaries.seen, [worker.exchanges for worker in strategy.report.workers], float(fit.callback_metrics["val_loss"])
 
 
-@pytest.mark.slow
-def test_ranks_of_an_island_have_one_model_while_a_second_copy_moves_it() -> None:
+@pytest.mark.parametrize("island", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_ranks_of_an_island_have_one_model_while_a_second_copy_moves_it(island: int) -> None:
     """At each step, and not only where there was an exchange."""
-    ranks = launch(_accelerated, workers=4)
-    assert ranks[0][0] == ranks[1][0]
-    assert ranks[2][0] == ranks[3][0]
+    ranks = launch(_accelerated, island, workers=2 * island)
+    assert ranks[0][0] == ranks[island - 1][0]
+    assert ranks[island][0] == ranks[-1][0]
     assert all(exchanges > 0 for exchanges in ranks[0][1])
     assert ranks[0][2] < 0.5
 
