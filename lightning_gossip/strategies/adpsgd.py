@@ -229,8 +229,7 @@ class ShardedADPSGDStrategy(GossipStrategy, ShardedProcesses):
             ``tensor_parallel_size``.
         tensor_parallel_size: ranks that compute one batch together.
         save_distributed_checkpoint: each rank of one island writes its shard, into a folder; otherwise one file is written.
-        options: of :class:`ADPSGDStrategy`, counted in islands. ``outer``, ``on_nonfinite="adopt"``, ``checkpoint="replicas"``
-            and every ``start_method`` but ``"popen"`` are refused.
+        options: of :class:`ADPSGDStrategy`, counted in islands. Every ``start_method`` but ``"popen"`` is refused.
 
     Example::
 
