@@ -100,8 +100,9 @@ class ReplicatedModel(SharedModel):
         names = self.names[: self.parameters]
         found = {}
         for kind, named in by_kind(tensors).items():
-            shares = [named[name] for name in names] if set(names) <= set(named) else self._flat.cut(named, self.index)
-            found.update({f"{kind}/{name}": share for name, share in zip(names, shares or [], strict=shares is not None)})
+            shares = self._flat.cut(named, self.index)
+            if shares is not None:
+                found.update({f"{kind}/{name}": share for name, share in zip(names, shares, strict=True)})
         return found
 
     @override

@@ -253,10 +253,11 @@ class SharedModel:
         return dict(tensors)
 
     def part(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's part of what :meth:`whole` has made, or a checkpoint of its own state has kept. Collective in an island.
+        """This rank's part of what :meth:`whole` has made. Collective in an island.
 
         Args:
-            tensors: by kind and name; what has not got a tensor of the right shape for each parameter is left out.
+            tensors: by kind and name. What is of other parameters or shapes is left out, or, where parameters are parts of one
+                vector, its whole kind.
         """
         return dict(tensors)
 
