@@ -99,10 +99,10 @@ class PeriodicAveragingStrategy(DecentralizedStrategy, ReplicatedProcesses):
     @override
     def preflight(self, trainer: pl.Trainer, model: pl.LightningModule) -> None:
         super().preflight(trainer, model)
-        if self.islands is not None and self.root_device.type != "cpu":
+        if self.islands is not None and self.root_device.type != "cpu" and self.averaging.wire != "float32":
             raise ConfigurationError(
-                f"island={self.island!r} with {type(self).__name__} averages in host memory, and its parameters would be on"
-                f" {self.root_device}: that is not made yet. Use ADPSGDStrategy(island={self.island!r}), or leave island out."
+                f"wire={self.averaging.wire!r} with island={self.island!r} is written in host memory, and the parameters would"
+                f" be on {self.root_device}: that is not made yet. Leave wire out, or use ADPSGDStrategy with it."
             )
         if self.period.needs_progress and trainer.max_epochs == -1 and trainer.max_steps == -1:
             raise ConfigurationError(

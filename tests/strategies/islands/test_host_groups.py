@@ -11,6 +11,8 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 from benchmarks.emulated_device import EmulatedDevice
+from lightning_gossip.runtime.clock import Timeline
+from lightning_gossip.runtime.collectives import Collectives
 from lightning_gossip.runtime.islands.host_collectives import gathered_from, gathered_list, reduced
 from lightning_gossip.runtime.islands.words import IslandWords, Word
 from lightning_gossip.runtime.workers import FixedWorkers
@@ -70,6 +72,21 @@ def test_means_and_gathered_values_go_through_host_memory(device: EmulatedDevice
         assert gathered_from(x, workers).shape == (1, 4)
         assert len(gathered_list(x, workers)) == 1
         assert mean_optimizer_state(state, HOST, workers)["state"][0]["momentum_buffer"].sum() == 12.0
+        device.synchronize()
+    assert x.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_sums_of_a_devices_vectors_go_through_host_memory(device: EmulatedDevice, group: dist.ProcessGroup) -> None:
+    """As the averagings of islands need them; the vector is free to change meanwhile."""
+    collectives = Collectives(HOST, 10.0, Timeline(), group, staged=True)
+    x = device.tensor(torch.arange(4.0))
+    with device:
+        with pytest.raises(RuntimeError, match="works on host memory, and was given a tensor of the device's"):
+            Collectives(HOST, 10.0, Timeline(), group).sum(x)
+        pending = collectives.start_sum(x)
+        x.zero_()
+        pending.wait()
+        assert collectives.sum_of(1.0, 2.5) == [1.0, 2.5]
         device.synchronize()
     assert x.tolist() == [0.0, 1.0, 2.0, 3.0]
 
