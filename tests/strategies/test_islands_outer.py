@@ -54,8 +54,8 @@ def _fit(strategy: Any) -> Any:
         pytest.param(diloco(island=2), 2, id="DiLoCo, two islands"),
         pytest.param(diloco(island=2, overlap=2), 2, id="DiLoCo, two islands, overlapped", marks=pytest.mark.slow),
         pytest.param(diloco(island=2), 1, id="DiLoCo, one island", marks=pytest.mark.slow),
-        pytest.param(noloco(island=2), 1, id="NoLoCo, one island"),
-        pytest.param(sharded_noloco(), 1, id="NoLoCo, one island in shards"),
+        pytest.param(noloco(island=2), 1, id="NoLoCo, one island", marks=pytest.mark.slow),
+        pytest.param(sharded_noloco(), 1, id="NoLoCo, one island in shards", marks=pytest.mark.slow),
     ],
 )
 def test_islands_are_workers_of_their_ranks_batches(strategy: Any, islands: int) -> None:
@@ -95,7 +95,8 @@ def _gossip(options: dict[str, Any]) -> Any:
     return boundaries.seen, [worker.exchanges for worker in strategy.report.workers], float(fit.callback_metrics["val_loss"])
 
 
-@pytest.mark.parametrize("options", [{}, pytest.param({"wire": "int8", "dense_share": 0.3}, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"wire": "int8", "dense_share": 0.3}])
 def test_ranks_of_an_island_have_one_model_after_each_outer_step(options: dict[str, Any]) -> None:
     """It comes between the steps at which an island hands round: every third, and rounds are of four."""
     ranks = launch(_gossip, options, workers=4)
