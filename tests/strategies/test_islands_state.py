@@ -101,7 +101,8 @@ def _averaging(optimizer: str, overlap: bool) -> Any:
     return torch.cat([states[p][name].flatten() for p in model.parameters()]).tolist(), whole(model), model.seen
 
 
-@pytest.mark.parametrize(("optimizer", "overlap"), [("adamw", False), pytest.param("sgd", True, marks=slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("optimizer", "overlap"), [("adamw", False), ("sgd", True)])
 def test_islands_average_the_states_of_optimizers_part_by_part(optimizer: str, overlap: bool) -> None:
     ranks = launch(_averaging, optimizer, overlap, workers=4)
     for state, model, _ in ranks:
@@ -148,7 +149,8 @@ def _epochs(kind: str, folder: str, size: int, path: str | None) -> Any:
     return watched.models
 
 
-@pytest.mark.parametrize("kind", ["averaging", *(pytest.param(kind, marks=slow) for kind in ("gossip", "outer", "shards"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["averaging", "gossip", "outer", "shards"])
 def test_islands_go_on_from_their_own_states(tmp_path: Path, kind: str) -> None:
     """To the bit: as if there had been no checkpoint. On another number of islands, from the mean."""
     whole_run = launch(_epochs, kind, str(tmp_path), 2, None, workers=4, timeout_s=180.0)
