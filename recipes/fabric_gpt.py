@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-import lightning_gossip  # noqa: F401 - makes the strategies known to Fabric
+from lightning_gossip import FabricStrategy  # makes the strategies known to Fabric
 from recipes.text.data import TextData
 from recipes.text.transformer import Transformer
 
@@ -94,7 +94,10 @@ def main() -> None:
     state = {"model": model, "optimizer": optimizer, "epochs": 0}
     if options.resume is not None:
         fabric.load(options.resume, state)
-    for epoch in range(state["epochs"], options.epochs):
+    epochs = range(state["epochs"], options.epochs)
+    if isinstance(fabric.strategy, FabricStrategy):  # begins in the middle of an epoch too, and takes in workers that come back
+        epochs = fabric.strategy.epochs_left(options.epochs, state)
+    for epoch in epochs:
         model.train()
         for number, batch in enumerate(train, start=1):
             # fast workers make more steps: the schedule follows what all have done, not the steps of one

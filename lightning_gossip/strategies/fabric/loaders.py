@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,13 +29,14 @@ class EpochLoader:
         self.__dict__.update(loader.__dict__)  # what users read of a loader
         self._loader = loader
         self._training = training
-        self._number = training.next_loader()  # the same on all workers
+        self._number = training.work.next_loader(lambda: self._plan)  # the same on all workers
         self._batches: EpochBatches | None = None
         self._ours: DataLoader[Any] = loader  # with these batches
 
     def __len__(self) -> int:
         """Batches of this worker in an epoch, if all are equally fast."""
-        return len(self._loader)
+        plan = self._plan
+        return len(self._loader) if plan is None else math.ceil(len(plan) / self._training.place[1])
 
     def __iter__(self) -> Iterator[Any]:
         return self._train() if torch.is_grad_enabled() else self._evaluate()
@@ -50,19 +52,19 @@ class EpochLoader:
 
     def _train(self) -> Iterator[Any]:
         training, plan = self._training, self._plan
-        training.begin_epoch()
-        if plan is None:
-            yield from training.session(self._loader, None)
+        if not training.begin_pass():
             return
-        if self._batches is None:
-            self._batches = training.assign(plan, self._loader, self._number)
-            self._ours = with_epoch_batches(self._loader, self._batches)
-        self._batches.plan = plan  # a data set may have grown
-        self._batches.rank, self._batches.workers = training.place
-        yield from training.session(self._ours, self._batches)
+        if plan is None:
+            yield from training.session(self._loader, None, self._number)
+            return
+        batches = training.work.assign(plan, self._loader, self._number)
+        if self._batches is not batches:
+            self._batches = batches
+            self._ours = with_epoch_batches(self._loader, batches)
+        yield from training.session(self._ours, batches, self._number)
 
     def _evaluate(self) -> Iterator[Any]:
-        self._training.end_epoch()
+        self._training.end_pass()
         yield from self._exact()
 
     def _exact(self) -> DataLoader[Any]:
