@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def main() -> None:
     state = {"model": model, "optimizer": optimizer, "epochs": 0}
     if options.resume is not None:
         fabric.load(options.resume, state)
-    epochs = range(state["epochs"], options.epochs)
+    epochs: Iterable[int] = range(state["epochs"], options.epochs)
     if isinstance(fabric.strategy, FabricStrategy):  # begins in the middle of an epoch too, and takes in workers that come back
         epochs = fabric.strategy.epochs_left(options.epochs, state)
     for epoch in epochs:

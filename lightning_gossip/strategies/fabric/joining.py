@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from typing import Any, NamedTuple, Protocol
 
 from lightning.fabric.utilities.types import _Stateful
@@ -11,7 +10,6 @@ from lightning.fabric.wrappers import _unwrap_objects
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_gossip.algorithm.work_sharing import EpochPlan
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.elastic.admission import Admission
@@ -26,6 +24,7 @@ class Snapshot(NamedTuple):
         epoch: of the user's loop, that begins.
         passes: loops over loaders that have ended.
         steps: that the members have made.
+        loaders: that were set up.
         assignments: how often the batches of each loader were assigned, by the loader's number.
     """
 
@@ -33,6 +32,7 @@ class Snapshot(NamedTuple):
     epoch: int
     passes: int
     steps: int
+    loaders: int
     assignments: dict[int, int]
 
 
@@ -52,7 +52,7 @@ class Joining:
     Args:
         strategy: whose workers.
         training: of this worker.
-        plans: of the loaders.
+        about: tells what its data are.
         modules: that were set up.
         model: what of them is shared.
     """
@@ -62,19 +62,18 @@ class Joining:
         strategy: DecentralizedStrategy,
         training: Joined,
         *,
-        plans: list[Callable[[], EpochPlan | None]],
+        about: Callable[[], str],
         modules: nn.ModuleList,
         model: SharedModel,
     ) -> None:
         self._strategy = strategy
         self._training = training
-        self._plans = plans
         self._modules = modules
         self._others = nn.ModuleList()  # of the user's state, that were not set up
         self._admission = Admission(
             strategy,
             model,
-            about=self._about,
+            about=lambda: f"model {fingerprint(modules):x}, data {about()}",
             start_equal=lambda: start_equal(nn.ModuleList([self._modules, self._others]), strategy.all_workers),
             optimizers=lambda: strategy._optimizers,
         )
@@ -121,8 +120,3 @@ class Joining:
             if isinstance(value, nn.Module) or (isinstance(value, Optimizer) and value in self._strategy._optimizers):
                 continue
             yield name, value.state_dict() if isinstance(value, _Stateful) else value
-
-    def _about(self) -> str:
-        plans = [plan() for plan in self._plans]
-        data = [None if plan is None else asdict(plan) for plan in plans]
-        return f"model {fingerprint(self._modules):x}, data {data}"

@@ -48,6 +48,12 @@ class _Asked(NamedTuple):
     is_inside: bool
 
 
+class _Process:
+    """What belongs to this process, as its default group does."""
+
+    training: FabricTraining | None = None  # of the last Fabric, which a script may leave by an exception and make another one
+
+
 class FabricStrategy(DDPStrategy):
     """A strategy of this package for ``Fabric(strategy=...)``. ``Fabric(strategy="adpsgd")`` makes one by name.
 
@@ -117,8 +123,10 @@ class FabricStrategy(DDPStrategy):
     @override
     def _setup_distributed(self) -> None:
         self._delegate()
+        if _Process.training is not None:
+            _Process.training.close(None)
         self.decentralized.setup_distributed()
-        self._training = FabricTraining(self.decentralized, lambda asked: self._save(asked, self._own_call))
+        self._training = _Process.training = FabricTraining(self.decentralized, lambda asked: self._save(asked, self._own_call))
 
     @property
     @override

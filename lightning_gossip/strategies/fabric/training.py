@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader
 
 from lightning_gossip.errors import ConfigurationError, PeerError, reason_of
 from lightning_gossip.runtime.clock import Timeline, now_s
+from lightning_gossip.runtime.membership import uses
 from lightning_gossip.runtime.process_end import call_at_exit
 from lightning_gossip.runtime.sync_point import Agreement, Arrival, Purpose, SyncPoint, agree
 from lightning_gossip.strategies.base import DecentralizedStrategy
@@ -40,7 +41,9 @@ from lightning_gossip.strategies.fabric.joining import Joining, Snapshot
 from lightning_gossip.strategies.fabric.work import LoopWork
 from lightning_gossip.strategies.fit.fit import warn_once
 from lightning_gossip.strategies.fit.meeting import meet
+from lightning_gossip.strategies.fit.metrics import LocalMetrics
 from lightning_gossip.strategies.state.shared_tensors import check_averaged_buffers
+from lightning_gossip.strategies.state.step_watch import StepWatch
 from lightning_gossip.strategies.worker_algorithm import Algorithm
 
 log = logging.getLogger(__name__)
@@ -88,7 +91,11 @@ class FabricTraining:
         self._passes_before = 0  # that epoch
         self._lost = LostBatches(self.work, lambda: strategy.members)
         self._followed = 0  # the generation of members that the algorithm knows
-        self._joining = Joining(strategy, self, plans=self.work.plans, modules=self._modules, model=self._model)
+        self._steps = StepWatch(lambda: self._model.optimized)
+        self._asked: list[tuple[Callable[[], None], Any]] = []  # in the step under way, of what all do together
+        self._metrics = LocalMetrics(strategy.all_workers, lambda: not self._in_session)
+        self._metrics.install()
+        self._joining = Joining(strategy, self, about=lambda: self.work.about, modules=self._modules, model=self._model)
         call_at_exit(lambda: self.close(getattr(sys, "last_value", None)))
 
     # -- what is trained -----------------------------------------------------------------------------------------------
@@ -170,18 +177,18 @@ class FabricTraining:
     def snapshot(self) -> Snapshot:
         """Where the training stands, for workers that are taken in."""
         work = self.work
-        return Snapshot(work.key, self._epoch or 0, work.passes, self.account.steps, work.assignments())
+        return Snapshot(work.key, self._epoch or 0, work.passes, self.account.steps, work.loaders, work.assignments())
 
     def apply(self, snapshot: Snapshot) -> None:
         """Stand where the others stand, who take this worker in."""
         self._restored = None
         self._epoch, self.account.steps = snapshot.epoch, snapshot.steps
-        self.work.follow(snapshot.key, snapshot.passes, snapshot.assignments)
+        self.work.follow(snapshot.key, snapshot.passes, snapshot.loaders, snapshot.assignments)
 
     # -- in the order of a loop over a loader --------------------------------------------------------------------------
 
     def begin_pass(self) -> bool:
-        """A loop over a loader begins; False if it is empty, since this worker is outside.
+        """A loop over a loader begins, and no other one is under way; False if it is empty, since this worker is outside.
 
         Raises:
             ConfigurationError: if this worker comes later than the others, and its script takes nobody in.
@@ -207,17 +214,17 @@ class FabricTraining:
             batches: which; None where they are the user's own.
             number: of the loader.
         """
-        self.work.begin(batches, number)
-        while True:
-            for batch in loader:
-                if self.is_outside:
+        with self.work.looping(batches, number):
+            while True:
+                for batch in loader:
+                    if self.is_outside:
+                        return
+                    self._begin_batch()
+                    self.work.samples += next((size for size in _extract_batch_size(batch) if size is not None), 1)
+                    yield batch
+                    self._end_batch()
+                if not self._meet_at_end():
                     return
-                self._begin_batch()
-                self.work.samples += next((size for size in _extract_batch_size(batch) if size is not None), 1)
-                yield batch
-                self._end_batch()
-            if not self._meet_at_end():
-                return
 
     def before_backward(self) -> None:
         """A loop that iterates over something else begins its session here."""
@@ -233,20 +240,31 @@ class FabricTraining:
         """An optimizer has stepped: publish the model, take over merges, and meet the others if one of them asks for it."""
         if self.is_outside:
             return
-        self._end_batch()
+        self._count_batch()
+        self._count_step(lr)
+        self._steps.mark(heard=True)
+        self._after_step()
+
+    def _count_step(self, lr: float) -> None:
         # a second optimizer's step on the same batch is a step too
         self.account.forward_passes = max(1, self.account.forward_passes)
         step = self.account.count_step(lr=lr, epoch=self.work.passes)
         if self.planned_epochs is not None:
             step = replace(step, progress=min(1.0, self.progress / self.planned_epochs))
-        if self.algorithm is None:
-            return
-        self.algorithm.step(step)
-        if self.algorithm.sync_requested():
+        if self.algorithm is not None:
+            self.algorithm.step(step)
+
+    def _after_step(self) -> None:
+        """Do what waits for the end of a step: of this worker's asking, or of another's."""
+        asked, self._asked = self._asked, []
+        for do, says in asked:
+            self.do_together(do, says)
+        if self._in_session and self.algorithm is not None and self.algorithm.sync_requested():
             self._synchronize(Purpose.REQUESTED)
 
     def end_pass(self) -> None:
         """All workers meet; nothing where no session is open."""
+        self._end_batch()
         while self._in_session:
             self._meet_at_end()
 
@@ -284,6 +302,10 @@ class FabricTraining:
         """
         if not self._in_session:
             do()
+        elif self._phase is Phase.BATCH:
+            if warn_once("a checkpoint in a step"):
+                rank_zero_warn("In a training step a checkpoint cannot be written: it needs all workers. It is after the step.")
+            self._asked.append((do, says))
         elif self._strategy.global_rank == 0:
             self._synchronize(Purpose.SAVE, asks=(says,), requests=True, do=do)
 
@@ -323,9 +345,12 @@ class FabricTraining:
             return
         in_session, self._phase = self._in_session, Phase.CLOSED
         members = self._strategy.members
+        if error is not None or in_session:
+            uses.abort()
         if members is not None and (error is not None or in_session):
             members.abort("It has ended in the middle of an epoch." if error is None else reason_of(error))
         self.work.close()
+        self._metrics.restore()
         if self.algorithm is not None:
             self.algorithm.close(together=error is None and not in_session)
         if members is not None:
@@ -382,18 +407,30 @@ class FabricTraining:
         if self.algorithm is not None:
             self.algorithm.open(self._model)
         self.account.open_session()
+        self._steps.begin()
         self._phase = Phase.BETWEEN
 
     def _begin_batch(self) -> None:
         if not self._in_session:
             self._open()
         self._phase = Phase.BATCH
+        self._steps.mark()
         self.work.begin_batch()
         if self.algorithm is not None and self.account.forward_passes == 0:
             self.algorithm.begin_step()
 
     def _end_batch(self) -> None:
-        """Count the batch under way: at its optimizer's step, or, if it has none, when the next batch is asked for."""
+        """The next batch is asked for, or there is none: see whether the one under way has made a step that nobody has said."""
+        if self._phase is not Phase.BATCH:
+            return
+        self._count_batch()
+        if self._steps.has_stepped():
+            groups = [group for optimizer in self._strategy._optimizers for group in optimizer.param_groups]
+            self._count_step(max((float(group["lr"]) for group in groups if "lr" in group), default=0.0))
+        self._after_step()
+
+    def _count_batch(self) -> None:
+        """Count the batch under way: at its optimizer's step, or, if it has none, at its end."""
         if self._phase is not Phase.BATCH:
             return
         self._phase = Phase.BETWEEN
@@ -437,6 +474,7 @@ class FabricTraining:
                 algorithm.request_sync()
             agreement = self._meet(algorithm, arrival)
         self._phase = Phase.TOGETHER
+        self._metrics.forget()
         self.account.close_session()
         if agreement.lost_store:
             self._lost.lose_store()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
+from weakref import WeakValueDictionary
 
 from torch.utils.data import DataLoader
 
@@ -22,7 +25,6 @@ class LoopWork:
         batch_s: asked for this worker's time a batch in seconds.
 
     Attributes:
-        plans: of the loaders, by their numbers.
         batches: of the pass under way; None between two, and where they are the user's own.
         passes: that all workers have ended.
         share: of the pass under way, that all have done with the batch at hand.
@@ -34,15 +36,19 @@ class LoopWork:
     def __init__(self, strategy: DecentralizedStrategy, *, batch_s: Callable[[], float | None]) -> None:
         self._strategy = strategy
         self._batch_s = batch_s
-        self.plans: list[Callable[[], EpochPlan | None]] = []
         self.batches: EpochBatches | None = None
         self.passes = 0
         self.share = 0.0
         self.samples = 0
         self.key = ""
         self.restored: Restored | None = None
+        self._loaders = 0  # that were set up
+        self._plans: list[Callable[[], EpochPlan | None]] = []  # of those that were set up before the first epoch
+        self._about: str | None = None
         self._loader = 0  # number of the loader of the pass under way
-        self._assigned: dict[int, EpochBatches] = {}  # by the loader's number
+        self._loops = False  # whether the user's loop over it is between two of its batches
+        # by the loader's number; a script that sets loaders up anew each epoch lets go of the old ones
+        self._assigned: WeakValueDictionary[int, EpochBatches] = WeakValueDictionary()
         self._assignments: dict[int, int] = {}  # of the others, when they took this worker in
 
     def next_loader(self, plan: Callable[[], EpochPlan | None]) -> int:
@@ -51,8 +57,19 @@ class LoopWork:
         Args:
             plan: tells the loader's epoch; None where the batches are the user's own.
         """
-        self.plans.append(plan)
-        return len(self.plans)
+        if self._about is None:
+            self._plans.append(plan)
+        self._loaders += 1
+        return self._loaders
+
+    @property
+    def about(self) -> str:
+        """The data of the loaders that were set up before the first epoch: equal on all workers, and on joiners."""
+        if self._about is None:
+            plans = [plan() for plan in self._plans]
+            self._about = str([None if plan is None else asdict(plan) for plan in plans])
+            self._plans.clear()
+        return self._about
 
     @property
     def left_early(self) -> bool:
@@ -96,14 +113,29 @@ class LoopWork:
             batches.resume(left)
         return batches
 
-    def begin(self, batches: EpochBatches | None, number: int) -> None:
-        """A pass begins.
+    @contextmanager
+    def looping(self, batches: EpochBatches | None, number: int) -> Iterator[None]:
+        """The user's loop over a loader.
 
         Args:
             batches: of this worker; None where they are the user's own.
             number: of the loader.
         """
-        self.batches, self._loader = batches, number
+        self.batches, self._loader, self._loops = batches, number, True
+        try:
+            yield
+        finally:  # where the loop is left by break too
+            self._loops = False
+
+    @property
+    def is_in_loop(self) -> bool:
+        """Whether the user's loop over a loader has begun and not ended: what is iterated now is inside it."""
+        return self._loops
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether workers claim the batches of the pass under way."""
+        return isinstance(self.batches, SharedBatches)
 
     def begin_batch(self) -> None:
         """A batch has been fetched."""
@@ -141,14 +173,19 @@ class LoopWork:
         """How often the batches of each loader were assigned, by the loader's number."""
         return {number: batches.assignments for number, batches in self._assigned.items()}
 
-    def follow(self, key: str, passes: int, assignments: dict[int, int]) -> None:
+    @property
+    def loaders(self) -> int:
+        """How many were set up."""
+        return self._loaders
+
+    def follow(self, key: str, passes: int, loaders: int, assignments: dict[int, int]) -> None:
         """Take batches of the others' passes.
 
         Args:
-            key, passes: of theirs.
+            key, passes, loaders: of theirs.
             assignments: what :meth:`assignments` has told them.
         """
-        self.key, self.passes, self.restored = key, passes, None
+        self.key, self.passes, self._loaders, self.restored = key, passes, loaders, None
         self._assignments = assignments
         for number, batches in self._assigned.items():
             batches.assignments = assignments.get(number, 0)
