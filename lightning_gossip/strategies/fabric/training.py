@@ -3,7 +3,8 @@
 | phase | where the worker is | ends by |
 |---|---|---|
 | ``SETUP`` | modules are set up, a checkpoint is loaded | the first loop, batch or epoch → ``TOGETHER`` |
-| ``TOGETHER`` | where all are: before the first batch, or all have met | a batch is fetched → ``BATCH`` |
+| ``TOGETHER`` | where all are: before the first batch, or all have met | a session is opened → ``OPEN`` |
+| ``OPEN`` | in a session, before its first batch | a batch is fetched → ``BATCH``; all meet → ``TOGETHER`` |
 | ``BATCH`` | in a batch that is not counted yet | its step, or the next batch → ``BETWEEN`` |
 | ``BETWEEN`` | between two batches of a session, at a step of its own | the next batch → ``BATCH``; all meet → ``TOGETHER`` |
 | ``CLOSED`` | the process ends | |
@@ -56,6 +57,7 @@ class Phase(Enum):
 
     SETUP = "setup"
     TOGETHER = "together"
+    OPEN = "open"
     BATCH = "batch"
     BETWEEN = "between"
     CLOSED = "closed"
@@ -127,7 +129,7 @@ class FabricTraining:
 
     @property
     def _in_session(self) -> bool:
-        return self._phase in (Phase.BATCH, Phase.BETWEEN)
+        return self._phase in (Phase.OPEN, Phase.BATCH, Phase.BETWEEN)
 
     # -- epochs of the user's loop -------------------------------------------------------------------------------------
 
@@ -240,6 +242,8 @@ class FabricTraining:
         """An optimizer has stepped: publish the model, take over merges, and meet the others if one of them asks for it."""
         if self.is_outside:
             return
+        if not self._in_session:  # of gradients that a loop has left over
+            self._open()
         self._count_batch()
         self._count_step(lr)
         self._steps.mark(heard=True)
@@ -407,26 +411,29 @@ class FabricTraining:
         if self.algorithm is not None:
             self.algorithm.open(self._model)
         self.account.open_session()
-        self._steps.begin()
-        self._phase = Phase.BETWEEN
+        self._phase = Phase.OPEN
 
     def _begin_batch(self) -> None:
         if not self._in_session:
             self._open()
-        self._phase = Phase.BATCH
-        self._steps.mark()
+        is_first, self._phase = self._phase is Phase.OPEN, Phase.BATCH
         self.work.begin_batch()
         if self.algorithm is not None and self.account.forward_passes == 0:
             self.algorithm.begin_step()
+        if is_first:
+            self._steps.begin()
 
     def _end_batch(self) -> None:
         """The next batch is asked for, or there is none: see whether the one under way has made a step that nobody has said."""
+        if self._phase is Phase.BETWEEN:
+            self._steps.mark(heard=True)  # what was changed since its step (clipped weights) is none
         if self._phase is not Phase.BATCH:
             return
         self._count_batch()
         if self._steps.has_stepped():
             groups = [group for optimizer in self._strategy._optimizers for group in optimizer.param_groups]
             self._count_step(max((float(group["lr"]) for group in groups if "lr" in group), default=0.0))
+            self._steps.mark()
         self._after_step()
 
     def _count_batch(self) -> None:
