@@ -45,7 +45,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from lightning_gossip.algorithm.checks import check_choice, check_integer
-from lightning_gossip.algorithm.compression.error_feedback_mean import MeanWire
+from lightning_gossip.algorithm.compression.wires import MeanWire
 from lightning_gossip.algorithm.options import Options
 from lightning_gossip.algorithm.outer import Outer, check_exact, outer_of
 from lightning_gossip.algorithm.periodic_averaging.period import (
