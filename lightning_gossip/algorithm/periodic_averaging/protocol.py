@@ -88,6 +88,7 @@ class AveragingOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.period, PeriodController):
+            check_integer("period", self.period, example=8, otherwise=", or what decides it, as AdaptivePeriod()")
             object.__setattr__(self, "period", ConstantPeriod(self.period))
         check_choice("optimizer_state", self.optimizer_state, get_args(OptimizerStateRule))
         check_choice("wire", self.wire, get_args(MeanWire))

@@ -73,7 +73,15 @@ class FabricStrategy(DDPStrategy):
         fabric = Fabric(accelerator="cpu", devices=4, strategy=FabricStrategy(ADPSGDStrategy(topology="exponential")))
     """
 
-    def __init__(self, strategy: DecentralizedStrategy, *, epochs: int | None = None) -> None:
+    def __init__(self, strategy: DecentralizedStrategy, *, epochs: int | None = None, **options: Any) -> None:
+        if options:
+            name, value = next(iter(options.items()))
+            raise ConfigurationError(
+                f"FabricStrategy has no argument {name!r}. Options are the strategy's that it takes: write for example"
+                f" FabricStrategy(ADPSGDStrategy({name}={value!r}))."
+            )
+        if epochs is not None:
+            check_integer("epochs", epochs, example=10, otherwise=", or None if nobody knows")
         if not isinstance(strategy, DecentralizedStrategy):
             raise ConfigurationError(
                 f"FabricStrategy({strategy!r}) takes a strategy of this package. Write for example"
@@ -231,6 +239,11 @@ class FabricStrategy(DDPStrategy):
                 fabric.save("last.ckpt", state)
         """
         check_integer("epochs", epochs, example=10)
+        if state is not None and not isinstance(state, dict):
+            raise ConfigurationError(
+                f"epochs_left({epochs}, {state!r}): the second argument is a dictionary as fabric.save takes it. Write for"
+                f" example epochs_left({epochs}, {{'model': model, 'optimizer': optimizer, 'schedule': schedule}})."
+            )
         training, self.epochs = self.training, epochs
         epoch = training.first_epoch
         while epoch < epochs:
@@ -349,7 +362,9 @@ class FabricStrategy(DDPStrategy):
         return self._mean_states.get(id(optimizer)) or super().get_optimizer_state(optimizer)
 
     def __repr__(self) -> str:
-        return f"FabricStrategy({type(self.decentralized).__name__})"
+        # the Trainer prints this when it refuses the object
+        name = type(self.decentralized).__name__
+        return f"<FabricStrategy({name}(...)), for Fabric; for the Trainer of lightning.pytorch write {name}(...)>"
 
 
 class _AccumulationControl(_BackwardSyncControl):
