@@ -55,7 +55,8 @@ from lightning_gossip.algorithm.adpsgd.protocol import (
 )
 from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.checks import check_integer
-from lightning_gossip.algorithm.compression.pairwise import Wire, exchange_bytes, make_codec
+from lightning_gossip.algorithm.compression.pairwise import exchange_bytes, make_codec
+from lightning_gossip.algorithm.compression.wires import Wire
 from lightning_gossip.algorithm.effects import perform, perform_in_time
 from lightning_gossip.algorithm.islands.places import pull_every, share_numel
 from lightning_gossip.algorithm.membership.failure_detector import FailureDetector
