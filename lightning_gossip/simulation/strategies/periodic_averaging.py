@@ -127,7 +127,7 @@ class AveragingRounds(Rounds):
 
     def _do(self, effect: protocol.Effect) -> Averaged | None:
         """What the protocol asks for, of all workers; it says what each effect is."""
-        x, momentum = self._run.models.x, self._run.models.optimizer.momentum
+        x, optimizer = self._run.models.x, self._run.models.optimizer
         match effect:
             case protocol.Begin(fragment):
                 self._models = x.clone()
@@ -160,12 +160,11 @@ class AveragingRounds(Rounds):
                 for place, _ in self._begun:
                     x[:, place] += self._mean[place] - self._models[:, place]
             case protocol.ResetOptimizer():
-                if momentum is not None:
-                    momentum.zero_()
+                optimizer.reset()
             case protocol.Show():
                 pass
-        if isinstance(effect, (protocol.Replace, protocol.Correct)) and momentum is not None and self._averages_momentum:
-            momentum.copy_(momentum.sum(0).div_(self._run.workers))
+        if isinstance(effect, (protocol.Replace, protocol.Correct)) and self._averages_momentum:
+            optimizer.average()
         return None
 
     def _step_outside(self) -> None:
