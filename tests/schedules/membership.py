@@ -83,6 +83,8 @@ class Thread:
         self.until_s = -math.inf
         self.done: list[Any] = []  # the outcome of an effect that was done, and that the generator has not been told
         self.ended = False
+        self.ready = True  # whether it may run
+        self.waits = False  # for what any other thread may do
 
 
 class Worker:
@@ -140,6 +142,7 @@ class World:
     """
 
     survivable: Survivable | None = None  # whether the store may be lost
+    conditions: tuple[type, ...] = (Await, Until, Run, MakeGroup)  # effects that wait for what another thread does
 
     def __init__(self, choices: Choices, **replacements: Any) -> None:
         self.choices = choices
@@ -158,6 +161,10 @@ class World:
         self.crashes = {(whom, how[0]): how[1] for _, kind, whom, how in self.faults if kind == "crash"}
         self.crashed: set[int] = set()  # uses that an exception has ended whose worker did not go on
         self.meets: dict[str, set[str]] = {}  # who has come to the making of a group, or a collective
+        self._threads: list[Thread] = []
+        self.running = 1  # threads that have not ended
+        self._stale = True  # the time, or the state of some worker, has changed since it was looked who may run
+        self._moved: Worker | None = None  # whose thread has run last
         members = [WorkerId(rank, 1) for rank in range(self.n)]
         self.workers = [self._started(worker, members, late=False) for worker in members]
 
@@ -345,7 +352,7 @@ class World:
     def run(self) -> None:
         """To the end; raises a Violation."""
         self._all_faults = list(self.faults)
-        while any(not thread.ended for worker in self.workers if worker.alive for thread in worker.threads):
+        while self._alive_threads() if self._stale else self.running:
             self._advance()
         self._check_end()
 
@@ -355,9 +362,9 @@ class World:
             raise Violation(f"no end after {EVENTS} events")
         if self.faults and self.faults[0][0] <= self.now_s and self.choices.below(4) == 0:
             self._strike()
+            self._stale = True
             return
-        enabled = [thread for worker in self.workers for thread in worker.threads if self._may_run(thread)]
-        if enabled:
+        if enabled := self._enabled():
             self._resume(enabled[self.choices.below(len(enabled))])
             return
         times = [self.faults[0][0]] if self.faults else []
@@ -370,13 +377,29 @@ class World:
         if not later:
             if self.faults:
                 self._strike()
+                self._stale = True
                 return
             waits = [f"{thread.worker.began_as} {thread.name}: {thread.effect}" for thread in self._alive_threads()]
             raise Violation(f"nobody can go on: {waits}")
         self.now_s = min(later)
+        self._stale = True
         if self.now_s > self.last_loss_s + 300.0:
             waits = [f"{thread.worker.began_as} {thread.name}: {thread.effect}" for thread in self._alive_threads()]
             raise Violation(f"after {self.now_s:.0f} s somebody still waits: {waits}")
+
+    def _enabled(self) -> list[Thread]:
+        """The threads that may run. Most can as long as nothing but other threads' steps happens."""
+        if self._stale:
+            self._stale = False
+            self._threads = self._alive_threads()
+            self.running = len(self._threads)
+            for thread in self._threads:
+                thread.ready = self._may_run(thread)
+        else:
+            for thread in self._threads:
+                if thread.waits or thread.worker is self._moved:
+                    thread.ready = self._may_run(thread)
+        return [thread for thread in self._threads if thread.ready]
 
     def _alive_threads(self) -> list[Thread]:
         return [thread for worker in self.workers if worker.alive for thread in worker.threads if not thread.ended]
@@ -385,21 +408,24 @@ class World:
         worker = thread.worker
         if thread.ended or not worker.alive or worker.frozen_until_s > self.now_s:
             return False
-        effect = thread.effect
-        if thread.done or effect is None:
-            return True
-        if isinstance(effect, Pause):
+        return bool(thread.done) or thread.effect is None or self._is_due(thread, thread.effect)
+
+    def _is_due(self, thread: Thread, effect: Any) -> bool:
+        """Whether what a thread waits for may happen now."""
+        kind = type(effect)
+        if kind is Pause:
             return thread.until_s <= self.now_s
-        if isinstance(effect, Await):
-            return effect.key in self._keys(thread) or thread.until_s <= self.now_s
-        if isinstance(effect, Until):
-            return effect.ready()
-        if isinstance(effect, Run | MakeGroup):
-            return self._meeting_is_over(thread) or thread.until_s <= self.now_s
+        if kind is Await:
+            return thread.until_s <= self.now_s or effect.key in self._keys(thread)
+        if kind is Until:
+            return bool(effect.ready())
+        if kind is Run or kind is MakeGroup:
+            return thread.until_s <= self.now_s or self._meeting_is_over(thread)
         return True
 
     def _resume(self, thread: Thread) -> None:
         """Do what a thread waits for, and let it go on; now and then others come between the two."""
+        self._moved = thread.worker
         if not thread.done and thread.effect is not None:
             thread.done = [self._do(thread)]
             if self.choices.below(4) == 3:
@@ -409,7 +435,8 @@ class World:
         try:
             thread.effect = self._sent(thread, outcome)
         except StopIteration:
-            thread.ended = True
+            thread.ended, thread.ready = True, False
+            self.running -= 1
             return
         self._begin(thread)
 
@@ -429,6 +456,7 @@ class World:
 
     def _begin(self, thread: Thread) -> None:
         effect, worker = thread.effect, thread.worker
+        thread.waits = isinstance(effect, self.conditions)
         if isinstance(effect, Pause | Await):
             thread.until_s = self.now_s + effect.seconds
         elif isinstance(effect, MakeGroup):
@@ -536,7 +564,7 @@ class World:
         return int(self.store[f"p/incarnation/{whom}"])
 
     def _kill(self, worker: Worker) -> None:
-        worker.alive = False
+        worker.alive, self._stale = False, True
         worker.died_s = self.now_s
         self.last_loss_s = self.now_s
         heartbeat = self._store_of(worker).get(f"p/heartbeat/{worker.membership.me}")

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lightning_gossip.algorithm.islands.places import Islands
@@ -389,7 +389,7 @@ class Monitor:
             self.hosts[self.me] = self.address
             yield Write(self._host_key(self.me), self.address.encode())
         self._sent = replace(self._sent, count=self._sent.count + 1)
-        yield Write(self._heartbeat_key(self.me), json.dumps(asdict(self._sent)).encode())
+        yield Write(self._heartbeat_key(self.me), json.dumps(vars(self._sent)).encode())
         if self._read is None:
             self._take((yield Decide(self._news_key, News().encode())))
 
