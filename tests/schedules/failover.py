@@ -66,7 +66,7 @@ class Hosted(World):
     """A job whose store may be lost, under one schedule."""
 
     survivable = Survivable()
-    conditions = (*World.conditions, NextStore)
+    conditions = World.conditions | {NextStore}
 
     def __init__(self, choices: Choices, **replacements: Any) -> None:
         self.servers: dict[str, dict[int | str, dict[str, bytes]]] = {_PRIMARY: {}}  # by address: the keys of each view
@@ -174,6 +174,13 @@ class Hosted(World):
 
     def _state(self, thread: Thread) -> str:
         """Of a thread's connection: stands, stalls, or is lost."""
+        look, server, state = thread.connection
+        if look != self._looks or server is not thread.server or self._stale:
+            state = self._looked_at(thread)
+            thread.connection = (self._looks, thread.server, state)
+        return state
+
+    def _looked_at(self, thread: Thread) -> str:
         if thread.server is None:
             return "lost"
         address, host = thread.server[0], self._host_of(thread.server[0])
@@ -221,10 +228,11 @@ class Hosted(World):
 
     @override
     def _begin(self, thread: Thread) -> None:
-        thread.begun_s = self.now_s
+        thread.begun_s, thread.connection = self.now_s, (-1, None, "")
         super()._begin(thread)
-        if isinstance(thread.effect, Enter | Probe):
-            addresses = thread.effect.addresses if isinstance(thread.effect, Probe) else (thread.effect.address,)
+        kind = type(thread.effect)
+        if kind is Enter or kind is Probe:
+            addresses = (thread.effect.address,) if kind is Enter else thread.effect.addresses
             silent = any(self._reached(thread.worker, address) is Reached.SILENT for address in addresses)
             thread.until_s = self.now_s + CONNECT_S * silent
 
@@ -261,8 +269,8 @@ class Hosted(World):
     @override
     def _do(self, thread: Thread) -> Any:
         effect, worker = thread.effect, thread.worker
-        if type(effect) in _OPERATIONS and self._state(thread) == "lost":
-            return _LOST
+        if type(effect) in _OPERATIONS:
+            return _LOST if self._state(thread) == "lost" else super()._do(thread)
         match effect:
             case NextStore():
                 if worker.monitor.broken is not None:
@@ -413,13 +421,18 @@ class Hosted(World):
         if isinstance(error, PeerError) and error.phase == "quorum":
             # or the others have come to the job's end
             return self._is_unclear() or any(worker.end == "done" for worker in self.workers)
-        if (
-            isinstance(error, PeerError)
-            and "nobody is in any more" in said
-            and any("two halves" in str(w.end) for w in self.workers)
-        ):
-            return True  # its members have ended
+        if isinstance(error, PeerError) and "all its members have failed" in said:
+            outside = next(worker for worker in self.workers if worker.membership.me.initial_rank == error.rank and worker.alive)
+            return not any(self._might_admit(worker, outside) for worker in self.workers)
         return super()._may_end_by(error)
+
+    def _might_admit(self, member: Worker, outside: Worker) -> bool:
+        """Whether a worker goes on as a member, and one outside has been able to reach it for as long as it looks for one."""
+        goes_on = member.alive and member.end is None and member.monitor.broken is None and not member.membership.outside
+        since_s = self.now_s - 4 * FAIL_AFTER_S
+        one, other = member.began_as.initial_rank, outside.began_as.initial_rank
+        was_cut = any(until_s > since_s and (one in side) != (other in side) for _, until_s, side in self.parts)
+        return goes_on and not was_cut and max(member.frozen_until_s, outside.frozen_until_s) < since_s
 
     def _is_unclear(self) -> bool:
         """Whether somebody was silent for long who may be alive."""

@@ -85,6 +85,7 @@ class Thread:
         self.ended = False
         self.ready = True  # whether it may run
         self.waits = False  # for what any other thread may do
+        self.connection = (-1, None, "")  # by which look, with what, and in which state
 
 
 class Worker:
@@ -142,7 +143,7 @@ class World:
     """
 
     survivable: Survivable | None = None  # whether the store may be lost
-    conditions: tuple[type, ...] = (Await, Until, Run, MakeGroup)  # effects that wait for what another thread does
+    conditions: frozenset[type] = frozenset((Await, Until, Run, MakeGroup))  # effects that wait for what another thread does
 
     def __init__(self, choices: Choices, **replacements: Any) -> None:
         self.choices = choices
@@ -164,6 +165,7 @@ class World:
         self._threads: list[Thread] = []
         self.running = 1  # threads that have not ended
         self._stale = True  # the time, or the state of some worker, has changed since it was looked who may run
+        self._looks = 0  # after such a change
         self._moved: Worker | None = None  # whose thread has run last
         members = [WorkerId(rank, 1) for rank in range(self.n)]
         self.workers = [self._started(worker, members, late=False) for worker in members]
@@ -391,6 +393,7 @@ class World:
         """The threads that may run. Most can as long as nothing but other threads' steps happens."""
         if self._stale:
             self._stale = False
+            self._looks += 1
             self._threads = self._alive_threads()
             self.running = len(self._threads)
             for thread in self._threads:
@@ -456,17 +459,18 @@ class World:
 
     def _begin(self, thread: Thread) -> None:
         effect, worker = thread.effect, thread.worker
-        thread.waits = isinstance(effect, self.conditions)
-        if isinstance(effect, Pause | Await):
+        kind = type(effect)
+        thread.waits = kind in self.conditions
+        if kind is Pause or kind is Await:
             thread.until_s = self.now_s + effect.seconds
-        elif isinstance(effect, MakeGroup):
-            worker.group = None
-            thread.meeting = (effect.keys, effect.size)
-        elif isinstance(effect, Run):
-            group = worker.group or f"none of {worker.began_as}"
-            worker.runs[group] = worker.runs.get(group, 0) + 1
-            thread.meeting = (f"{group}/run/{worker.runs[group]}", len(worker.membership.members))
-        if isinstance(effect, Run | MakeGroup):
+        elif kind is Run or kind is MakeGroup:
+            if kind is MakeGroup:
+                worker.group = None
+                thread.meeting = (effect.keys, effect.size)
+            else:
+                group = worker.group or f"none of {worker.began_as}"
+                worker.runs[group] = worker.runs.get(group, 0) + 1
+                thread.meeting = (f"{group}/run/{worker.runs[group]}", len(worker.membership.members))
             thread.until_s = self.now_s + GROUP_S
             self.meets.setdefault(thread.meeting[0], set()).add(str(worker.membership.me))
 

@@ -400,7 +400,7 @@ class Monitor:
             self._take((yield Swap(self._news_key, self._read, later.encode())))
 
     def learn_hosts(self, workers: Sequence[WorkerId]) -> Steps[None]:
-        """Read where workers keep their stores; all have told that."""
+        """Read where workers keep their stores, if all have told that."""
         unknown = tuple(worker for worker in workers if worker not in self.hosts)
         if unknown and self.address is not None:
             found = yield ReadAll(tuple(map(self._host_key, unknown)))
@@ -456,8 +456,10 @@ class Monitor:
 
     def _probe(self, failed: Collection[WorkerId]) -> Steps[None]:
         """Look whether the processes of workers that have failed have ended, where that can be seen by their stores."""
-        unsure = [worker for worker in sorted({*failed} - self._ended - self.news.failed) if worker in self.hosts]
-        if unsure:
+        unsure = sorted({*failed} - self._ended - self.news.failed)
+        for worker in unsure:
+            yield from self.learn_hosts([worker])  # one that fails before all have met
+        if unsure := [worker for worker in unsure if worker in self.hosts]:
             found = yield Probe(tuple(self.hosts[worker] for worker in unsure))
             self._ended |= {worker for worker, reached in zip(unsure, found, strict=True) if reached is Reached.REFUSED}
 
