@@ -427,12 +427,13 @@ class Hosted(World):
         return super()._may_end_by(error)
 
     def _might_admit(self, member: Worker, outside: Worker) -> bool:
-        """Whether a worker goes on as a member, and one outside has been able to reach it for as long as it looks for one."""
+        """Whether a worker goes on as a member, and one outside knows it, and has been able to reach it all the time."""
         goes_on = member.alive and member.end is None and member.monitor.broken is None and not member.membership.outside
         since_s = self.now_s - 4 * FAIL_AFTER_S
         one, other = member.began_as.initial_rank, outside.began_as.initial_rank
         was_cut = any(until_s > since_s and (one in side) != (other in side) for _, until_s, side in self.parts)
-        return goes_on and not was_cut and max(member.frozen_until_s, outside.frozen_until_s) < since_s
+        is_known = str(member.began_as) in outside.monitor.hosts.values()
+        return goes_on and is_known and not was_cut and max(member.frozen_until_s, outside.frozen_until_s) < since_s
 
     def _is_unclear(self) -> bool:
         """Whether somebody was silent for long who may be alive."""
@@ -445,8 +446,9 @@ class Hosted(World):
                 worker.frozen_s = max(worker.frozen_s, 2 * SHORT_S)
         super()._check_end()
         ended = [worker for worker in self.workers if worker.alive and worker.end == "done" and not worker.membership.outside]
-        done = [worker for worker in ended if worker.monitor.broken is None]  # a script may catch that
-        if len({(worker.membership.members, worker.membership.generation) for worker in done}) > 1 and not self.aborts:
+        # a script may catch what ends a use; whoever was excluded in an aborted one finds out in the next
+        done = [worker for worker in ended if worker.monitor.broken is None and len(self.program) - 1 not in worker.aborted]
+        if len({(worker.membership.members, worker.membership.generation) for worker in done}) > 1:
             sides = [(worker.membership.members, worker.failover.view) for worker in done]
             raise Violation(f"two sides are the job at the end: {sides}")
         self._check_who_goes_on()

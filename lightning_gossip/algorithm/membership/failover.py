@@ -352,11 +352,9 @@ class Failover:
     def _may_adopt(self, view: int) -> bool:
         """Whether to go on in a view that others are in.
 
-        A worker outside has promised nothing under its next identity, and may have lost only its connection.
+        A worker outside has promised nothing under its next identity, and may have left while they were frozen.
         """
-        if self._monitor.is_outside:
-            return view > self.view or (view == self.view and not self._monitor.is_abandoned)
-        return view > self.view and view >= self._promised
+        return view >= self.view if self._monitor.is_outside else view > self.view and view >= self._promised
 
     def _ask(self, worker: WorkerId) -> Steps[tuple[tuple[int, str] | None, tuple[int, str] | None]]:
         """The view that a worker is in and the one that it waits for, as it says in its store, with their addresses."""
