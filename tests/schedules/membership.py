@@ -324,7 +324,8 @@ class World:
 
     def _crashes(self, worker: Worker, use: int) -> bool:
         """Whether a worker whose exception has ended a use does not go on."""
-        told = News.decode(self._store_of(worker)["p/news"]).abort_of(use)
+        news = self._store_of(worker).get("p/news")
+        told = None if news is None else News.decode(news).abort_of(use)
         where = self.crashes.get((worker.began_as.initial_rank, use))
         if where is None or told is None or told.by != worker.membership.me:
             return False

@@ -227,7 +227,7 @@ class Failover:
         self._here: tuple[WorkerId, ...] = ()  # who was at the last meeting
         self._ahead: WorkerId | None = None  # one that waits for a later view elsewhere
         self._looks = 0  # at those that are missing
-        self._contact_s = now_s()  # when this worker was last heard in a store of the job
+        self._contact_s = now_s()  # when this worker was last heard in a store of the job, or heard a member from outside
         self._ended: frozenset[WorkerId] = frozenset()  # found in time: before the others can have excluded this worker
 
     def lose(self, moves: int) -> None:
@@ -246,7 +246,9 @@ class Failover:
                 raise StoreLostError
             began_s = self._now_s()
             yield from self._monitor.tick(self._may_go_on)
-            self._contact_s, self._ended = began_s, self._monitor.ended()
+            if not self._monitor.is_outside or self._monitor.hears_a_member():
+                self._contact_s = began_s
+            self._ended = self._monitor.ended()
             if self._monitor.is_abandoned:
                 yield from self._find()  # perhaps they go on elsewhere
         except StoreLostError:
@@ -265,7 +267,8 @@ class Failover:
         self._begin_search()
         yield Leave()
         yield from self._probe(self._rounds.agreed)  # at once
-        give_up_s = self._now_s() + _PATIENCE * self._silent_s
+        # others outside may wait where no member is left, and say that the job is there
+        give_up_s = (self._contact_s if self._monitor.is_outside else self._now_s()) + _PATIENCE * self._silent_s
         while self._now_s() < give_up_s:
             candidates = list(self._candidates())
             if not candidates and self._monitor.hosts:

@@ -541,7 +541,7 @@ class Monitor:
         """Find out whether there is anybody who could admit this worker."""
         members = {worker: said for worker, said in heard.items() if not said.outside}
         alive = {worker: said for worker, said in members.items() if self.verdict(worker) is not Verdict.FAILED}
-        self._hears_a_member = any(self.verdict(worker) is Verdict.ALIVE for worker in alive)
+        self._hears_a_member = any(self._detector.hears(worker) for worker in alive)
         if alive and all(said.resting for said in alive.values()):
             aborts = [self.news.abort_of(said.use) for said in alive.values()]
             if (told := aborts[0]) is not None and None not in aborts:
