@@ -116,7 +116,7 @@ class Hosted(World):
         )
         worker.job = job
         worker.failover.view = job[1]
-        worker.connected = 0
+        worker.connected, worker.adopted_s = 0, self.now_s
         self.servers[str(me)] = {}
         self._owners[str(me)] = worker
         self._publish(worker, *reversed(job))
@@ -207,9 +207,11 @@ class Hosted(World):
         if address not in self.servers:
             return Reached.REFUSED
         owner = self._owner(address)
-        if owner is not None and owner.end == "done":
+        if owner is not None and owner.end is not None:
             self.done_s.setdefault(address, self.now_s)
             if self.now_s >= self.done_s[address] + ENDS_S and not any(w.job and w.job[0] == address for w in self.workers):
+                del self.servers[address]
+                self._stale = True
                 return Reached.REFUSED  # its process has ended
         return Reached.SILENT if owner is not None and owner.frozen_until_s > self.now_s else Reached.OPEN
 
@@ -291,7 +293,8 @@ class Hosted(World):
                 thread.server = (address, "meet") if reached is Reached.OPEN else None
                 return reached
             case Adopt(view, address):
-                worker.job = thread.server = (address, view)
+                worker.job, worker.adopted_s = (address, view), self.now_s
+                thread.server = worker.job
                 if view < worker.failover._promised and not worker.membership.outside and not self._is_unclear():
                     raise Violation(f"{worker.began_as.spoken} gives its identity up, and nobody was silent for long")
             case Publish(view, address):
@@ -404,7 +407,7 @@ class Hosted(World):
             worker.died_s = self.last_loss_s = self.now_s
         else:
             super()._kill(worker)
-        del self.servers[str(worker.began_as)]
+        self.servers.pop(str(worker.began_as), None)
         if host == 0 and (host in self.ended_s or (not self.agent and worker.began_as.incarnation == 1)):
             self.servers.pop(_PRIMARY, None)
             self._note_loss()
@@ -432,8 +435,9 @@ class Hosted(World):
         since_s = self.now_s - 4 * FAIL_AFTER_S
         one, other = member.began_as.initial_rank, outside.began_as.initial_rank
         was_cut = any(until_s > since_s and (one in side) != (other in side) for _, until_s, side in self.parts)
+        is_there = member.job is not None and member.adopted_s < since_s  # and does not look for the next store itself
         is_known = str(member.began_as) in outside.monitor.hosts.values()
-        return goes_on and is_known and not was_cut and max(member.frozen_until_s, outside.frozen_until_s) < since_s
+        return goes_on and is_there and is_known and not was_cut and max(member.frozen_until_s, outside.frozen_until_s) < since_s
 
     def _is_unclear(self) -> bool:
         """Whether somebody was silent for long who may be alive."""

@@ -85,7 +85,8 @@ class Registration(NamedTuple):
         view: that it was in.
         number: of the last round whose result it has read; -1 for none.
         settled: whether it has acted by that.
-        agreed: the members by that result.
+        agreed: the members by the last result that it has acted by.
+        proposed: those by the last one that it has read: it is a witness of that, and others may have acted by it since.
         taking_part: those of its last round.
         news: as it has read them, with what it has found out.
         ended: workers whose processes ended before they can have gone on without this one.
@@ -96,6 +97,7 @@ class Registration(NamedTuple):
     number: int
     settled: bool
     agreed: tuple[Span, ...]
+    proposed: tuple[Span, ...]
     taking_part: tuple[Span, ...]
     news: bytes
     ended: frozenset[WorkerId]
@@ -160,11 +162,23 @@ class Meeting:
 
     def may_open(self, least: int | None, *, in_vain: bool) -> bool:
         """Whether those present go on; ``in_vain``: they have waited long enough for the others."""
-        # those that were silent, and then ended, may have gone on before, and have come to the job's end: unless too few
-        others = set(self.members).difference(self.present, self._in_time)
-        went_on = has_quorum(others, self.members, self._in_time, at_store=True, least=least)
-        ended = self._in_time if went_on else self._ended
+        if self.best is None:
+            return False
+        ended = self._in_time if self._may_have_gone_on(least) else self._ended
         return (self.is_complete or in_vain) and has_quorum(self.present, self.members, ended, at_store=False, least=least)
+
+    def _may_have_gone_on(self, least: int | None) -> bool:
+        """Whether those that were silent, and then ended, may have come to the job's end before: unless they were too few.
+
+        They may have acted by the last result, and so have been enough among the members by that.
+        """
+        assert self.best is not None
+        gone = self._in_time.union(self.present)
+        return any(
+            has_quorum(set(members) - gone, members, self._in_time, at_store=True, least=least)
+            for members in (self.members, workers_of(self.best.proposed))
+            if members
+        )
 
     def opened(self, result: bytes) -> Opened:
         """How the view begins."""
@@ -418,6 +432,7 @@ class Failover:
             known.number,
             known.settled,
             spans_of(rounds.agreed or rounds.taking_part),
+            spans_of(rounds.proposed),
             spans_of(rounds.taking_part),
             monitor.told().encode(),
             self._ended_in_time(),

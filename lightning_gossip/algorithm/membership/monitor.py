@@ -376,7 +376,7 @@ class Monitor:
             yield from self._exclude(may_go_on)
             self._found |= self._of_dead_islands()
         else:
-            self._weigh(heard)
+            yield from self._weigh(heard)
         self._note_version()
         yield from self.publish()
         if self.waiting_for is not None and self._known_changes < self._changes:
@@ -537,12 +537,15 @@ class Monitor:
             if self.is_abandoned and self.address is None:
                 self._nobody_admits = str(self.left_alone())
 
-    def _weigh(self, heard: dict[WorkerId, Heartbeat]) -> None:
+    def _weigh(self, heard: dict[WorkerId, Heartbeat]) -> Steps[None]:
         """Find out whether there is anybody who could admit this worker."""
         members = {worker: said for worker, said in heard.items() if not said.outside}
         alive = {worker: said for worker, said in members.items() if self.verdict(worker) is not Verdict.FAILED}
         self._hears_a_member = any(self._detector.hears(worker) for worker in alive)
         if alive and all(said.resting for said in alive.values()):
+            yield from self._probe(alive)  # their ends are told by no heartbeat
+            for worker in alive.keys() & self._ended:
+                self._detector.process_ended(worker)
             aborts = [self.news.abort_of(said.use) for said in alive.values()]
             if (told := aborts[0]) is not None and None not in aborts:
                 self._nobody_admits = self._said_at_the_end(f"rank {told.rank} has failed: {told.reason}")
