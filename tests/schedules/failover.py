@@ -425,7 +425,7 @@ class Hosted(World):
             # or the others have come to the job's end
             return self._is_unclear() or any(worker.end == "done" for worker in self.workers)
         if isinstance(error, PeerError) and "all its members have failed" in said:
-            outside = next(worker for worker in self.workers if worker.membership.me.initial_rank == error.rank and worker.alive)
+            outside = next(each for each in self.workers if each.alive and each.membership.me.initial_rank == error.rank)
             return not any(self._might_admit(worker, outside) for worker in self.workers)
         return super()._may_end_by(error)
 
@@ -437,7 +437,8 @@ class Hosted(World):
         was_cut = any(until_s > since_s and (one in side) != (other in side) for _, until_s, side in self.parts)
         is_there = member.job is not None and member.adopted_s < since_s  # and does not look for the next store itself
         is_known = str(member.began_as) in outside.monitor.hosts.values()
-        return goes_on and is_there and is_known and not was_cut and max(member.frozen_until_s, outside.frozen_until_s) < since_s
+        was_frozen = max(member.frozen_until_s, outside.frozen_until_s) >= since_s
+        return goes_on and is_there and is_known and not was_cut and not was_frozen
 
     def _is_unclear(self) -> bool:
         """Whether somebody was silent for long who may be alive."""

@@ -105,7 +105,7 @@ class FailureDetector(Generic[W]):
         self._processes_ended.add(worker)
 
     def hears(self, worker: W) -> bool:
-        """Whether a worker is alive, and has sent a heartbeat since it was listened to: the first one read may be an old one."""
+        """Whether a worker is alive and was seen to send a heartbeat: the first one that is read may be an old one."""
         return worker in self._beating and self.verdict(worker) is Verdict.ALIVE
 
     def verdict(self, worker: W) -> Verdict:
