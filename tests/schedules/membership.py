@@ -59,7 +59,7 @@ GROUP_S = 4.0  # that a collective, or the making of groups, waits for one that 
 TIMEOUT_S = 400.0  # of a round: nobody may need it
 JOIN_S = 20.0  # that one outside waits without hearing a member; an epoch may be longer
 SHORT_S = 1.0  # a freeze that excludes nobody
-EVENTS = 60_000
+EVENTS = 200_000
 
 
 class Until(NamedTuple):
