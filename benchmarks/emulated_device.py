@@ -12,6 +12,8 @@ stream and return at once, as CUDA's kernels do; streams run them in order, each
 waits until the stream is empty, as ``.item()`` does. Copies between the device and pinned memory with ``non_blocking=True`` are
 put into the stream; all others wait. Pinned memory is what :meth:`EmulatedStreams.pinned` has made.
 
+A collective that is given the device's memory raises, as Gloo does: there is no other backend.
+
 Two mistakes are found, which a CUDA device would let pass nearly always:
 - until a copy into host memory has ended, that memory is full of NaN;
 - host memory that a copy reads must be the same when it is read as when the copy was enqueued; else the next wait, or
@@ -293,6 +295,8 @@ class EmulatedDevice(TorchDispatchMode):
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if func.is_view or not any(self.holds(tensor) for tensor in tensors):
             return func(*args, **kwargs)
+        if func.namespace == "c10d":
+            raise RuntimeError(f"{func}: the group works on host memory, and was given a tensor of the device's.")
         if not func._schema.is_mutable:
             self.synchronize()
             result = func(*args, **kwargs)

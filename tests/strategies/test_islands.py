@@ -25,7 +25,7 @@ from lightning_gossip import (
     APSGDStrategy,
     ConfigurationError,
     DPSGDStrategy,
-    Outer,
+    EAMSGDStrategy,
     PeriodicAveragingStrategy,
     QSGDStrategy,
 )
@@ -35,7 +35,7 @@ from tests.strategies.launch import launch
 from tests.strategies.models import OPTIMIZERS, Net, RemembersLosses, flat, loader, samples, trainer
 
 processes = pytest.mark.processes
-MANY = 811
+MANY = 811  # each island is sure of one group of batches only, and comes to its fourth step on a busy machine too
 SAMPLES = 203  # 26 batches of 8: six groups of four, and one cut anew
 
 
@@ -143,8 +143,18 @@ def _forget(strategy: ADPSGDStrategy) -> None:
 
 
 @processes
-@pytest.mark.parametrize("clipped", [False, True], ids=["plain", "clipped and accumulated"])
-@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
+@pytest.mark.parametrize(
+    ("optimizer", "clipped"),
+    [
+        pytest.param(
+            *(optimizer, clipped),
+            id=f"{optimizer}-{'clipped and accumulated' if clipped else 'plain'}",
+            marks=[] if clipped == (optimizer == "adamw") else pytest.mark.slow,
+        )
+        for optimizer in OPTIMIZERS
+        for clipped in (False, True)
+    ],
+)
 def test_one_island_is_ddp_bit_for_bit(optimizer: str, clipped: bool) -> None:
     for ours, ddp in launch(_hashes, optimizer, clipped, workers=2):
         assert ours == ddp
@@ -158,7 +168,7 @@ def _still(at_rendezvous: str) -> Any:
     model = Net(lambda model: torch.optim.SGD(model.parameters(), lr=0.0))
     parted, strategy = Parted(2), islands(at_rendezvous=at_rendezvous)
     fit = trainer(strategy=strategy, callbacks=[parted], max_epochs=3)
-    fit.fit(model, loader(800))
+    fit.fit(model, loader(400))
     report = strategy.report
     count = sum(parameter.numel() for parameter in model.parameters())
     return {
@@ -215,25 +225,20 @@ def test_what_is_not_possible_is_refused_with_what_to_write_instead() -> None:
     with pytest.raises(ConfigurationError, match="no argument 'find_unused_parameters'"):
         ADPSGDStrategy(find_unused_parameters=True)
     ADPSGDStrategy(island=2, find_unused_parameters=True, gradient_as_bucket_view=True)
-    with pytest.raises(ConfigurationError, match="checkpoint='replicas' with island"):
-        ADPSGDStrategy(island=2, checkpoint="replicas")
-    with pytest.raises(ConfigurationError, match="on_nonfinite='adopt' with island"):
-        ADPSGDStrategy(island=2, on_nonfinite="adopt")
-    with pytest.raises(ConfigurationError, match=r"a2cid2=True with island=\.\.\. is not possible yet"):
-        ADPSGDStrategy(island=2, a2cid2=True)
-    with pytest.raises(ConfigurationError, match=r"outer=\.\.\. with island=\.\.\. is not possible yet"):
-        ADPSGDStrategy(island="node", outer=Outer())
-    with pytest.raises(ConfigurationError, match=r"outer=\.\.\. with island=\.\.\. is not possible yet"):
-        PeriodicAveragingStrategy(island=2, outer=Outer())
-    with pytest.raises(ConfigurationError, match="optimizer_state='average' with island"):
-        PeriodicAveragingStrategy(island=2, optimizer_state="average")
     with pytest.raises(ConfigurationError, match="start_method='fork' with island=2 is not possible yet"):
         ADPSGDStrategy(island=2, start_method="fork")
-    for other in (DPSGDStrategy, APSGDStrategy, QSGDStrategy):
+    for other in (DPSGDStrategy, APSGDStrategy, EAMSGDStrategy, QSGDStrategy):
         with pytest.raises(ConfigurationError, match=f"island=2 is not possible with {other.__name__}: its workers are single"):
             other(island=2)
     with pytest.raises(ConfigurationError, match="island=3 does not divide the 4 ranks of the job"):
         trainer(strategy=ADPSGDStrategy(island=3), devices=4).fit(Net(), loader())
+
+
+def test_a_wire_for_averagings_of_devices_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PeriodicAveragingStrategy, "root_device", torch.device("cuda", 0))
+    fit = trainer(strategy=PeriodicAveragingStrategy(island=2, wire="int8"), devices=2)
+    with pytest.raises(ConfigurationError, match="wire='int8' with island=2 is written in host memory"):
+        fit.fit(Net(), loader())
 
 
 # -- death and return --------------------------------------------------------------------------------------------------------
@@ -403,7 +408,7 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_resumes_on_other_islands(tmp_pat
     batches = EpochPlan(**state["plan"]).batches(0)
     left = [sample for number in state["position"]["pending"] for sample in batches[number]]
     assert 0 < len(left) < MANY
-    for island in (1, 2, 4):
+    for island in (1, 4):
         ranks = launch(_resuming, str(first), island, workers=4)
         counts = Counter(sample for rank in ranks for sample in rank["seen"])
         assert counts == Counter(left) + Counter(range(MANY)), f"resumed with island={island}"

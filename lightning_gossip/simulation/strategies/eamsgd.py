@@ -17,7 +17,8 @@ from typing_extensions import override
 from lightning_gossip.algorithm import eamsgd
 from lightning_gossip.algorithm.apsgd.server import ServerRule
 from lightning_gossip.algorithm.apsgd.worker import Served
-from lightning_gossip.algorithm.eamsgd import EAMSGDOptions, ElasticCentre, ElasticProtocol
+from lightning_gossip.algorithm.eamsgd import ElasticCentre, ElasticProtocol
+from lightning_gossip.algorithm.eamsgd_options import EAMSGDOptions
 from lightning_gossip.algorithm.effects import perform_in_time
 from lightning_gossip.algorithm.options import EpochOptions
 from lightning_gossip.errors import ConfigurationError

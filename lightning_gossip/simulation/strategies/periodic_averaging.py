@@ -17,14 +17,16 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_gossip.algorithm.compression.error_feedback_mean import CompressedMean, MeanWire, mean_bytes
+from lightning_gossip.algorithm.compression.error_feedback_mean import CompressedMean, mean_bytes
+from lightning_gossip.algorithm.compression.wires import MeanWire
 from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.options import EpochEndOptions
-from lightning_gossip.algorithm.outer import DILOCO, Outer, OuterState
+from lightning_gossip.algorithm.outer import DILOCO, Outer
 from lightning_gossip.algorithm.periodic_averaging import protocol
 from lightning_gossip.algorithm.periodic_averaging.adaptive_period import AdaptivePeriod
 from lightning_gossip.algorithm.periodic_averaging.period import PeriodController
 from lightning_gossip.algorithm.periodic_averaging.protocol import Averaged, AveragingOptions, AveragingProtocol
+from lightning_gossip.algorithm.slow_weights import OuterState
 from lightning_gossip.algorithm.tensors.flat import fragment_slices
 from lightning_gossip.simulation.cluster.collective_costs import all_reduce_bytes, all_reduce_s
 from lightning_gossip.simulation.problems.batch_assignment import Task
