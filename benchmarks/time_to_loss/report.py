@@ -148,8 +148,12 @@ def rows(results: Results, condition: Condition, target: Targets) -> list[Row]:
 
 def label(row: Row) -> str:
     """In a table."""
-    tuned = ", tuned" if row.contender in GRID else ""
-    return KNOWN[row.contender].label + tuned + ("" if row.length == 1.0 else f", {row.length:g} × the samples")
+    return _named(row.contender, row.length)
+
+
+def _named(name: str, length: float) -> str:
+    tuned = ", tuned" if name in GRID else ""
+    return KNOWN[name].label + tuned + ("" if length == 1.0 else f", {length:g} × the samples")
 
 
 def show(results: Results, hosts: int) -> None:
@@ -196,36 +200,41 @@ def ratio(reference: Row, row: Row, of: str, *, half: bool = False) -> float | N
 
 def plot(results: Results, hosts: int, scenario: str, path: Path) -> None:
     """Loss against virtual time on each link, and against bytes; the mean over the seeds."""
-    runs = reported(results, hosts=hosts, scenario=scenario, length=1.0)
+    runs = reported(results, hosts=hosts, scenario=scenario)
     rates = sorted({run["rate_mbit"] for run in runs}, reverse=True)
     figure, panels = axes_of(2, len(rates), width=4.6, height=3.6)
-    names = [name for name in KNOWN if any(run["contender"] == name for run in runs)]
+    found = {(run["contender"], run["length"]) for run in runs}
+    lines = sorted(found, key=lambda line: (list(KNOWN).index(line[0]), line[1]))
     target = targets(results, hosts)
     for column, rate_mbit in enumerate(rates):
-        for name in names:
+        here = [run for run in runs if run["rate_mbit"] == rate_mbit]
+        for line in lines:
             for axes, x in zip(panels[:, column], ("s", "gb"), strict=True):
-                curves = [run["curve"] for run in runs if run["contender"] == name and run["rate_mbit"] == rate_mbit]
-                _draw(axes, curves, x, name)
+                _draw(axes, [run["curve"] for run in here if (run["contender"], run["length"]) == line], x, *line)
         panels[0, column].set(title=f"{rate_mbit:g} Mb/s", xlabel="virtual hours", xscale="log")
         panels[1, column].set(xlabel="GB sent by a host", xscale="log")
         for axes in panels[:, column]:
             axes.set_ylabel("held-out loss, nats a byte")
             if target is not None:
                 axes.axhline(target.within, color="black", lw=0.8, ls=":")
-    handles = [_handle(name) for name in names]
+    handles = [_handle(*line) for line in lines]
     handles.append(Line2D([], [], color="black", lw=0.8, ls=":", label="the target: DDP's loss at the end plus its spread"))
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
     figure.suptitle(f"{hosts} hosts, {SCENARIOS[scenario]}: means of the seeds")
     figure.savefig(path, dpi=110)
 
 
-def _handle(name: str) -> Line2D:
+def _handle(name: str, length: float) -> Line2D:
     contender = KNOWN[name]
-    tuned = ", tuned" if name in GRID else ""
-    return Line2D([], [], color=contender.colour, marker=contender.marker, ms=4, label=contender.label + tuned)
+    style = {"color": contender.colour, "marker": contender.marker, "ms": 4, "ls": _style(length)}
+    return Line2D([], [], label=_named(name, length), **style)  # type: ignore[arg-type]
 
 
-def _draw(axes: Any, curves: Sequence[dict[str, list[float]]], x: str, name: str) -> None:
+def _style(length: float) -> str:
+    return "-" if length == 1.0 else "--"
+
+
+def _draw(axes: Any, curves: Sequence[dict[str, list[float]]], x: str, name: str, length: float) -> None:
     if not curves:
         return
     points = min(len(curve["loss"]) for curve in curves)
@@ -233,4 +242,5 @@ def _draw(axes: Any, curves: Sequence[dict[str, list[float]]], x: str, name: str
     at = at / 3600 if x == "s" else at
     kept = at > 0
     contender = KNOWN[name]
-    axes.plot(at[kept], loss[kept], color=contender.colour, marker=contender.marker, ms=3.5, markevery=4, lw=1.2)
+    style = {"color": contender.colour, "marker": contender.marker, "ls": _style(length)}
+    axes.plot(at[kept], loss[kept], ms=3.5, markevery=4, lw=1.2, **style)
