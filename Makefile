@@ -3,15 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Three at once, in the order of tests/turns.py. One after the other: make test BESIDE=
-BESIDE := -n 3 --dist loadfile --no-loadscope-reorder
+# Four at once, in the order of tests/turns.py. One after the other: make test BESIDE=
+BESIDE := -n 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-slow schedules schedules-selftest chaos exits lint docs compat bench gpu reproduce clean
+.PHONY: demo test test-slow schedules schedules-selftest chaos exits lint docs compat bench bench-long gpu reproduce clean
 
 demo: $(STAMP)
 	$(BIN)/python -m recipes.train
 
-test: $(STAMP)  # what pytest makes of the files is kept, else each of the three makes it anew
+test: $(STAMP)  # what pytest makes of the files is kept, else each of the four makes it anew
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(BESIDE)
 
 test-slow: $(STAMP)
@@ -54,6 +54,9 @@ bench: $(STAMP) $(VENV)/.bench
 	$(BIN)/python -m benchmarks.simulation
 	$(BIN)/python -m benchmarks.control_plane
 	-$(BIN)/python -m benchmarks.network  # says so where it cannot run
+
+bench-long: $(STAMP)  # hours; what was measured before is kept, so that it can be stopped and goes on
+	$(BIN)/python -m benchmarks.time_to_loss
 
 gpu: $(STAMP)  # under eight minutes; without CUDA on an emulated device
 	$(BIN)/python -m benchmarks.gpu

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from benchmarks.harness import RESULTS, console, print_table, spread, write_results
+from benchmarks.harness import RESULTS, best_rate, console, print_table, spread, write_results
 from lightning_gossip.simulation import (
     ADPSGD,
     DPSGD,
@@ -158,21 +158,12 @@ def measure(
                     yield f"{alpha:g}", row, f"{lr:g}", runs
 
 
-def best(runs: dict[str, list[dict[str, float] | None]]) -> tuple[str, list[dict[str, float]]] | None:
-    """The learning rate of the least mean test loss, of those with which no seed diverged."""
-    whole = {lr: [run for run in of if run is not None] for lr, of in runs.items() if None not in of}
-    if not whole:
-        return None
-    lr = min(whole, key=lambda lr: statistics.fmean(run["test"] for run in whole[lr]))
-    return lr, whole[lr]
-
-
 def show(results: dict[str, Any]) -> None:
     """A table for each α."""
     for alpha, rows in results["runs"].items():
         lines = []
         for row in ROWS:
-            found = best(rows.get(row, {}))
+            found = best_rate(rows.get(row, {}), results["seeds"])
             if found is None:
                 continue
             lr, of = found

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import logging
 import multiprocessing
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -49,10 +52,26 @@ _LIBRARY_VARIABLES = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if hasattr(config, "workerinput"):  # in a worker of pytest-xdist
+    if hasattr(config, "workerinput"):  # in a worker of pytest-xdist, which is forked too
+        sys.executable = config.workerinput["python"]
+        multiprocessing.set_executable(sys.executable)
         config.pluginmanager.register(Turns(Path(__file__), Path(__file__).with_name("turns.py")))
     elif config.getoption("numprocesses", None) and not config.option.collectonly:
-        warm.share()  # imports while the workers collect tests
+        warm.share()
+        config.option.tx = [f"popen//python={warm.python()}"] * len(config.option.tx)  # one import of everything serves all
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["python"] = sys.executable
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # what stays is not looked at again by each collection, of which the tests make thousands
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch") and isinstance(logger, logging.Logger):
+            logger.propagate = True  # else pytest gives each of sixty a handler, and takes it away, three times a test
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -75,7 +94,9 @@ def _warm_python(request: pytest.FixtureRequest) -> None:
 def _seeds() -> None:
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed formats the stack thrice for devices that are not there
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture(autouse=True)

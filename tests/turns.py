@@ -1,4 +1,4 @@
-"""What pytest-xdist's workers run beside each other: `make test` has three, since many tests wait for processes.
+"""What pytest-xdist's workers run beside each other: `make test` has four, also on two cores, since many tests wait.
 
 The tests of a file stay on one worker, so that what its fixtures make is made once. Those that start processes go to whoever is
 free, where the file has no such fixture. Tests marked ``processes`` come first, so that the quick ones at the end keep all

@@ -5,13 +5,24 @@
   :func:`wait` are its parts.
 - :class:`Recorder` and :func:`recorded`: what workers write down while they train, as a table of pandas.
 - :func:`trainer` and :func:`repeated`: a quiet Trainer, and the digits over and over.
-- :func:`print_table`, :func:`against`, :func:`spread`, :func:`axes_of` and :func:`write_results`: what a benchmark prints and
-  leaves.
+- :func:`print_table`, :func:`against`, :func:`spread`, :func:`best_rate`, :func:`axes_of` and :func:`write_results`: what a
+  benchmark prints and leaves.
 """
 
 from benchmarks.harness.pair import pair_transport
 from benchmarks.harness.record import Recorder, recorded
-from benchmarks.harness.report import RESULTS, ROOT, against, axes_of, console, machine, print_table, spread, write_results
+from benchmarks.harness.report import (
+    RESULTS,
+    ROOT,
+    against,
+    axes_of,
+    best_rate,
+    console,
+    machine,
+    print_table,
+    spread,
+    write_results,
+)
 from benchmarks.harness.training import repeated, torchft_manager, trainer
 from benchmarks.harness.workers import process_group, rank, run, wait, workers
 
@@ -21,6 +32,7 @@ __all__ = [
     "Recorder",
     "against",
     "axes_of",
+    "best_rate",
     "console",
     "machine",
     "pair_transport",

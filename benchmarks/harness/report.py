@@ -7,7 +7,7 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,18 @@ def against(value: float, aim: float, *, at_most: bool = False, digits: int = 2)
 def spread(values: Sequence[float]) -> str:
     """Mean and standard deviation."""
     return f"{statistics.fmean(values):.4f}" + (f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else "")
+
+
+def best_rate(runs: Mapping[str, Sequence[dict[str, float] | None]], seeds: int) -> tuple[str, list[dict[str, float]]] | None:
+    """The learning rate of the least mean test loss, of those with which no seed diverged, and its runs; None if there is none.
+
+    Args:
+        runs: by learning rate; what diverged is None, or not there.
+        seeds: how many there are of each.
+    """
+    finished = {lr: [run for run in of if run is not None] for lr, of in runs.items()}
+    whole = {lr: of for lr, of in finished.items() if len(of) == seeds}
+    return min(whole.items(), key=lambda item: statistics.fmean(run["test"] for run in item[1]), default=None)
 
 
 def write_results(name: str, results: dict[str, Any], folder: Path = RESULTS) -> Path:

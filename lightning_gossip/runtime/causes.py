@@ -22,6 +22,7 @@ from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime.store_client import another
 
 _PRINTED_S = 5.0  # for the first one to print its traceback
+_CONNECT_S = 1.0  # with a store that may be ending; torch tries twice as long
 
 
 def terminal() -> str:
@@ -107,7 +108,7 @@ def tell_once(error: BaseException, store: Store, prefix: str, rank: int) -> Non
         rank: of this worker.
     """
     try:
-        cause = Cause(error, another(store, timeout_s=_PRINTED_S), prefix, rank)
+        cause = Cause(error, another(store, timeout_s=_PRINTED_S, connect_s=_CONNECT_S), prefix, rank)
     except (dist.DistError, PeerError):  # the store has ended with its host
         return
     before = sys.excepthook

@@ -225,21 +225,23 @@ def meet(store: Store, count: int) -> None:
     store.get("all")
 
 
-def another(store: Store, *, timeout_s: float | None = None) -> Store:
+def another(store: Store, *, timeout_s: float | None = None, connect_s: float = _NAMES_S) -> Store:
     """A second connection, since one serves one call at a time.
 
     Args:
         store: the first one.
         timeout_s: how long a call may wait, in seconds; as for the first one if None.
+        connect_s: after how long torch may not begin another attempt to connect, in seconds.
 
     Raises:
         torch.distributed.DistNetworkError: at once, if the store has ended.
     """
     if isinstance(store, Space):
-        return Space(store.name, another(store.store, timeout_s=timeout_s))
+        return Space(store.name, another(store.store, timeout_s=timeout_s, connect_s=connect_s))
     if isinstance(store, TCPStore):
         as_first: timedelta = store.timeout  # type: ignore[attr-defined]
-        second = client(store.host, store.port, timeout_s=as_first.total_seconds() if timeout_s is None else timeout_s)
+        call_s = as_first.total_seconds() if timeout_s is None else timeout_s
+        second = client(store.host, store.port, timeout_s=call_s, connect_s=connect_s)
         if lost_s := max((_lost_s(end) for end in _connections(store.port)), default=0.0):
             end_when_lost(store.port, lost_s)
         return second

@@ -19,7 +19,7 @@ from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
 from lightning_gossip.algorithm.adpsgd.repair import topology_for
 from lightning_gossip.algorithm.adpsgd.replica import PublishedModel
 from lightning_gossip.algorithm.checks import check_not_negative
-from lightning_gossip.algorithm.compression.pairwise import Wire
+from lightning_gossip.algorithm.compression.wires import Wire
 from lightning_gossip.algorithm.islands.places import pull_every
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.algorithm.outer import Outer, warnings_of

@@ -11,7 +11,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_gossip.algorithm.apsgd import worker as apsgd_worker
-from lightning_gossip.algorithm.apsgd.server import APSGDOptions, EventTrigger, OnStale, ParameterServer, put_in
+from lightning_gossip.algorithm.apsgd.options import APSGDOptions, EventTrigger, OnStale
+from lightning_gossip.algorithm.apsgd.server import ParameterServer, put_in
 from lightning_gossip.algorithm.apsgd.worker import Served, WorkerProtocol
 from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.tensors.flat import Fading, fading
@@ -19,18 +20,13 @@ from lightning_gossip.runtime.adpsgd.nonfinite_guard import OnNonFinite
 from lightning_gossip.runtime.apsgd.client import Update
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.sync_point import SyncPoint
-from lightning_gossip.strategies.base import DecentralizedStrategy
-from lightning_gossip.strategies.lightning.replicated_processes import ReplicatedProcesses
-from lightning_gossip.strategies.options import check_nonfinite, seconds_of
-from lightning_gossip.strategies.parameter_server import ServerWorker
+from lightning_gossip.strategies.parameter_server import ServerStrategy, ServerWorker
 from lightning_gossip.strategies.report import WorkerReport
-from lightning_gossip.strategies.state.nonfinite import error_of
-from lightning_gossip.strategies.state.optimizer_state import OptimizerStates
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 
 
-class APSGDStrategy(DecentralizedStrategy, ReplicatedProcesses):
+class APSGDStrategy(ServerStrategy):
     """Asynchronous SGD: each worker pushes its updates to a server and pulls the model, at its own pace.
 
     Args:
@@ -71,8 +67,9 @@ class APSGDStrategy(DecentralizedStrategy, ReplicatedProcesses):
         on_nonfinite: OnNonFinite = "raise",
         **options: Any,
     ) -> None:
-        super().__init__(**options)
-        self.refuse_nonfinite, self.on_nonfinite = check_nonfinite(refuse_nonfinite, on_nonfinite)
+        super().__init__(
+            exchange_timeout_s=exchange_timeout_s, refuse_nonfinite=refuse_nonfinite, on_nonfinite=on_nonfinite, **options
+        )
         self.fit_options = replace(self.fit_options, at_rendezvous="adopt")  # a worker's own model is the server's, of late
         self.server_options = APSGDOptions(
             server_rank=server_rank,
@@ -83,7 +80,6 @@ class APSGDStrategy(DecentralizedStrategy, ReplicatedProcesses):
             scale=scale,
         )
         self.event_trigger = self.server_options.trigger
-        self._exchange_timeout_s = seconds_of("exchange_timeout_s", exchange_timeout_s)
 
     @override
     def check(self, workers: int) -> None:
@@ -91,7 +87,7 @@ class APSGDStrategy(DecentralizedStrategy, ReplicatedProcesses):
 
     @override
     def algorithm(self, timeline: Timeline) -> Algorithm:
-        return UpdatingWorker(self, timeline, self._exchange_timeout_s)
+        return UpdatingWorker(self, timeline)
 
 
 class UpdatingWorker(ServerWorker):
@@ -100,13 +96,11 @@ class UpdatingWorker(ServerWorker):
     Args:
         strategy: whose options.
         timeline: where waits are recorded.
-        timeout_s: deadline of a vector.
     """
 
-    def __init__(self, strategy: APSGDStrategy, timeline: Timeline, timeout_s: float) -> None:
+    def __init__(self, strategy: APSGDStrategy, timeline: Timeline) -> None:
         self._options = strategy.server_options
-        super().__init__(strategy, self._options.server_rank, timeline, timeout_s, refuse_nonfinite=strategy.refuse_nonfinite)
-        self._on_nonfinite = strategy.on_nonfinite
+        super().__init__(strategy, self._options.server_rank, timeline)
         self._protocol = WorkerProtocol(self._options.trigger)
         self._fading: list[Fading] = []
         self._parameters = 0  # elements of the parameters, which come first
@@ -150,7 +144,7 @@ class UpdatingWorker(ServerWorker):
         report.bytes_sent = self.connected.bytes_sent
         report.dropped = self._protocol.dropped
         report.refused_nonfinite = self._protocol.refused
-        report.adopted = self._protocol.refused if self._on_nonfinite == "adopt" else 0
+        report.adopted = self._protocol.refused if self._strategy.on_nonfinite == "adopt" else 0
         report.describe_staleness(self._protocol.staleness)
 
     @override
@@ -179,9 +173,7 @@ class UpdatingWorker(ServerWorker):
             case apsgd_worker.Take():
                 self._received.write(self._model.tensors)
             case apsgd_worker.Refused():
-                if self._on_nonfinite == "raise":
-                    raise error_of(self._strategy.global_rank, self._model.names, self._model.tensors)
-                OptimizerStates(self._strategy.optimizers).reset()
+                self.refused()
         return None
 
     def _pushed(self, passes: int) -> Update | None:

@@ -11,7 +11,8 @@ from typing_extensions import override
 
 from lightning_gossip.algorithm import eamsgd
 from lightning_gossip.algorithm.apsgd.worker import Served
-from lightning_gossip.algorithm.eamsgd import EAMSGDOptions, ElasticCentre, ElasticProtocol
+from lightning_gossip.algorithm.eamsgd import ElasticCentre, ElasticProtocol
+from lightning_gossip.algorithm.eamsgd_options import EAMSGDOptions
 from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.tensors.finite import all_finite
 from lightning_gossip.algorithm.tensors.flat import views_like
@@ -20,17 +21,12 @@ from lightning_gossip.runtime.adpsgd.nonfinite_guard import OnNonFinite
 from lightning_gossip.runtime.apsgd.client import Update
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.sync_point import SyncPoint
-from lightning_gossip.strategies.base import DecentralizedStrategy
-from lightning_gossip.strategies.lightning.replicated_processes import ReplicatedProcesses
-from lightning_gossip.strategies.options import check_nonfinite, seconds_of
-from lightning_gossip.strategies.parameter_server import ServerWorker
+from lightning_gossip.strategies.parameter_server import ServerStrategy, ServerWorker
 from lightning_gossip.strategies.report import WorkerReport
-from lightning_gossip.strategies.state.nonfinite import error_of
-from lightning_gossip.strategies.state.optimizer_state import OptimizerStates
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 
 
-class EAMSGDStrategy(DecentralizedStrategy, ReplicatedProcesses):
+class EAMSGDStrategy(ServerStrategy):
     """Elastic averaging: each worker trains on its own model, and now and then it and a common centre move towards each other.
 
     Args:
@@ -67,10 +63,10 @@ class EAMSGDStrategy(DecentralizedStrategy, ReplicatedProcesses):
         on_nonfinite: OnNonFinite = "raise",
         **options: Any,
     ) -> None:
-        super().__init__(**options)
-        self.refuse_nonfinite, self.on_nonfinite = check_nonfinite(refuse_nonfinite, on_nonfinite)
+        super().__init__(
+            exchange_timeout_s=exchange_timeout_s, refuse_nonfinite=refuse_nonfinite, on_nonfinite=on_nonfinite, **options
+        )
         self.elastic = EAMSGDOptions(period=period, alpha=alpha, momentum=momentum, server_rank=server_rank)
-        self._exchange_timeout_s = seconds_of("exchange_timeout_s", exchange_timeout_s)
 
     @override
     def check(self, workers: int) -> None:
@@ -84,7 +80,7 @@ class EAMSGDStrategy(DecentralizedStrategy, ReplicatedProcesses):
 
     @override
     def algorithm(self, timeline: Timeline) -> Algorithm:
-        return ElasticWorker(self, timeline, self._exchange_timeout_s)
+        return ElasticWorker(self, timeline)
 
 
 class ElasticWorker(ServerWorker):
@@ -93,13 +89,11 @@ class ElasticWorker(ServerWorker):
     Args:
         strategy: whose options.
         timeline: where waits are recorded.
-        timeout_s: deadline of a vector.
     """
 
-    def __init__(self, strategy: EAMSGDStrategy, timeline: Timeline, timeout_s: float) -> None:
+    def __init__(self, strategy: EAMSGDStrategy, timeline: Timeline) -> None:
         self._options = strategy.elastic
-        super().__init__(strategy, self._options.server_rank, timeline, timeout_s, refuse_nonfinite=strategy.refuse_nonfinite)
-        self._on_nonfinite = strategy.on_nonfinite
+        super().__init__(strategy, self._options.server_rank, timeline)
         self._adopts = strategy.fit_options.at_rendezvous == "adopt"
         self._saves_own = strategy.fit_options.checkpoint == "replicas"
         self._protocol = ElasticProtocol(self._options.period)
@@ -124,7 +118,7 @@ class ElasticWorker(ServerWorker):
         if self._refuses and self._adopts:
             self._finite = all_finite(self._sent.read(self._model.tensors))
             if not self._finite:
-                self._refuse()
+                self.refused()
 
     @override
     def average(self, sync_point: SyncPoint) -> float:
@@ -170,12 +164,10 @@ class ElasticWorker(ServerWorker):
             views = views_like(flat, self._model.tensors)
             self._centre = {name: view.clone() for name, view in zip(self._model.names, views, strict=True)}
 
-    def _refuse(self) -> None:
-        """This worker's model is not finite."""
-        if self._on_nonfinite == "raise":
-            raise error_of(self._strategy.global_rank, self._model.names, self._model.tensors)
+    @override
+    def refused(self) -> None:
+        super().refused()
         self._adopted += 1
-        OptimizerStates(self._strategy.optimizers).reset()
 
     def _do(self, effect: eamsgd.Effect) -> Served | None:
         """What the protocol asks for; it says what each effect is."""
@@ -185,7 +177,7 @@ class ElasticWorker(ServerWorker):
             case eamsgd.Move():
                 self._received.add_to(self._model.tensors)
             case eamsgd.Refused():
-                self._refuse()
+                self.refused()
             case eamsgd.Follow():
                 self._received.write(self._model.tensors)
         return None

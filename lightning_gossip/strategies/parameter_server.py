@@ -1,9 +1,10 @@
-"""One worker's link with a server inside the job: what the strategies that have one share."""
+"""A server inside the job, and a worker's link with it: what the strategies that have one share."""
 
 from __future__ import annotations
 
 import logging
 from abc import abstractmethod
+from typing import Any
 
 from torch import Tensor, nn
 from typing_extensions import override
@@ -12,16 +13,37 @@ from lightning_gossip.algorithm.apsgd.server import ServerRule
 from lightning_gossip.algorithm.apsgd.worker import Served
 from lightning_gossip.algorithm.tensors.flat import FlatModel
 from lightning_gossip.errors import PeerError
+from lightning_gossip.runtime.adpsgd.nonfinite_guard import OnNonFinite
 from lightning_gossip.runtime.apsgd.client import RemoteServer, ServerLink, Update
 from lightning_gossip.runtime.apsgd.server import Server
 from lightning_gossip.runtime.clock import Timeline, now_s
 from lightning_gossip.strategies.base import DecentralizedStrategy
+from lightning_gossip.strategies.lightning.replicated_processes import ReplicatedProcesses
+from lightning_gossip.strategies.options import check_nonfinite, seconds_of
+from lightning_gossip.strategies.state.nonfinite import error_of
+from lightning_gossip.strategies.state.optimizer_state import OptimizerStates
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.strategies.worker_algorithm import Algorithm
 from lightning_gossip.transport.gloo_group import GlooTransport
 from lightning_gossip.transport.messages import Kind, Message
 
 log = logging.getLogger(__name__)
+
+
+class ServerStrategy(DecentralizedStrategy, ReplicatedProcesses):
+    """Workers that send vectors to a server and receive its own.
+
+    Args:
+        exchange_timeout_s: deadline of a vector on its way, in seconds.
+        refuse_nonfinite: whether vectors that hold NaN or infinities are refused and counted.
+        on_nonfinite: what a worker does whose vector was refused: ``"raise"`` or ``"adopt"``.
+        options: see :class:`~lightning_gossip.strategies.DecentralizedStrategy`.
+    """
+
+    def __init__(self, *, exchange_timeout_s: float, refuse_nonfinite: bool, on_nonfinite: OnNonFinite, **options: Any) -> None:
+        super().__init__(**options)
+        self.refuse_nonfinite, self.on_nonfinite = check_nonfinite(refuse_nonfinite, on_nonfinite)
+        self.exchange_timeout_s = seconds_of("exchange_timeout_s", exchange_timeout_s)
 
 
 class ServerWorker(Algorithm):
@@ -31,24 +53,14 @@ class ServerWorker(Algorithm):
         strategy: whose options.
         server_rank: where the server is.
         timeline: where waits are recorded.
-        timeout_s: deadline of a vector.
-        refuse_nonfinite: whether the server refuses what is not finite.
     """
 
-    def __init__(
-        self,
-        strategy: DecentralizedStrategy,
-        server_rank: int,
-        timeline: Timeline,
-        timeout_s: float,
-        *,
-        refuse_nonfinite: bool,
-    ) -> None:
+    def __init__(self, strategy: ServerStrategy, server_rank: int, timeline: Timeline) -> None:
         self._strategy = strategy
-        self._refuses = refuse_nonfinite
+        self._refuses = strategy.refuse_nonfinite
         self._rank = server_rank
         self._workers = strategy.workers
-        self._timeout_s = timeout_s
+        self._timeout_s = strategy.exchange_timeout_s
         self._turn_s = strategy.timeout_s
         self._timeline = timeline
         self._waited_s = 0.0
@@ -148,6 +160,16 @@ class ServerWorker(Algorithm):
         """Note whether somebody asks for a synchronisation."""
         self._sync_requested = self._sync_requested or served.sync_requested
         return served
+
+    def refused(self) -> None:
+        """What this worker sent was not finite: it ends the job, or goes on with a fresh optimizer state.
+
+        Raises:
+            NonFiniteError: with ``on_nonfinite="raise"``.
+        """
+        if self._strategy.on_nonfinite == "raise":
+            raise error_of(self._strategy.global_rank, self._model.names, self._model.tensors)
+        OptimizerStates(self._strategy.optimizers).reset()
 
     def _say_that_it_has_failed(self, transport: GlooTransport) -> None:
         """The server may wait for this worker's update, and would not notice that it has ended."""

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gossip.algorithm.compression.error_feedback_mean import MeanWire
+from lightning_gossip.algorithm.compression.wires import MeanWire
 from lightning_gossip.algorithm.effects import perform
-from lightning_gossip.algorithm.outer import Outer, OuterState, outer_state
+from lightning_gossip.algorithm.outer import Outer
 from lightning_gossip.algorithm.periodic_averaging import protocol
 from lightning_gossip.algorithm.periodic_averaging.adaptive_period import AdaptivePeriod
 from lightning_gossip.algorithm.periodic_averaging.period import ConstantPeriod, PeriodController
@@ -22,6 +22,7 @@ from lightning_gossip.algorithm.periodic_averaging.protocol import (
     AveragingProtocol,
     OptimizerStateRule,
 )
+from lightning_gossip.algorithm.slow_weights import OuterState, outer_state
 from lightning_gossip.algorithm.tensors.flat import LiveTensors
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline

@@ -85,7 +85,13 @@ def test_averaged_momentum_and_an_epoch_s_end_keep_models_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("momentum", "exchanges", "epoch_steps"), [(0.0, 1.0, 400), (0.9, 1.0, 400), (0.9, 0.2, 400), (0.9, 0.2, 20)]
+    ("momentum", "exchanges", "epoch_steps"),
+    [
+        (0.0, 1.0, 400),
+        pytest.param(0.9, 1.0, 400, marks=pytest.mark.slow),
+        pytest.param(0.9, 0.2, 400, marks=pytest.mark.slow),
+        (0.9, 0.2, 20),
+    ],
 )
 def test_gossiping_models_part_as_simulated(momentum: float, exchanges: float, epoch_steps: int) -> None:
     strategy = ADPSGD(topology="ring", exchanges_per_step=exchanges)

@@ -31,7 +31,7 @@ def test_the_root_satisfies_the_characteristic_equation(a: float, delay: Delay) 
 
 
 @given(a=dampings, delay=delays)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_no_root_of_a_dense_search_lies_further_right(a: float, delay: Delay) -> None:
     """Newton's method from a grid over the bounded part of the plane in which roots right of it could be."""
     root = rightmost_root(a, delay)

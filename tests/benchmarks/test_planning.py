@@ -11,7 +11,13 @@ from recipes.planning.choice import MOST_APART
 from recipes.train import CONF
 
 
-@pytest.mark.parametrize("situation", [Situation(8, 1e4), Situation(8, 1.25e8, 10.0)], ids=["slow links", "a slow worker"])
+@pytest.mark.parametrize(
+    "situation",
+    [
+        pytest.param(Situation(8, 1e4), id="slow links", marks=pytest.mark.slow),
+        pytest.param(Situation(8, 1.25e8, 10.0), id="a slow worker"),
+    ],
+)
 def test_what_a_plan_recommends_is_about_the_best_of_its_candidates(situation: Situation) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

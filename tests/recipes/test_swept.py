@@ -123,8 +123,8 @@ def test_wandb_gets_the_last_and_the_best_checkpoint_as_versions_of_one_model(sw
     folder = swept[0] / "0"
     models = [record.artifact for record in records(folder) if record.artifact.type == "model"]
     assert len({model.name for model in models}) == 1
-    aliases = [alias for model in models for alias in model.aliases]
-    assert sorted(aliases) == ["best", "latest"]
+    assert [alias for model in models for alias in model.aliases].count("best") == 1
+    assert "latest" in models[-1].aliases  # W&B gives it to each version, and so takes it from the one before
     with (folder / "metrics.csv").open() as file:
         losses = [float(row["val_loss"]) for row in csv.DictReader(file)]
     told = {alias: json.loads(model.metadata) for model in models for alias in model.aliases}

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import socket
 import sys
+import time
 from datetime import timedelta
 
 import pytest
@@ -96,3 +98,17 @@ def test_errors_of_the_same_kind_differ_by_what_they_say() -> None:
     assert kind_of(ValueError("worker 1: 3 batches")) == kind_of(ValueError("worker 4: 3 batches"))
     assert kind_of(ValueError("worker 1: 3 batches")) != kind_of(ValueError("worker 1: 4 batches"))
     assert kind_of(ValueError("a")) != kind_of(TypeError("a"))
+
+
+def test_a_store_that_ends_while_it_is_asked_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 closes its groups, and then the store: who fails by the first may find the second."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    mine = dist.TCPStore("127.0.0.1", server.port, wait_for_workers=False)
+    monkeypatch.setattr(socket, "create_connection", lambda *_: socket.socket())  # it still answered a moment ago
+    monkeypatch.setattr(causes, "_CONNECT_S", 0.1)
+    monkeypatch.setattr(sys, "excepthook", before := sys.excepthook)
+    del server
+    began_s = time.monotonic()
+    tell_once(PeerError("Rank 1 has failed"), mine, "fit", 2)
+    assert time.monotonic() - began_s < 4
+    assert sys.excepthook is before

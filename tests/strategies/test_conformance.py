@@ -85,8 +85,7 @@ def parameters(slow: set[str]) -> list[Any]:
     return [pytest.param(make, id=name, marks=[pytest.mark.slow] if name in slow else []) for name, make in CASES]
 
 
-TRAINED = parameters(SLOW)
-# its fits differ from those of "periodic_averaging" by their period only
+# its fits differ from those of "periodic_averaging" by their period only: tests/strategies/test_synchronous.py
 PARAMETERS = parameters(SLOW | {"adaptive_averaging"})
 VARIANTS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
 
@@ -153,7 +152,7 @@ def _recipe(strategy: Any, path: str) -> dict[str, Any]:
     return {"logged": logged, "accuracy": accuracy, "collectives": counter.count, "path": saver.best_model_path}
 
 
-@pytest.fixture(scope="module", params=TRAINED)
+@pytest.fixture(scope="module", params=PARAMETERS)
 def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return launch(_recipe, request.param(), str(tmp_path_factory.mktemp("recipe")), workers=4, timeout_s=120)
 

@@ -17,7 +17,7 @@ from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
 from tests.strategies.launch import launch
 from tests.strategies.models import loader, samples, trainer
 
-SAMPLES = 101
+WORKERS, SAMPLES, BATCH = 3, 101, 8
 
 
 class Loader(DataLoader[Any]):
@@ -96,8 +96,8 @@ def report(t: Any, model: Net) -> Any:
 def _everything(strategy: str) -> dict[str, Any]:
     model, writer = Net(), Numbers()
     t = trainer(strategy=strategy, max_epochs=1, num_sanity_val_steps=2, callbacks=[writer])
-    combined = CombinedLoader(Loader(samples(SAMPLES), 4), "sequential")  # passed again and again
-    t.fit(model, loader(64, 4), combined)
+    combined = CombinedLoader(Loader(samples(SAMPLES), BATCH), "sequential")  # passed again and again
+    t.fit(model, loader(48, BATCH), combined)
     reports = {"fit": report(t, model)}
     shown = t.val_dataloaders
     reading = type(shown).__name__, shown.batch_size, len(shown), len(shown.sampler), t.num_val_batches
@@ -105,16 +105,16 @@ def _everything(strategy: str) -> dict[str, Any]:
         t.validate(model, data, verbose=False)
         reports[what] = report(t, model)
     model.on_validation_epoch_start()
-    t.test(model, loader(SAMPLES, 4, shuffle=False), verbose=False)
+    t.test(model, loader(SAMPLES, BATCH, shuffle=False), verbose=False)
     reports["test"] = report(t, model)
-    predicted = t.predict(model, loader(SAMPLES, 4, shuffle=False))
+    predicted = t.predict(model, loader(SAMPLES, BATCH, shuffle=False))
     limited = trainer(strategy=strategy, limit_val_batches=2)
-    limited.validate(model, loader(SAMPLES, 4, shuffle=False), verbose=False)
+    limited.validate(model, loader(SAMPLES, BATCH, shuffle=False), verbose=False)
     few = list(model.seen)
-    t.validate(model, loader(3, 4, shuffle=False), verbose=False)
+    t.validate(model, loader(WORKERS - 1, 4, shuffle=False), verbose=False)
     padded = list(model.seen)
-    own = DistributedSampler(samples(SAMPLES), 4, dist.get_rank(), shuffle=False)
-    t.validate(model, DataLoader(samples(SAMPLES), 4, sampler=own), verbose=False)
+    own = DistributedSampler(samples(SAMPLES), WORKERS, dist.get_rank(), shuffle=False)
+    t.validate(model, DataLoader(samples(SAMPLES), BATCH, sampler=own), verbose=False)
     return {
         "reports": reports,
         "reading": reading,
@@ -135,7 +135,7 @@ def _all() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:
-    return launch(_all, workers=4, timeout_s=180.0)
+    return launch(_all, workers=WORKERS, timeout_s=180.0)
 
 
 @pytest.mark.processes
@@ -161,13 +161,13 @@ def test_each_sample_is_predicted_once_under_its_own_number(ranks: Any, strategy
 def test_limits_and_samplers_of_the_users_and_sets_that_are_too_small_are_as_under_ddp(ranks: Any) -> None:
     for strategy in STRATEGIES:
         limited = [rank[strategy]["limited"] for rank in ranks]
-        assert sorted(sample for few in limited for sample in few) == list(range(32))
-        assert [len(rank[strategy]["padded"]) for rank in ranks] == [1] * 4
-        assert [len(rank[strategy]["own"]) for rank in ranks] == [26] * 4
+        assert sorted(sample for few in limited for sample in few) == list(range(2 * BATCH * WORKERS))
+        assert [len(rank[strategy]["padded"]) for rank in ranks] == [1] * WORKERS
+        assert [len(rank[strategy]["own"]) for rank in ranks] == [34] * WORKERS
 
 
 @pytest.mark.processes
 def test_a_validation_loader_reads_as_the_users(ranks: Any) -> None:
     for rank, told in enumerate(ranks):
         for strategy in STRATEGIES:
-            assert told[strategy]["reading"] == ("Loader", 4, 7, 26 if rank == 0 else 25, [7])
+            assert told[strategy]["reading"] == ("Loader", BATCH, 5, 34 if rank < 2 else 33, [5])

@@ -222,7 +222,9 @@ def _interrupted(options: dict[str, Any]) -> tuple[str, float, list[str]]:
     return said, time.monotonic() - began_s, _left()
 
 
-@pytest.mark.parametrize("options", [{}, {"on_peer_failure": "raise"}], ids=["continue", "raise"])
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"on_peer_failure": "raise"}, marks=pytest.mark.slow)], ids=["continue", "raise"]
+)
 def test_an_interrupt_of_one_rank_ends_all_with_a_status_that_is_not_0(options: dict[str, Any]) -> None:
     with job(_interrupted, options, workers=3) as started:
         started.start_all()

@@ -35,7 +35,7 @@ from tests.strategies.launch import launch
 from tests.strategies.models import OPTIMIZERS, Net, RemembersLosses, flat, loader, samples, trainer
 
 processes = pytest.mark.processes
-MANY = 811
+MANY = 811  # each island is sure of one group of batches only, and comes to its fourth step on a busy machine too
 SAMPLES = 203  # 26 batches of 8: six groups of four, and one cut anew
 
 
@@ -143,8 +143,18 @@ def _forget(strategy: ADPSGDStrategy) -> None:
 
 
 @processes
-@pytest.mark.parametrize("clipped", [False, True], ids=["plain", "clipped and accumulated"])
-@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
+@pytest.mark.parametrize(
+    ("optimizer", "clipped"),
+    [
+        pytest.param(
+            *(optimizer, clipped),
+            id=f"{optimizer}-{'clipped and accumulated' if clipped else 'plain'}",
+            marks=[] if clipped == (optimizer == "adamw") else pytest.mark.slow,
+        )
+        for optimizer in OPTIMIZERS
+        for clipped in (False, True)
+    ],
+)
 def test_one_island_is_ddp_bit_for_bit(optimizer: str, clipped: bool) -> None:
     for ours, ddp in launch(_hashes, optimizer, clipped, workers=2):
         assert ours == ddp
@@ -158,7 +168,7 @@ def _still(at_rendezvous: str) -> Any:
     model = Net(lambda model: torch.optim.SGD(model.parameters(), lr=0.0))
     parted, strategy = Parted(2), islands(at_rendezvous=at_rendezvous)
     fit = trainer(strategy=strategy, callbacks=[parted], max_epochs=3)
-    fit.fit(model, loader(800))
+    fit.fit(model, loader(400))
     report = strategy.report
     count = sum(parameter.numel() for parameter in model.parameters())
     return {
@@ -398,7 +408,7 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_resumes_on_other_islands(tmp_pat
     batches = EpochPlan(**state["plan"]).batches(0)
     left = [sample for number in state["position"]["pending"] for sample in batches[number]]
     assert 0 < len(left) < MANY
-    for island in (1, 2, 4):
+    for island in (1, 4):
         ranks = launch(_resuming, str(first), island, workers=4)
         counts = Counter(sample for rank in ranks for sample in rank["seen"])
         assert counts == Counter(left) + Counter(range(MANY)), f"resumed with island={island}"

@@ -61,7 +61,7 @@ def _killed_in_an_exchange(chunk: slice) -> None:
 
 def _one_is_killed() -> Any:
     model = Net(network=torch.nn.Sequential(torch.nn.Linear(8, 100_000), torch.nn.ReLU(), torch.nn.Linear(100_000, 2)))
-    strategy = ADPSGDStrategy(topology="complete", exchanges_per_step=20, exchange_timeout_s=20)
+    strategy = ADPSGDStrategy(topology="complete", exchanges_per_step=20, exchange_timeout_s=3)
     t = trainer(strategy=strategy, max_epochs=2)
     if t.strategy.cluster_environment.global_rank() == 1:
         snapshot = Replica.snapshot

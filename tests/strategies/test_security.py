@@ -46,7 +46,12 @@ def _listens(kind: Any, options: dict[str, Any]) -> Any:
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [(ADPSGDStrategy, {}), (ADPSGDStrategy, {"on_peer_failure": "raise"}), (APSGDStrategy, {}), (DPSGDStrategy, {})],
+    [
+        (ADPSGDStrategy, {}),
+        pytest.param(ADPSGDStrategy, {"on_peer_failure": "raise"}, marks=pytest.mark.slow),
+        (APSGDStrategy, {}),
+        (DPSGDStrategy, {}),
+    ],
     ids=["adpsgd", "adpsgd, raising", "apsgd", "dpsgd"],
 )
 def test_a_job_listens_on_the_interface_that_it_is_given_and_no_other(kind: Any, options: dict[str, Any]) -> None:
@@ -96,7 +101,7 @@ def _of_version(strategy: Any) -> str:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("make", [ADPSGDStrategy, DPSGDStrategy])
+@pytest.mark.parametrize("make", [ADPSGDStrategy, pytest.param(DPSGDStrategy, marks=pytest.mark.slow)])
 def test_workers_of_different_versions_are_told_so_at_setup(make: Any) -> None:
     said = launch(_of_version, make(), workers=2, timeout_s=30)
     assert said[0] == said[1]

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from tests.strategies.launch import launch
 from tests.strategies.models import Net, flat, loader, trainer
-from tests.strategies.test_conformance import PARAMETERS
+from tests.strategies.test_conformance import SLOW, parameters
 
 pytestmark = pytest.mark.processes
 
@@ -33,7 +33,8 @@ def _terminated(strategy: Any) -> Any:
     return t.current_epoch, flat(model).tolist()
 
 
-@pytest.mark.parametrize("make", PARAMETERS)
+# one of each way to meet: by gossip, at a server, in each step
+@pytest.mark.parametrize("make", parameters(SLOW | {"dpsgd", "eamsgd", "periodic_averaging", "adaptive_averaging"}))
 def test_sigterm_to_one_rank_stops_all_with_the_mean_model(make: Any) -> None:
     results = launch(_terminated, make(), workers=3)
     assert results[0] == results[1] == results[2]

@@ -91,7 +91,7 @@ def _queue(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [
-        ("adpsgd", (0, 1)),
+        pytest.param("adpsgd", (0, 1), marks=pytest.mark.slow),
         ("adpsgd", (1,)),
         ("dpsgd", (0, 1)),
         *(pytest.param(name, (0,), marks=pytest.mark.slow) for name in ("apsgd", "eamsgd", "periodic_averaging", "qsgd")),

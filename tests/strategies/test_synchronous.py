@@ -132,7 +132,7 @@ SYNCHRONOUS = [
 ]
 
 
-SLOW = ("D-PSGD, not overlapped", "D-PSGD, Base-2", "two fragments, int8")
+SLOW = ("period 3", "D-PSGD, not overlapped", "D-PSGD, Base-2", "two fragments, int8")
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ from lightning_gossip.algorithm.adpsgd.protocol import (
     Wait,
 )
 from lightning_gossip.algorithm.adpsgd.replica import PublishedModel
-from lightning_gossip.algorithm.compression.pairwise import Codec, Wire, make_codec
+from lightning_gossip.algorithm.compression.pairwise import Codec, make_codec
+from lightning_gossip.algorithm.compression.wires import Wire
 from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.adpsgd.exchange import Exchanger
 from lightning_gossip.runtime.adpsgd.messages import answer_of, answer_to_wire, request_of, request_to_wire

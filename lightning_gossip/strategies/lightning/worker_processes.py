@@ -121,6 +121,8 @@ class WorkerProcesses(ParallelStrategy):
         **unknown: Any,
     ) -> None:
         refuse_unknown(type(self), unknown)
+        if interface is not None and not isinstance(interface, str):
+            raise ConfigurationError(f"interface={interface!r} is not the name of one. Write for example interface='eth0'.")
         super().__init__(
             process_group_backend=process_group_backend,  # type: ignore[call-arg]
             timeout=None if timeout is None else timedelta(seconds=seconds_of("timeout", timeout)),

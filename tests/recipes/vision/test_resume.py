@@ -55,8 +55,8 @@ def _scheduled(kind: str, strategy: str, devices: int, folder: Path, resumed: bo
     [
         pytest.param("one cycle", "adpsgd", 2, 1, marks=pytest.mark.slow),
         ("one cycle", "adpsgd", 1, 2),
-        ("one cycle", "dpsgd", 3, 2),
-        ("lambda", "adpsgd", 2, 3),
+        pytest.param("one cycle", "dpsgd", 3, 2, marks=pytest.mark.slow),
+        pytest.param("lambda", "adpsgd", 2, 3, marks=pytest.mark.slow),
         pytest.param("lambda", "adpsgd", 2, 1, marks=pytest.mark.slow),
         ("lambda", "dpsgd", 2, 3),
     ],

@@ -13,7 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_gossip.algorithm.compression.pairwise import Wire, exchange_bytes
+from lightning_gossip.algorithm.compression.pairwise import exchange_bytes
+from lightning_gossip.algorithm.compression.wires import Wire
 from lightning_gossip.algorithm.topology.generators import complete, exponential, from_edges, ring
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
@@ -45,10 +46,10 @@ def test_without_updates_the_sum_of_all_models_stays(topology: Topology) -> None
     with cluster.running():
         cluster.open_all()
         with training(cluster, lambda rank, _: cluster.gossips[rank].step(cluster.x[rank], step_s=FAST_S)):
-            cluster.wait_for_exchanges(1000)
+            cluster.wait_for_exchanges(300)
         cluster.drain_all()
     assert close_to(cluster.total(), before, cluster.models())
-    assert sum(cluster.counts) >= 2000
+    assert sum(cluster.counts) >= 600
     assert sum(cluster.counts) % 2 == 0  # each exchange was counted at both its ends
 
 
@@ -216,8 +217,8 @@ def decay_per_exchange(latency_s: float, step_s: float, runs: int) -> float:
 @pytest.mark.alone
 def test_a_latency_of_two_steps_hardly_slows_the_decay_of_an_exchange() -> None:
     """Partners drawn among the free ones only would freeze the pairing: then the decay is 10 to 100 times smaller."""
-    without = decay_per_exchange(0.0, 0.003, runs=60)
-    late = decay_per_exchange(0.006, 0.003, runs=60)
+    without = decay_per_exchange(0.0, 0.003, runs=25)
+    late = decay_per_exchange(0.006, 0.003, runs=25)
     assert without / 1.5 <= late <= without * 1.5, (without, late)
 
 
@@ -255,7 +256,7 @@ def test_exchanges_start_at_the_pace_of_the_steps(rate: float, step_s: float) ->
         if cluster.peers[rank].picker.initiates:
             starts = [interval.start_s for interval in cluster.timelines[rank].intervals()][2:]
             pace_s = statistics.median(np.diff(starts))
-            assert pace_s == pytest.approx(step_s / rate, rel=0.2)
+            assert 0.8 * step_s / rate <= pace_s <= 1.5 * step_s / rate  # a busy machine only delays starts
 
 
 @pytest.mark.alone

@@ -52,7 +52,7 @@ def test_who_has_to_wait_is_told_at_once_and_how_long() -> None:
 
 
 class SlowLink(EdgeTransport):
-    CHUNK_S = 0.01
+    CHUNK_S = 0.005
 
     @override
     def swap(self, peer: int, mine: torch.Tensor, theirs: torch.Tensor) -> Pending:
@@ -62,8 +62,8 @@ class SlowLink(EdgeTransport):
 
 @pytest.mark.alone
 def test_nobody_gives_up_or_takes_for_dead_a_worker_that_is_busy_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight workers call one, at whom each waits for seven exchanges; an exchange takes ten chunks, 0.1 s or more."""
-    monkeypatch.setattr(peer_selection, "_FLOOR_S", 0.2)
+    """Eight workers call one, at whom each waits for seven exchanges; an exchange takes ten chunks, 0.05 s or more."""
+    monkeypatch.setattr(peer_selection, "_FLOOR_S", 0.1)
     chunks, n = 10, 9
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     members = [WorkerId(rank, 1) for rank in range(n)]
@@ -85,8 +85,8 @@ def test_nobody_gives_up_or_takes_for_dead_a_worker_that_is_busy_with_the_others
             gossip.step(models[rank], step_s=0.01)
         assert eventually(lambda: gossips[0].counters.exchanges >= n)
         before, began_s = gossips[0].counters.exchanges, time.monotonic()
-        assert eventually(lambda: gossips[0].counters.exchanges >= before + 30)
-        per_s = 30 / (time.monotonic() - began_s)
+        assert eventually(lambda: gossips[0].counters.exchanges >= before + 16)
+        per_s = 16 / (time.monotonic() - began_s)
         run_threads([lambda r=r: gossips[r].drain(models[r]) for r in range(n)], PATIENCE_S)  # type: ignore[misc]
         each = [gossip.counters.exchanges for gossip in gossips[1:]]
     finally:

@@ -150,7 +150,7 @@ def test_a_worker_10_times_slower_does_not_slow_the_others(slow: int) -> None:
         return sum(len(account.staleness) for rank, account in enumerate(accounts) if rank != slow)
 
     with service.running():
-        pairs = [(updates_of_the_others(1.0), updates_of_the_others(10.0)) for _ in range(7)]
+        pairs = [(updates_of_the_others(1.0), updates_of_the_others(10.0)) for _ in range(4)]
     without, with_it = (max(counts) for counts in zip(*pairs, strict=True))
     assert with_it >= 0.7 * without, pairs
 
