@@ -12,8 +12,6 @@ stream and return at once, as CUDA's kernels do; streams run them in order, each
 waits until the stream is empty, as ``.item()`` does. Copies between the device and pinned memory with ``non_blocking=True`` are
 put into the stream; all others wait. Pinned memory is what :meth:`EmulatedStreams.pinned` has made.
 
-A collective that is given the device's memory raises, as Gloo does: there is no other backend.
-
 Two mistakes are found, which a CUDA device would let pass nearly always:
 - until a copy into host memory has ended, that memory is full of NaN;
 - host memory that a copy reads must be the same when it is read as when the copy was enqueued; else the next wait, or
@@ -126,13 +124,17 @@ class EmulatedDevice(TorchDispatchMode):
         threads: one for each stream; without them :meth:`advance` runs what is enqueued.
         copy_bytes_per_s: of a copy between the device and the host; None: it takes no time of its own.
         ahead: steps that the host may have launched and the device not ended; None for any number.
+        collectives: whether process groups work on the device's memory; otherwise one that is given it raises, as Gloo does.
 
     Attributes:
         host_waits: how often the host has waited for the device.
     """
 
-    def __init__(self, *, threads: bool = True, copy_bytes_per_s: float | None = None, ahead: int | None = None) -> None:
+    def __init__(
+        self, *, threads: bool = True, copy_bytes_per_s: float | None = None, ahead: int | None = None, collectives: bool = True
+    ) -> None:
         super().__init__()
+        self._collectives = collectives
         self.host_waits = 0
         self._threaded = threads
         self._copy_bytes_per_s = copy_bytes_per_s
@@ -295,7 +297,7 @@ class EmulatedDevice(TorchDispatchMode):
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if func.is_view or not any(self.holds(tensor) for tensor in tensors):
             return func(*args, **kwargs)
-        if func.namespace == "c10d":
+        if func.namespace == "c10d" and not self._collectives:
             raise RuntimeError(f"{func}: the group works on host memory, and was given a tensor of the device's.")
         if not func._schema.is_mutable:
             self.synchronize()

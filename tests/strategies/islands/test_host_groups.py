@@ -37,7 +37,7 @@ def group() -> dist.ProcessGroup:
 
 @pytest.fixture
 def device() -> Iterator[EmulatedDevice]:
-    device = EmulatedDevice()
+    device = EmulatedDevice(collectives=False)
     yield device
     device.close()
 
