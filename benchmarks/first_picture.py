@@ -49,7 +49,9 @@ def draw(learned: Results, straggler: dict[str, Any], path: Path) -> Path:
         ylabel="held-out loss, nats a byte",
     )
     left.set(xscale="log")
-    left.legend(frameon=False)
+    bottom, top = left.get_ylim()
+    left.set_ylim(bottom, top + 0.25 * (top - bottom))  # room for the legend
+    left.legend(frameon=False, loc="upper right")
     slowdowns = straggler["slowdowns"]
     for number, name in enumerate(_BARS):
         shares = [measured[name][_SHARES[name]] for measured in slowdowns.values()]
