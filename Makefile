@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Four at once, in the order of tests/turns.py. One after the other: make test BESIDE=
 BESIDE := -n 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-slow schedules schedules-selftest chaos exits lint docs compat bench gpu reproduce clean
+.PHONY: demo test test-slow schedules schedules-selftest chaos exits lint docs compat bench bench-long gpu reproduce clean
 
 demo: $(STAMP)
 	$(BIN)/python -m recipes.train
@@ -54,6 +54,9 @@ bench: $(STAMP) $(VENV)/.bench
 	$(BIN)/python -m benchmarks.simulation
 	$(BIN)/python -m benchmarks.control_plane
 	-$(BIN)/python -m benchmarks.network  # says so where it cannot run
+
+bench-long: $(STAMP)  # hours; what was measured before is kept, so that it can be stopped and goes on
+	$(BIN)/python -m benchmarks.time_to_loss
 
 gpu: $(STAMP)  # under eight minutes; without CUDA on an emulated device
 	$(BIN)/python -m benchmarks.gpu

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from benchmarks.cluster import network
 from benchmarks.harness import against, pair_transport, print_table, process_group, run, write_results
-from lightning_gossip.algorithm.compression.pairwise import Wire, exchange_bytes, make_codec
+from lightning_gossip.algorithm.compression.pairwise import exchange_bytes, make_codec
+from lightning_gossip.algorithm.compression.wires import Wire
 from lightning_gossip.runtime.adpsgd.cuda_replica import replica_of
 from lightning_gossip.runtime.adpsgd.exchange import Exchanger
 from lightning_gossip.transport.messages import Kind, Message

@@ -124,13 +124,17 @@ class EmulatedDevice(TorchDispatchMode):
         threads: one for each stream; without them :meth:`advance` runs what is enqueued.
         copy_bytes_per_s: of a copy between the device and the host; None: it takes no time of its own.
         ahead: steps that the host may have launched and the device not ended; None for any number.
+        collectives: whether process groups work on the device's memory; otherwise one that is given it raises, as Gloo does.
 
     Attributes:
         host_waits: how often the host has waited for the device.
     """
 
-    def __init__(self, *, threads: bool = True, copy_bytes_per_s: float | None = None, ahead: int | None = None) -> None:
+    def __init__(
+        self, *, threads: bool = True, copy_bytes_per_s: float | None = None, ahead: int | None = None, collectives: bool = True
+    ) -> None:
         super().__init__()
+        self._collectives = collectives
         self.host_waits = 0
         self._threaded = threads
         self._copy_bytes_per_s = copy_bytes_per_s
@@ -293,6 +297,8 @@ class EmulatedDevice(TorchDispatchMode):
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if func.is_view or not any(self.holds(tensor) for tensor in tensors):
             return func(*args, **kwargs)
+        if func.namespace == "c10d" and not self._collectives:
+            raise RuntimeError(f"{func}: the group works on host memory, and was given a tensor of the device's.")
         if not func._schema.is_mutable:
             self.synchronize()
             result = func(*args, **kwargs)

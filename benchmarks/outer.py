@@ -1,10 +1,10 @@
-"""What do few exchanges cost, and what do outer steps win back? The digits, in the simulator, three seeds.
+"""What do few exchanges cost, and what do outer steps win back? Digits and Fashion-MNIST, in the simulator, three seeds.
 
 Eight workers under virtual time whose links take none: exchanges are as frequent as asked. Every row is run with several inner
 learning rates, and the one of the least mean test loss is shown, DDP's too. Bytes are those that one worker sends a step
 and parameter. What has been measured is kept, so a run that is stopped goes on.
 
-    python -m benchmarks.outer [--quick] [--table]
+    python -m benchmarks.outer [--quick] [--table] [--fashion-mnist FOLDER]
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.harness import RESULTS, best_rate, console, print_table, spread, write_results
 from lightning_gossip import Outer
+from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation import (
     ADPSGD,
     SGD,
@@ -35,14 +39,11 @@ from lightning_gossip.simulation import (
     mlp,
     simulate,
 )
+from recipes.vision.formats import fashion_mnist_arrays
 
 WORKERS, HIDDEN, LOCAL_STEPS = 8, 64, 50
-LRS = (0.01, 0.03, 0.05, 0.1, 0.2)
 SEEDS = (0, 1, 2)
-SETTINGS = {  # samples of a worker's batch, steps
-    "8 samples a worker, 1,000 steps": (8, 1000),
-    "8 samples a worker, 4,000 steps": (8, 4000),
-}
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
 
 def gossip(**options: Any) -> ADPSGD:
@@ -60,7 +61,7 @@ def exact(**options: Any) -> PeriodicAveraging:
     return PeriodicAveraging(period=LOCAL_STEPS, at_rendezvous="evaluate", **options)
 
 
-ROWS: dict[str, Strategy] = {
+_FIRST: dict[str, Strategy] = {
     "DDP": AllReduce(),
     "gossip, 1 a step": gossip(),
     "gossip, .06 a step": few(),
@@ -79,10 +80,16 @@ ROWS: dict[str, Strategy] = {
     "exact mean, (1, .5 n), inner momentum averaged": exact(outer=Outer(), optimizer_state="average"),
     "exact mean, (.7, .5 h)": exact(outer=Outer(0.7, 0.5, nesterov=False)),
 }
+ROWS = {
+    **_FIRST,
+    "gossip, .06 a step, int8": few(wire="int8"),
+    "outer (1, .5 n), all, k = 3, int8": few(outer=Outer(momentum_of="all"), wire="int8"),
+    "dense start .01, gossip .06, int8": few(wire="int8", dense_share=0.01),
+    "dense start .01, outer (1, .5 n), local, k = 3, int8": few(outer=Outer(), wire="int8", dense_share=0.01),
+}
 
 
-FIRST = next(iter(SETTINGS))
-ELSEWHERE = (  # the rows of the other settings, and their learning rates
+SOME = (  # rows of the long runs
     "DDP",
     "exact mean",
     "exact mean, (1, .5 n)",
@@ -91,18 +98,77 @@ ELSEWHERE = (  # the rows of the other settings, and their learning rates
     "dense start .05, gossip .06, int8",
     "noloco: dense start .05, outer (1, .5 n), local, k = 3, int8",
 )
-LRS_ELSEWHERE = (0.03, 0.05, 0.1, 0.2)
+HUNDREDTH = (  # the least bytes
+    "DDP",
+    "gossip, 1 a step",
+    "gossip, .06 a step, int8",
+    "gossip, .02 a step",
+    "the same, int8",
+    "outer (1, .5 n), all, k = 3, int8",
+    "dense start .01, gossip .06, int8",
+    "dense start .01, outer (1, .5 n), local, k = 3, int8",
+    "exact mean",
+    "exact mean, (1, .5 n)",
+    "exact mean, (.7, .9 n) = diloco",
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is trained, and how long.
+
+    Args:
+        data: gives the data set.
+        batch_size: samples of a worker and step.
+        steps: of each worker.
+        lrs: learning rates to try.
+        rows: of the table.
+    """
+
+    data: Callable[[], Classes]
+    batch_size: int
+    steps: int
+    lrs: tuple[float, ...]
+    rows: tuple[str, ...]
+
+
+def settings(folder: Path) -> dict[str, Setting]:
+    """By what the tables say above them.
+
+    Args:
+        folder: of Fashion-MNIST's files.
+    """
+    fashion = partial(fashion_mnist, folder)
+    return {
+        "8 samples a worker, 1,000 steps": Setting(digits, 8, 1000, (0.01, 0.03, 0.05, 0.1, 0.2), tuple(_FIRST)),
+        "8 samples a worker, 4,000 steps": Setting(digits, 8, 4000, (0.03, 0.05, 0.1, 0.2), SOME),
+        "Fashion-MNIST, 128 samples a worker, 800 steps": Setting(fashion, 128, 800, (0.02, 0.05, 0.1, 0.2), HUNDREDTH),
+        "Fashion-MNIST, 32 samples a worker, 800 steps": Setting(fashion, 32, 800, (0.01, 0.02, 0.05, 0.1), HUNDREDTH),
+        "Fashion-MNIST, 128 samples a worker, 3,200 steps": Setting(fashion, 128, 3200, (0.02, 0.05, 0.1), HUNDREDTH),
+    }
+
+
+def fashion_mnist(folder: Path) -> Classes:
+    """60,000 images to train on, 10,000 to test; the bytes over 255.
+
+    Raises:
+        ConfigurationError: if the files are not there.
+    """
+    x, y, test_x, test_y = (
+        torch.from_numpy(part) for train in (True, False) for part in fashion_mnist_arrays(folder, train=train)
+    )
+    return Classes(x.flatten(1).float() / 255.0, y.long(), test_x.flatten(1).float() / 255.0, test_y.long())
 
 
 def learn(
-    strategy: Strategy, setting: tuple[int, int], lr: float, seed: int, train: Objective, test: Objective
+    strategy: Strategy, setting: Setting, lr: float, seed: int, train: Objective, test: Objective
 ) -> dict[str, float] | None:
     """One run; None if it diverged."""
-    batch_size, steps = setting
+    steps = setting.steps
     result = simulate(
         strategy,
         Cluster(WORKERS, Uniform(1.0, 0.1)),
-        work=Steps(number=steps, batch_size=batch_size),
+        work=Steps(number=steps, batch_size=setting.batch_size),
         objective=train,
         optimizer=SGD(lr=lr, momentum=0.9, weight_decay=1e-4, milestones=(0.5, 0.75)),
         seed=seed,
@@ -122,19 +188,24 @@ def learn(
 
 
 def measure(
-    seeds: tuple[int, ...], settings: dict[str, tuple[int, int]], done: dict[str, dict[str, dict[str, Any]]]
+    seeds: tuple[int, ...], chosen: dict[str, Setting], done: dict[str, dict[str, dict[str, Any]]]
 ) -> Iterator[tuple[str, str, str, list[dict[str, float]]]]:
     """Setting, row, learning rate and its runs that have not diverged; of what is not done."""
-    data = digits()
-    assert data.test_x is not None
-    assert data.test_y is not None
-    train, test = mlp(data, hidden=HIDDEN), mlp(Classes(data.test_x, data.test_y), hidden=HIDDEN)
-    for name, setting in settings.items():
-        for row in ROWS if name == FIRST else ELSEWHERE:
-            for lr in LRS if name == FIRST else LRS_ELSEWHERE:
-                if f"{lr:g}" not in done.get(name, {}).get(row, {}):
-                    runs = [learn(ROWS[row], setting, lr, seed, train, test) for seed in seeds]
-                    yield name, row, f"{lr:g}", [run for run in runs if run is not None]
+    for name, setting in chosen.items():
+        missing = [(row, lr) for row in setting.rows for lr in setting.lrs if f"{lr:g}" not in done.get(name, {}).get(row, {})]
+        if not missing:
+            continue
+        try:
+            data = setting.data()
+        except ConfigurationError as error:
+            console.print(f"{name}: left out. {error}", markup=False)
+            continue
+        assert data.test_x is not None
+        assert data.test_y is not None
+        train, test = mlp(data, hidden=HIDDEN), mlp(Classes(data.test_x, data.test_y), hidden=HIDDEN)
+        for row, lr in missing:
+            runs = [learn(ROWS[row], setting, lr, seed, train, test) for seed in seeds]
+            yield name, row, f"{lr:g}", [run for run in runs if run is not None]
 
 
 def best(runs: dict[str, list[dict[str, float]]], seeds: int) -> tuple[str, list[dict[str, float]]]:
@@ -159,20 +230,23 @@ def show(results: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Few exchanges and outer steps on the digits.")
+    parser = argparse.ArgumentParser(description="Few exchanges and outer steps on digits and Fashion-MNIST.")
     parser.add_argument("--quick", action="store_true", help="one seed, the first setting")
     parser.add_argument("--table", action="store_true", help="show what was measured before")
+    parser.add_argument("--fashion-mnist", type=Path, default=DEBIAN, metavar="FOLDER", help=f"default: {DEBIAN}")
     options = parser.parse_args()
     if options.table:
         show(json.loads((RESULTS / "outer.json").read_text()))
         return
     torch.set_num_threads(1)
     seeds = SEEDS[:1] if options.quick else SEEDS
-    settings = dict(list(SETTINGS.items())[:1]) if options.quick else SETTINGS
+    chosen = settings(options.fashion_mnist)
+    if options.quick:
+        chosen = dict(list(chosen.items())[:1])
     kept = RESULTS / "outer.json"
     done = json.loads(kept.read_text())["runs"] if kept.exists() and not options.quick else {}
     results: dict[str, Any] = {"seeds": len(seeds), "runs": done}
-    for setting, row, lr, runs in measure(seeds, settings, done):
+    for setting, row, lr, runs in measure(seeds, chosen, done):
         results["runs"].setdefault(setting, {}).setdefault(row, {})[lr] = runs
         console.print(f"{setting}: {row}, lr {lr}")
         if not options.quick:

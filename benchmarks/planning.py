@@ -5,15 +5,15 @@ planner measures curvature and noise on the recipe (digits, one hidden layer), a
 number of workers. Then every candidate is simulated with real gradients, with the learning rate that the plan has for it and
 with the recipe's own, until the mean model's loss is at the plan's target; so is DDP with the recipe's, for comparison.
 
-    python -m benchmarks.planning [--quick]
+    python -m benchmarks.planning [--quick] [--situations NUMBER ...]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import statistics
-import tempfile
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from benchmarks.harness import print_table, write_results
+from benchmarks.harness import RESULTS, print_table, write_results
 from lightning_gossip.simulation import SGD, AllReduce, Recording, Strategy, simulate
 from recipes.job import be_quiet
 from recipes.planning import curvature, known
@@ -183,15 +183,23 @@ def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three situations, one seed")
-    quick = parser.parse_args().quick
+    numbers = range(1, len(SITUATIONS) + 1)
+    parser.add_argument("--situations", nargs="+", type=int, choices=numbers, metavar="NUMBER", help="others stay as measured")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     be_quiet()
-    rows = []
-    with initialize_config_dir(str(CONF), version_base="1.3"), tempfile.TemporaryDirectory():
-        for situation in SITUATIONS[::4] if quick else SITUATIONS:
-            row = judge(situation, seeds=SEEDS[:1] if quick else SEEDS)
+    chosen = [SITUATIONS[number - 1] for number in options.situations or (numbers[::4] if options.quick else numbers)]
+    measured = {}
+    if options.situations and not options.quick:
+        measured = {row["situation"]: row for row in json.loads((RESULTS / "planning.json").read_text())["situations"]}
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        for situation in chosen:
+            row = judge(situation, seeds=SEEDS[:1] if options.quick else SEEDS)
             print(row, flush=True)
-            rows.append(row)
+            measured[row["situation"]] = row
+            if not options.quick:
+                write_results("planning", {"aim": AIM, "target": TARGET, "seeds": SEEDS, "situations": list(measured.values())})
+    rows = [measured[situation.spoken] for situation in SITUATIONS if situation.spoken in measured]
     print_table(
         f"The recommended setting, simulated, over the best candidate (aim ≤ {AIM:g})",
         (
@@ -218,8 +226,6 @@ def main() -> None:
             for row in rows
         ],
     )
-    if not quick:
-        write_results("planning", {"aim": AIM, "target": TARGET, "seeds": SEEDS, "situations": rows})
 
 
 if __name__ == "__main__":

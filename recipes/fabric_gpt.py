@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.strategies import STRATEGY_REGISTRY
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
@@ -45,6 +46,8 @@ def arguments() -> argparse.Namespace:
     chosen = parser.parse_args()
     if min(chosen.epochs, chosen.batch_size, chosen.accumulate, chosen.devices, chosen.num_nodes) < 1 or chosen.lr <= 0:
         parser.error("--epochs, --batch-size, --accumulate, --devices and --num-nodes are at least 1, --lr is above 0")
+    if chosen.strategy not in STRATEGY_REGISTRY:
+        parser.error(f"--strategy {chosen.strategy} is none of {', '.join(sorted(STRATEGY_REGISTRY))}")
     if chosen.resume is not None and not chosen.resume.exists():
         parser.error(f"--resume {chosen.resume}: there is no such file")
     return chosen
@@ -94,7 +97,8 @@ def main() -> None:
     state = {"model": model, "optimizer": optimizer, "epochs": 0}
     if options.resume is not None:
         fabric.load(options.resume, state)
-    for epoch in range(state["epochs"], options.epochs):
+    epochs_left = getattr(fabric.strategy, "epochs_left", lambda epochs, state: range(state["epochs"], epochs))
+    for epoch in epochs_left(options.epochs, state):
         model.train()
         for number, batch in enumerate(train, start=1):
             # fast workers make more steps: the schedule follows what all have done, not the steps of one

@@ -16,6 +16,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -41,8 +42,13 @@ def look(config: str) -> None:
     """
     if os.environ.get("LOCAL_RANK", "0") != "0":  # rank 0 says it
         return
-    _load_pure_modules()
+    with _pure_modules():
+        _look(config)
+
+
+def _look(config: str) -> None:
     from recipes import overrides, ranges
+    from recipes.algorithm_options import check_algorithm, check_names
     from recipes.commands import one_sentence
     from recipes.planning.options import check_options
 
@@ -62,7 +68,12 @@ def look(config: str) -> None:
     with one_sentence():
         for cfg, given in composed:
             overrides.check(cfg, given, CONF / f"{config}.yaml")
-            for check in (ranges.check_numbers, *([check_options] if config == "planning" else [])):
+            for check in (
+                ranges.check_numbers,
+                check_names,
+                check_algorithm,
+                *([check_options] if config == "planning" else []),
+            ):
                 _as_far_as_it_resolves(check, cfg)
 
 
@@ -101,15 +112,15 @@ def _calls(given: Sequence[str], *, sweeps: bool) -> Iterator[list[str]]:
             yield [*first[:place], value, *first[place + 1 :]]
 
 
-def _load_pure_modules() -> None:
-    """Import a few modules of lightning_gossip without the packages around them, which import Lightning.
+@contextmanager
+def _pure_modules() -> Iterator[None]:
+    """Inside, modules of lightning_gossip are imported without the packages around them, which import Lightning.
 
     They stay, and the packages find them when they are imported themselves.
     """
-    if _PACKAGES[0] in sys.modules:
-        return
-    root = importlib.util.find_spec(_PACKAGES[0])
+    root = None if _PACKAGES[0] in sys.modules else importlib.util.find_spec(_PACKAGES[0])
     if root is None or root.submodule_search_locations is None:
+        yield
         return
     folder = Path(next(iter(root.submodule_search_locations)))
     try:
@@ -118,6 +129,7 @@ def _load_pure_modules() -> None:
             sys.modules[name].__path__ = [str(folder.joinpath(*name.split(".")[1:]))]
         for name in _PURE:
             importlib.import_module(name)
+        yield
     finally:
         for name in _PACKAGES:
             del sys.modules[name]

@@ -60,6 +60,10 @@ def _or(other: object, accepted: Accepted) -> Accepted:
     return Accepted(lambda value: value == other or accepted.test(value), f"{written} or {accepted.words}", accepted.example)
 
 
+def _one_of(*words: str) -> Accepted:
+    return Accepted(lambda value: value in words, f"one of {', '.join(words)}", words[0])
+
+
 _SWITCH = Accepted(lambda value: isinstance(value, bool), "true or false", "true")
 _POSITIVE = _number(lambda value: value > 0, "above 0", 0.1)
 _SHARE = _number(lambda value: 0 <= value < 1, "of at least 0 and below 1", 0.9)
@@ -109,6 +113,22 @@ _TRAINER = {
     "trainer.enable_model_summary": _SWITCH,
     "trainer.benchmark": _or(None, _SWITCH),
 }
+_STRATEGY = {  # beside what the algorithms' own classes of options say
+    "strategy.checkpoint": _one_of("mean", "replicas"),
+    "strategy.start_method": _one_of("popen", "spawn", "fork", "forkserver"),
+    "strategy.on_peer_failure": _one_of("continue", "raise"),
+    "strategy.joiner_optimizer": _one_of("copy", "fresh"),
+    "strategy.on_nonfinite": _one_of("raise", "adopt"),
+    "strategy.refuse_nonfinite": _SWITCH,
+    "strategy.exchange_timeout_s": _POSITIVE,
+    "strategy.peer_timeout_s": _POSITIVE,
+    "strategy.min_workers": _or(None, _whole(1, 2)),
+    "strategy.max_workers": _or(None, _whole(1, 8)),
+    "strategy.island": _or("node", _whole(1, 8)),
+    "strategy.bits": _whole(2, 4, 8),
+    "strategy.bucket_size": _whole(1, 512),
+    "strategy.norm": _one_of("max", "l2"),
+}
 _PROCESSES = {"trainer.devices": _or("auto", _whole(1, 4))}  # of CPUs; which GPUs there are is Lightning's business
 
 
@@ -153,6 +173,8 @@ def check_numbers(cfg: DictConfig) -> None:
     for node, keys in (("recipe.data", _DATA), ("recipe.model", _MODEL)):
         if str(OmegaConf.select(cfg, f"{node}._target_")).startswith("recipes."):
             ranges.update(keys)
+    if str(OmegaConf.select(cfg, "strategy._target_")).startswith("lightning_gossip."):
+        ranges.update(_STRATEGY)
     ranges["recipe.epochs"] = _whole(1, 20)
     ranges["recipe.gradient_clip_val"] = _TRAINER["trainer.gradient_clip_val"]
     ranges.update(_TRAINER)

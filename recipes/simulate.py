@@ -25,11 +25,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from lightning_gossip import ConfigurationError
 from lightning_gossip.simulation import ADPSGD, Recording, Result, Strategy, simulate
 from lightning_gossip.simulation.problems.label_skew import label_counts, label_skew
+from lightning_gossip.simulation.problems.modules import ModuleObjective
 from lightning_gossip.strategies import STRATEGIES
 from recipes import overrides, skew
 from recipes.commands import one_sentence
@@ -60,6 +61,7 @@ def run(cfg: DictConfig, strategies: dict[str, Strategy], console: Console | Non
     with plain_errors():
         scenario = scenario_of(cfg)
     _check(cfg, scenario, strategies)
+    _say_what_is_simulated(scenario, console)
     folder = Path(cfg.run_dir)
     timeline = cfg.timeline is True or (cfg.timeline == "auto" and scenario.cluster.workers <= _FEW)
     with progress(console) as step:
@@ -88,6 +90,20 @@ def _check(cfg: DictConfig, scenario: Scenario, strategies: dict[str, Strategy])
         raise ConfigurationError(f"timeline={cfg.timeline!r} is neither true, false nor auto.")
     if cfg.slowdowns and cfg.slow_rank not in range(workers):
         raise ConfigurationError(f"slow_rank={cfg.slow_rank!r} is not one of the {workers} workers.")
+
+
+def _say_what_is_simulated(scenario: Scenario, console: Console) -> None:
+    """Whether a model is trained, which takes its time."""
+    problem = scenario.problem
+    if problem.times_only is not None:
+        console.print(f"Times only, without a loss: {problem.times_only}", markup=False, highlight=False)
+    elif isinstance(problem.objective, ModuleObjective):
+        console.print(
+            f"Trains {problem.objective.numel:,} values of each of {scenario.cluster.workers} workers on this machine;"
+            " objective=none simulates times only, in seconds.",
+            markup=False,
+            highlight=False,
+        )
 
 
 def _simulated(
@@ -139,7 +155,7 @@ def _slow_down(
 @contextmanager
 def progress(console: Console) -> Iterator[Callable[[str], News]]:
     """A bar; the function begins a new part of the work and gives what is to be told of it."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=1.0)
 

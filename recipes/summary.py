@@ -46,18 +46,22 @@ def summarize(record: RunRecord, *, strategy: Strategy, tested: Mapping[str, flo
     report = record.report or {}
     reported = {worker["rank"]: worker for worker in report.get("workers", [])}
     samples, seconds = sum(worker.samples for worker in record.workers), record.train_s - record.before_s
+    islands = getattr(strategy, "islands", None)  # the report has one line each, with the sums of their ranks
+    members = list(reported) if islands is not None and reported else [worker.rank for worker in record.workers]
     workers = []
-    for worker in record.workers:
+    for member in members:
+        worker = record.workers[member]
         own = {"rank": worker.rank, "steps": worker.steps, "samples": worker.samples, "busy_s": worker.busy_s}
-        own.update(reported.get(worker.rank, {}))
+        own.update(reported.get(member, {}))
         workers.append({name: own.get(name) for name in OF_WORKER})
     topology = getattr(strategy, "topology", None)
     if topology == "auto":
-        topology = auto(len(record.workers))
+        topology = auto(len(members))
     return {
         "strategy": name_of(strategy),
         "topology": getattr(topology, "name", topology),
         "world_size": len(record.workers),
+        "island": 1 if islands is None else islands.size,
         "epochs": len(record.epochs),
         "train_loss": record.epochs[-1].get("train_loss") if record.epochs else None,
         **{name: float(value) for name, value in tested.items()},
@@ -91,13 +95,13 @@ def show(summary: dict[str, Any], folder: Path, console: Console | None = None) 
     """
     console = console or Console()
     console.print()
-    console.print(_workers_table(summary["workers"]))
+    console.print(_workers_table(summary["workers"], what="Workers" if summary["island"] == 1 else "Islands"))
     console.print(_run_table(summary))
     console.print(f"Everything else is in [bold]{folder}[/bold]", soft_wrap=True)
 
 
-def _workers_table(workers: list[dict[str, Any]]) -> Table:
-    table = Table(title="Workers", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=0)
+def _workers_table(workers: list[dict[str, Any]], *, what: str) -> Table:
+    table = Table(title=what, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=0)
     for heading in ("rank", "steps", "samples", "exchanges", "sent", "staleness", "p95", "max", "busy", "waited"):
         table.add_column(heading, justify="right", no_wrap=True)
     for worker in workers:
@@ -121,6 +125,8 @@ def _run_table(summary: dict[str, Any]) -> Table:
     topology = summary["topology"]
     what = summary["strategy"] if topology is None else f"{summary['strategy']} on {topology}"
     title = f"{what}, {summary['world_size']} workers"
+    if summary["island"] > 1:
+        title += f" in islands of {summary['island']}"
     table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=box.SIMPLE)
     table.add_column()
     table.add_column(justify="right")

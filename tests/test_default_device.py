@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._device import _device_constructors
 
-from lightning_gossip.algorithm.compression.pairwise import Wire
+from lightning_gossip.algorithm.compression.wires import Wire
 from lightning_gossip.algorithm.topology.generators import ring
 from tests.runtime.cluster import Cluster
 

@@ -94,7 +94,10 @@ def _quotes() -> list[str]:
     return [piece.strip() for row in rows for piece in re.findall(r"`([^`]+)`", row)]
 
 
-_OF_LIGHTNING = ("You selected an invalid strategy name: strategy='adpsgd'",)
+_OF_LIGHTNING = (
+    "You selected an invalid strategy name: strategy='adpsgd'",
+    "is not compatible with an interactive environment",
+)
 
 
 @pytest.mark.parametrize("quote", [quote for quote in _quotes() if quote not in _OF_LIGHTNING and "Error" not in quote])

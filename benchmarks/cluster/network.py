@@ -107,6 +107,14 @@ class Network:
         self._filter(host.namespaces, INTERFACE, program)
         self._filter(self._switch, _port(host), program)
 
+    def set_mtu(self, host: Host, size: int, *, at_switch: bool = False) -> None:
+        """Let packets of a host's link have this many bytes at most: at the host, which knows it, or at the switch.
+
+        What the switch is too small for it loses, and tells nobody.
+        """
+        namespaces, interface = (self._switch, _port(host)) if at_switch else (host.namespaces, INTERFACE)
+        namespaces.configure("ip", f"link set {interface} mtu {size}")
+
     def close_ports(self, host: Host, *, but: int) -> None:
         """Let a host's firewall drop what asks for a connection with it, at all ports but one, and answer nobody."""
         syn = f"48 0 0 {_FLAGS_AT},84 0 0 {_SYN | _ACK},21 0 3 {_SYN}"

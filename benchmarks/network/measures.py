@@ -13,20 +13,17 @@ from torch import Tensor, nn
 
 from benchmarks.harness import recorded
 from benchmarks.harness.workers import results
-from benchmarks.network.workload import BATCH_SIZE, COMPUTE_S, loss_of, shared_values
-from recipes.digits import DigitsData
+from benchmarks.network.workload import BATCH_SIZE, COMPUTE_S, Work, loss_of, shared_values
 
 WARM_UP = 3  # steps in which connections are made
 
 
-def measures(
-    folder: Path, net: nn.Module, workers: int, slow_worker: float = 1.0, compute_s: float = COMPUTE_S
-) -> dict[str, Any]:
+def measures(folder: Path, work: Work, workers: int, slow_worker: float = 1.0, compute_s: float = COMPUTE_S) -> dict[str, Any]:
     """All of them.
 
     Args:
         folder: of the run.
-        net: a model of the same kind, whose values are lost.
+        work: that was done.
         workers: how many there were.
         slow_worker: how many times longer the last one computes.
         compute_s: of a step of the others.
@@ -35,19 +32,19 @@ def measures(
     began_s = models.at_s.min()
     exchanges = [result["exchanges"] for result in said if result.get("exchanges") is not None]
     return {
-        **pace(steps, ideal_rates(workers, slow_worker, compute_s)),
+        **pace(steps, ideal_rates(workers, slow_worker, compute_s, work.batch_size)),
         # what the strategies say about themselves; None where they say nothing, or did not come to an end
         "exchanges_per_step": sum(exchanges) / len(steps) if len(exchanges) == workers else None,
         "period_mean": said[0].get("period_mean") if said else None,
         "training_s": steps.at_s.max() - began_s,
-        "curve": curve(folder, models, net, began_s),
+        "curve": curve(folder, models, work, began_s),
     }
 
 
-def ideal_rates(workers: int, slow_worker: float, compute_s: float = COMPUTE_S) -> list[float]:
+def ideal_rates(workers: int, slow_worker: float, compute_s: float = COMPUTE_S, batch_size: int = BATCH_SIZE) -> list[float]:
     """Samples a second of each worker if nobody waited and nothing but computing took time."""
     slowdowns = [1.0] * (workers - 1) + [slow_worker]
-    return [BATCH_SIZE / (compute_s * slowdown) for slowdown in slowdowns]
+    return [batch_size / (compute_s * slowdown) for slowdown in slowdowns]
 
 
 def pace(steps: pd.DataFrame, ideal: Sequence[float]) -> dict[str, Any]:
@@ -83,28 +80,28 @@ def pace(steps: pd.DataFrame, ideal: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def curve(folder: Path, models: pd.DataFrame, net: nn.Module, began_s: float) -> dict[str, list[float]]:
-    """Loss and accuracy of the mean of the workers' models on the test images, at the times at which the worker that writes
+def curve(folder: Path, models: pd.DataFrame, work: Work, began_s: float) -> dict[str, list[float]]:
+    """Loss and accuracy of the mean of the workers' models on the test batch, at the times at which the worker that writes
     most has written one. The other workers' are the last that they had written by then."""
     leader = models[models["rank"] == models["rank"].value_counts().sort_index().idxmax()]
-    images, labels = DigitsData().test.tensors
+    net, test = work.build(), work.data()[1]
     rows = []
     for at_s in leader.at_s:
         # before its first one a worker has that one; the end is the last one's
         known = models if at_s == leader.at_s.max() else models[models.at_s <= at_s]
         latest = known.groupby("rank").last().combine_first(models.groupby("rank").first())
         values = [np.fromfile(folder / file, dtype=np.float32) for file in latest.file]
-        loss, accuracy = _evaluate(net, torch.from_numpy(np.mean(values, axis=0)), images, labels)
+        loss, accuracy = _evaluate(net, torch.from_numpy(np.mean(values, axis=0)), test)
         rows.append((max(at_s, latest.at_s.max()) - began_s, latest.steps.mean(), loss, accuracy))
     return pd.DataFrame(rows, columns=["s", "steps", "loss", "accuracy"]).round(4).to_dict("list")
 
 
-def _evaluate(net: nn.Module, flat: Tensor, images: Tensor, labels: Tensor) -> tuple[float, float]:
+def _evaluate(net: nn.Module, flat: Tensor, test: list[Tensor]) -> tuple[float, float]:
     values = shared_values(net)
     for value, part in zip(values, flat.split([value.numel() for value in values]), strict=True):
         value.copy_(part.view_as(value))
     net.eval()
     with torch.no_grad():
-        loss = loss_of(net, [images, labels])
-        hits = net(images).argmax(1) == labels
+        loss = loss_of(net, test)
+        hits = net(test[0]).argmax(-1) == test[1]
     return float(loss), float(hits.float().mean())

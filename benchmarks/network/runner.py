@@ -48,7 +48,8 @@ def execute(run: Run) -> dict[str, Any]:
         ConfigurationError: where this machine cannot have hosts.
         RuntimeError: if a worker failed; with its last lines.
     """
-    scale, condition = WORKS[run.work].link_scale, run.condition
+    work, condition = WORKS[run.work], run.condition
+    scale = work.link_scale(run.compute_s)
     place = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None  # models are written while others compute
     options = {
         "contender": run.contender,
@@ -65,8 +66,7 @@ def execute(run: Run) -> dict[str, Any]:
         stack.enter_context(disturbed(net, condition, scale, run.seed, folder))
         with workers(train, options, folder, hosts=net.hosts[: run.workers]) as started:
             stopped = _await(started, run, folder)
-        model = WORKS[run.work].build()
-        return {"stopped": stopped, **measures(folder, model, run.workers, condition.slow_worker, run.compute_s)}
+        return {"stopped": stopped, **measures(folder, work, run.workers, condition.slow_worker, run.compute_s)}
 
 
 def _await(started: list[Process], run: Run, folder: Path) -> bool:

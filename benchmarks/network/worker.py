@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from benchmarks.harness import Recorder, process_group, rank, repeated, trainer
 from benchmarks.network.contenders import CONTENDERS, Contender
-from benchmarks.network.workload import BATCH_SIZE, MOMENTUM, WORKS, Device, Work, loss_of, shared_values
-from recipes.digits import DigitsData
+from benchmarks.network.workload import WORKS, Device, Work, loss_of, shared_values
 
 
 class Training(LightningModule):
@@ -42,7 +41,7 @@ class Training(LightningModule):
         self, work: Work, net: nn.Module, steps: int, loader: DataLoader[Any], emulated: Device, folder: Path, every: int
     ) -> None:
         super().__init__()
-        self.net, self.loader = net, loader
+        self.net, self.loader, self.batch_size = net, loader, work.batch_size
         self._work, self._steps, self._emulated, self._folder, self._every = work, steps, emulated, folder, every
         self._step = self._model = 0
 
@@ -55,8 +54,8 @@ class Training(LightningModule):
         self._emulated.wait()
         return loss
 
-    def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.SGD:
-        return torch.optim.SGD(parameters, lr=self._work.lr, momentum=MOMENTUM)
+    def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return self._work.optimizer(self.net, parameters, self._work.lr)
 
     def schedule(self, optimizer: torch.optim.Optimizer, steps: int | None = None) -> OneCycleLR:
         return OneCycleLR(optimizer, max_lr=self._work.lr, total_steps=steps or self._steps, cycle_momentum=False)
@@ -64,7 +63,7 @@ class Training(LightningModule):
     def end_step(self) -> None:
         self._step += 1
         counters = psutil.net_io_counters(pernic=True, nowrap=False)[os.environ["GLOO_SOCKET_IFNAME"]]
-        Recorder(self._folder).note(samples=BATCH_SIZE, sent=counters.bytes_sent, cpu_s=time.process_time())
+        Recorder(self._folder).note(samples=self.batch_size, sent=counters.bytes_sent, cpu_s=time.process_time())
 
     def write_model(self) -> None:
         """The model as it is now."""
@@ -103,7 +102,7 @@ def train_in_a_loop(contender: Contender, training: Training) -> dict[str, Any]:
     for value in training.net.state_dict().values():
         dist.broadcast(value, 0)
     data = training.loader.dataset
-    training.loader = DataLoader(data, batch_size=BATCH_SIZE, sampler=DistributedSampler(data, drop_last=True))
+    training.loader = DataLoader(data, batch_size=training.batch_size, sampler=DistributedSampler(data, drop_last=True))
     contender.loop(training)
     training.write_model()
     return {}
@@ -116,9 +115,10 @@ def train(
     seed_everything(seed, workers=True, verbose=False)
     workers, chosen = int(os.environ["WORLD_SIZE"]), CONTENDERS[contender]
     slower = slowdown if rank() == workers - 1 else 1.0
-    net = WORKS[work].build()
-    emulated = Device(net, compute_s * slower, in_backward=chosen.in_backward)
-    data = repeated(DigitsData().train, workers * steps * BATCH_SIZE)  # one epoch: nobody meets in between
-    loader = DataLoader(data, batch_size=BATCH_SIZE, shuffle=True)
-    training = Training(WORKS[work], net, steps, loader, emulated, folder, max(1, round(every / slower)))
+    done = WORKS[work]
+    net = done.build()
+    emulated = Device(done, net, compute_s * slower, in_backward=chosen.in_backward)
+    data = repeated(done.data()[0], workers * steps * done.batch_size)  # one epoch: nobody meets in between
+    loader = DataLoader(data, batch_size=done.batch_size, shuffle=True)
+    training = Training(done, net, steps, loader, emulated, folder, max(1, round(every / slower)))
     return (train_with_lightning if chosen.strategy is not None else train_in_a_loop)(chosen, training)

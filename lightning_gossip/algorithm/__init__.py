@@ -1,7 +1,8 @@
 """The papers, pure: tensors, numpy, networkx. No process, thread, clock, socket or Lightning below this package."""
 
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerPicker, ResolvedRoles, Roles, resolve_roles
-from lightning_gossip.algorithm.apsgd.server import EventTrigger, ParameterServer, ServerOptions
+from lightning_gossip.algorithm.apsgd.options import EventTrigger, ServerOptions
+from lightning_gossip.algorithm.apsgd.server import ParameterServer
 from lightning_gossip.algorithm.compression.qsgd import Quantizer
 from lightning_gossip.algorithm.outer import Outer
 from lightning_gossip.algorithm.periodic_averaging.adaptive_period import AdaptivePeriod

@@ -29,11 +29,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
-import torch
-from torch import Tensor
 from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_choice
@@ -43,6 +41,9 @@ from lightning_gossip.algorithm.topology.mixing import MixingWeights
 from lightning_gossip.algorithm.topology.options import TopologyOptions, rounds_of
 from lightning_gossip.algorithm.topology.sequence import Row, TopologySequence
 from lightning_gossip.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +248,7 @@ class StackedCorrection:
     Args:
         sequence: of the mixing matrices.
 
+    >>> import torch
     >>> from lightning_gossip.algorithm.topology.generators import make_sequence
     >>> StackedCorrection(make_sequence("complete", 2))(torch.tensor([[0.0], [4.0]]), number=0).tolist()
     [[2.0], [-2.0]]
@@ -262,7 +264,7 @@ class StackedCorrection:
             x: one model a row.
             number: of the round, from 0; any.
         """
-        correction = torch.zeros_like(x)
+        correction = x.new_zeros(x.shape)
         for ranks, peers, weight in self._rounds[number % len(self._rounds)]:
             if len(ranks) == len(x):
                 add_term(correction, x, x[peers], weight)
@@ -273,6 +275,8 @@ class StackedCorrection:
 
 def _terms(rows: Sequence[Row]) -> list[tuple[Tensor, Tensor, float]]:
     """By place in the order of the neighbours and by weight: the workers, and their neighbours at this place."""
+    import torch  # here alone: commands look at options without it
+
     terms = []
     for place in range(max(map(len, rows), default=0)):
         pairs = [(rank, *row[place]) for rank, row in enumerate(rows) if place < len(row)]

@@ -35,12 +35,14 @@ class Listening:
         interface: that has it; None if it is not known.
         because: how it was chosen, in words.
         towards_store: the interface that leads to the store of the job.
+        lookup_s: how long this host took to look its own name up, in seconds; 0 if it was not looked up.
     """
 
     address: str
     interface: str | None
     because: str
     towards_store: str | None
+    lookup_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ LOSS = 0.01  # packets sent again, of all
 CLOCK_S = 0.1
 STORE_S = 0.01  # of a call
 FASTER = 4.0  # an interface than the one that is used
+SLOW_LOOKUP_S = 1.0  # of a host's own name: resolvers ask again after five seconds
 REACHED = 10.0  # of an interface's speed: a tenth is little
 _MUST_AGREE = ("torch", "lightning", "lightning-gossip", "python")
 _VIRTUAL = re.compile(r"^(docker|br-|virbr|veth|cni|flannel|tun|tap)")
@@ -193,6 +194,24 @@ def _interfaces(report: Report) -> list[Finding]:
     ]
 
 
+def _name_server(report: Report) -> list[Finding]:
+    slow = [worker for worker in report.workers if worker.listening.lookup_s > SLOW_LOOKUP_S]
+    if not slow:
+        return []
+    longest = max(slow, key=lambda worker: worker.listening.lookup_s)
+    ranks = [worker.rank for worker in slow]
+    return [
+        Finding(
+            "name server",
+            False,
+            ranks,
+            f"On the hosts of {ranks_of(ranks)} it took up to {longest.listening.lookup_s:.3g} s to look the host's own name"
+            f" {longest.hostname!r} up: its name server is slow, or does not answer. Each start waits as long.",
+            "Put the host's name and address into /etc/hosts, or set GLOO_SOCKET_IFNAME there: then nobody looks it up.",
+        )
+    ]
+
+
 def _on_loopback(worker: Worker) -> bool:
     return worker.listening.address.startswith("127.") or worker.listening.address == "::1"
 
@@ -203,8 +222,7 @@ def _mtu(report: Report) -> list[Finding]:
     for worker in report.workers:
         if worker.rank in between and worker.interface is not None and worker.interface.name != "lo":
             by_mtu.setdefault(worker.interface.mtu, []).append(worker.rank)
-    stalled = [link for link in report.between if link.failed and link.phase == "bandwidth" and link.there is None]
-    found = []
+    stalled, found = _stalled(report), []
     if stalled:
         pairs = _pairs(stalled)
         differ = f" The hosts' interfaces have MTUs of {_listed(by_mtu)}." if len(by_mtu) > 1 else ""
@@ -226,6 +244,11 @@ def _mtu(report: Report) -> list[Finding]:
             Finding("MTU", False, others, sentence, f"Set {common} bytes everywhere: `ip link set INTERFACE mtu {common}`.")
         )
     return found
+
+
+def _stalled(report: Report) -> list[Link]:
+    """Links that small messages pass, and large packets do not."""
+    return [link for link in report.between if link.failed and link.phase == "bandwidth" and link.there is None]
 
 
 def _listed(by_mtu: Mapping[int, Sequence[int]]) -> str:
@@ -357,7 +380,8 @@ def _loss(report: Report) -> list[Finding]:
     """Packets that are lost, though not those that a slow link drops when it is filled."""
     slow = {rank for finding in _bandwidth(report) for rank in finding.ranks}
     full = {rank for rank in slow if not any(link.resent_idle for link in report.links if rank in (link.i, link.j))}
-    by_host = _by_host(report, lambda link, _: 0.0 if {link.i, link.j} & full else link.resent)
+    stalled = _stalled(report)  # whose large packets are all sent again, for another reason
+    by_host = _by_host(report, lambda link, _: 0.0 if {link.i, link.j} & full or link in stalled else link.resent)
     least = {host: min(values) for host, values in by_host.items() if len(values) > 1}
     bad = [host for host, share in least.items() if share >= LOSS]
     found = []
@@ -371,7 +395,10 @@ def _loss(report: Report) -> list[Finding]:
     links = [
         link
         for link in report.between
-        if (link.resent or 0.0) >= LOSS and not {link.i, link.j} & full and not {host_of[link.i], host_of[link.j]} & told
+        if (link.resent or 0.0) >= LOSS
+        and link not in stalled
+        and not {link.i, link.j} & full
+        and not {host_of[link.i], host_of[link.j]} & told
     ]
     if links:
         most = max(link.resent or 0.0 for link in links)
@@ -529,6 +556,7 @@ _JUDGES: tuple[Callable[[Report], list[Finding]], ...] = (
     _closed,
     _broken,
     _interfaces,
+    _name_server,
     _mtu,
     _bandwidth,
     _latency,

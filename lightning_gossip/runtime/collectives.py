@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lightning_gossip.errors import ProtocolError
 from lightning_gossip.runtime.clock import Timeline, now_s
+from lightning_gossip.runtime.islands.host_collectives import host_copy
 from lightning_gossip.runtime.workers import FixedWorkers
 from lightning_gossip.transport.gloo_group import new_group
 from lightning_gossip.transport.peer_errors import peer_errors
@@ -29,7 +30,9 @@ class Collectives:
         device: where the tensors are that it is given.
         timeout_s: deadline of each operation, in seconds.
         timeline: where waits are recorded.
-        group: of the workers, made for these collectives; None to make one of those of the default group.
+        group: of the workers, made for these collectives, and working on host memory; None to make one of those of the default
+            group.
+        staged: whether vectors on a device are summed through host memory, since the group works on nothing else.
 
     Attributes:
         bytes_sent: by this worker, reckoned as a ring sends: 2 (n − 1)/n of a summed vector, n − 1 times a gathered one.
@@ -38,8 +41,15 @@ class Collectives:
     """
 
     def __init__(
-        self, device: torch.device, timeout_s: float, timeline: Timeline, group: dist.ProcessGroup | None = None
+        self,
+        device: torch.device,
+        timeout_s: float,
+        timeline: Timeline,
+        group: dist.ProcessGroup | None = None,
+        *,
+        staged: bool = False,
     ) -> None:
+        self._staged = staged
         self._is_given = group is not None
         self._group: dist.ProcessGroup | None = group or new_group(timeout_s, backend=None)  # the default group's backend
         self.world_size, self.rank = self._group.size(), self._group.rank()
@@ -53,10 +63,11 @@ class Collectives:
         """Begin to replace a vector by its sum over all workers; the vector is the group's until the end is awaited."""
         self.bytes_sent += math.ceil(2 * (self.world_size - 1) / self.world_size * vector.numel() * vector.element_size())
         self.made += 1
+        summed = host_copy(vector) if self._staged else vector
         with peer_errors("all-reduce"):
-            work = dist.all_reduce(vector, group=self._open(), async_op=True)
+            work = dist.all_reduce(summed, group=self._open(), async_op=True)
         assert work is not None
-        return PendingSum(self, work)
+        return PendingSum(self, work, vector, summed)
 
     def sum(self, vector: Tensor) -> Tensor:
         """Replace a vector by its sum over all workers, the same bits on all of them; returns it."""
@@ -66,7 +77,8 @@ class Collectives:
     def sum_of(self, *numbers: float) -> list[float]:
         """The sums of a few numbers over all workers, in float64."""
         # NCCL works on the device only
-        return [float(value) for value in self.sum(torch.tensor(numbers, dtype=torch.float64, device=self._device)).tolist()]
+        device = torch.device("cpu") if self._staged else self._device
+        return [float(value) for value in self.sum(torch.tensor(numbers, dtype=torch.float64, device=device)).tolist()]
 
     def start_scatter(self, payloads: Tensor, into: Tensor) -> dist.Work:
         """Begin to send each worker its row, and to receive everybody's for this worker.
@@ -124,11 +136,20 @@ class Collectives:
 
 
 class PendingSum:
-    """An all-reduce under way."""
+    """An all-reduce under way.
 
-    def __init__(self, collectives: Collectives, work: dist.Work) -> None:
+    Args:
+        collectives: whose it is.
+        work: torch's.
+        vector: that holds the sum at its end.
+        summed: that the group sums; another one where it works on host memory only.
+    """
+
+    def __init__(self, collectives: Collectives, work: dist.Work, vector: Tensor, summed: Tensor) -> None:
         self._collectives = collectives
         self._work = work
+        self._vector = vector
+        self._summed = summed
 
     def wait(self) -> None:
         """Block until the vector holds the sum.
@@ -138,3 +159,5 @@ class PendingSum:
         """
         with self._collectives.waiting("all-reduce"):
             self._work.wait()
+        if self._summed is not self._vector:
+            self._vector.copy_(self._summed)

@@ -21,7 +21,7 @@ from lightning_gossip.simulation.cluster.links import Links
 from lightning_gossip.simulation.cluster.network import Network
 from lightning_gossip.simulation.problems.batch_assignment import Session
 from lightning_gossip.simulation.problems.objectives import Objective
-from lightning_gossip.simulation.problems.sgd import SGD
+from lightning_gossip.simulation.problems.optimizers import InnerOptimizer
 from lightning_gossip.simulation.problems.stacked_models import Models
 from lightning_gossip.simulation.problems.work import Epochs, Plan, Steps
 from lightning_gossip.simulation.record import Distances, EpochRecord, Point, Recorder, Recording
@@ -115,7 +115,7 @@ class Run:
         links: Links,
         work: Epochs | Steps,
         objective: Objective | None,
-        optimizer: SGD,
+        optimizer: InnerOptimizer,
         model_bytes: int,
         shares_work: bool,
         seed: int,

@@ -13,6 +13,7 @@ from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.cluster.cluster import Cluster
 from lightning_gossip.simulation.cluster.links import Links
 from lightning_gossip.simulation.problems.objectives import Objective
+from lightning_gossip.simulation.problems.optimizers import InnerOptimizer
 from lightning_gossip.simulation.problems.sgd import SGD
 from lightning_gossip.simulation.problems.work import Epochs, Steps
 from lightning_gossip.simulation.record import Recording
@@ -20,7 +21,8 @@ from lightning_gossip.simulation.result import Ending, Result
 from lightning_gossip.simulation.run import Run, Strategy
 from lightning_gossip.simulation.strategies.registry import make_strategy
 
-_EVENTS_BETWEEN_NEWS = 2_000  # some tens of milliseconds
+_EVENTS_BETWEEN_NEWS = 2_000  # some tens of milliseconds without an objective
+_NEWS = 200  # at least, in a run
 
 
 def simulate(
@@ -30,7 +32,7 @@ def simulate(
     work: Epochs | Steps,
     links: Links | None = None,
     objective: Objective | None = None,
-    optimizer: SGD | None = None,
+    optimizer: InnerOptimizer | None = None,
     model_bytes: int | None = None,
     seed: int = 0,
     recording: Recording | None = None,
@@ -77,7 +79,7 @@ def simulate(
     if objective is not None:
         _check_type("objective", objective, Objective)
     optimizer = SGD() if optimizer is None else optimizer
-    _check_type("optimizer", optimizer, SGD)
+    _check_type("optimizer", optimizer, InnerOptimizer)
     recording = Recording() if recording is None else recording
     _check_type("recording", recording, Recording)
     check_integer("seed", seed, at_least=0, example=0)
@@ -118,6 +120,7 @@ def simulate(
 def _advance(run: Run, until_s: float, on_progress: Callable[[float], None]) -> int:
     """Process events until the run ends; returns how many they were."""
     environment, events = run.environment, 0
+    told = 0.0
     try:
         while run.ended is None:
             if environment.peek() > until_s:
@@ -125,8 +128,9 @@ def _advance(run: Run, until_s: float, on_progress: Callable[[float], None]) -> 
                 break
             environment.step()
             events += 1
-            if events % _EVENTS_BETWEEN_NEWS == 0:
-                on_progress(run.progress)
+            if events % _EVENTS_BETWEEN_NEWS == 0 or run.progress >= told + 1.0 / _NEWS:
+                told = run.progress
+                on_progress(told)
     except simpy.core.EmptySchedule:
         run.finish("stalled")
     return events

@@ -19,7 +19,7 @@ from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
 from lightning_gossip.algorithm.adpsgd.repair import topology_for
 from lightning_gossip.algorithm.adpsgd.replica import PublishedModel
 from lightning_gossip.algorithm.checks import check_not_negative
-from lightning_gossip.algorithm.compression.pairwise import Wire
+from lightning_gossip.algorithm.compression.wires import Wire
 from lightning_gossip.algorithm.islands.places import pull_every
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.algorithm.outer import Outer, warnings_of
@@ -31,7 +31,7 @@ from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import ConfigurationError, NonFiniteError
 from lightning_gossip.runtime.adpsgd.cuda_replica import replica_of
 from lightning_gossip.runtime.adpsgd.gossip import Gossip
-from lightning_gossip.runtime.adpsgd.nonfinite_guard import GossipCounters, OnNonFinite
+from lightning_gossip.runtime.adpsgd.nonfinite_guard import GossipCounters, OnNonFinite, Reaction
 from lightning_gossip.runtime.clock import Timeline, now_s
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.store_client import another
@@ -103,15 +103,8 @@ class GossipStrategy(DecentralizedStrategy):
             dense_share=dense_share,  # type: ignore[arg-type]
             a2cid2=a2cid2,
         )
-        if self.island != 1:
-            self._refuse_with_islands()
         check_not_negative("seed", seed)
         self.refuse_nonfinite, self.on_nonfinite = check_nonfinite(refuse_nonfinite, on_nonfinite)
-        if self.island != 1 and on_nonfinite == "adopt":
-            raise ConfigurationError(
-                "on_nonfinite='adopt' with island=... is not possible: a rank would take over its part of a model, and its"
-                " mates would keep theirs. Leave it out ('raise'), and resume from the last checkpoint."
-            )
         self.topology = self.gossip_options.topology
         self.exchanges_per_step = self.gossip_options.exchanges_per_step
         self.outer = self.gossip_options.outer
@@ -119,18 +112,6 @@ class GossipStrategy(DecentralizedStrategy):
         self.name = "noloco" if self.outer is not None else f"adpsgd{kind}"
         self._exchange_timeout_s = seconds_of("exchange_timeout_s", exchange_timeout_s)
         self._seed = seed
-
-    def _refuse_with_islands(self) -> None:
-        if self.gossip_options.a2cid2:
-            raise ConfigurationError(
-                "a2cid2=True with island=... is not possible yet: its second model moves between the steps at which an island"
-                " hands round. Leave one of them out."
-            )
-        if self.gossip_options.outer is not None:
-            raise ConfigurationError(
-                "outer=... with island=... is not possible yet: the outer state would be in parts that no checkpoint holds"
-                " together. Leave outer out; exchanges_per_step=0.1 makes exchanges rare without it."
-            )
 
     @property
     @override
@@ -248,8 +229,7 @@ class ShardedADPSGDStrategy(GossipStrategy, ShardedProcesses):
             ``tensor_parallel_size``.
         tensor_parallel_size: ranks that compute one batch together.
         save_distributed_checkpoint: each rank of one island writes its shard, into a folder; otherwise one file is written.
-        options: of :class:`ADPSGDStrategy`, counted in islands. ``outer``, ``on_nonfinite="adopt"``, ``checkpoint="replicas"``
-            and every ``start_method`` but ``"popen"`` are refused.
+        options: of :class:`ADPSGDStrategy`, counted in islands. Every ``start_method`` but ``"popen"`` is refused.
 
     Example::
 
@@ -288,6 +268,7 @@ class GossipAlgorithm(Algorithm):
         self._has_averaged = False  # since this worker has settled
         self._local_steps = LocalSteps(strategy.gossip_options)
         self._is_given = False  # the mean of a synchronisation point is one of other workers' models
+        self._restored: dict[str, Tensor] = {}  # outer state of a checkpoint, until the model is known
         self._steps, self._steps_s = 0, 0.0  # of which the time is known
         self._pull_every: int | None = None  # steps, with islands; else the replica decides
         self._since_pull = 0
@@ -303,11 +284,17 @@ class GossipAlgorithm(Algorithm):
             timeline=self._timeline,
             counters=self._counters,
             refuse_nonfinite=self._strategy.refuse_nonfinite,
-            on_nonfinite=self._strategy.on_nonfinite,
+            on_nonfinite=self._reaction,
             wire=self._strategy.gossip_options.wire,
             survives_store=self._members.survives_store,
         )
         self._gossip.start()
+
+    @property
+    def _reaction(self) -> Reaction:
+        """To a model of this rank's that is not finite. An island is ill as a whole, and gets a whole model: where all meet."""
+        adopts_together = self._strategy.groups is not None and self._strategy.on_nonfinite == "adopt"
+        return "meet" if adopts_together else self._strategy.on_nonfinite
 
     def _connect(self) -> EdgeTransport:
         """Connect with the present members, and draw partners among them. Collective; new keys each time."""
@@ -367,6 +354,9 @@ class GossipAlgorithm(Algorithm):
     def open(self, model: SharedModel) -> None:
         before, self._layout = self._layout, model.layout
         self._model = model
+        if self._restored:
+            self._local_steps.load_tensors(model.part(self._restored))
+            self._restored = {}
         self._local_steps.open(model.names[: model.parameters], self._parameters, self._topology)
         if self._replica is None or self._layout != before:
             push_every = 1 if self._strategy.groups is not None else self._strategy.gossip_options.push_every
@@ -387,14 +377,17 @@ class GossipAlgorithm(Algorithm):
         self._count(step)
         replica, was_dense = self._replica, self._local_steps.is_dense
         assert replica is not None
-        x = [] if self._strategy.gossip_options.outer is None else self._parameters
+        options = self._strategy.gossip_options
+        x = self._parameters if options.outer is not None or options.a2cid2 else []
         with self._watching_health():
             self._local_steps.step(
                 x,
                 progress=step.progress,
                 push_pull=lambda: self._push_pull(step),
-                publish=lambda: replica.publish(self._model.tensors),
+                publish=lambda: self._publish(replica),
             )
+        if self._running.is_ill and not self._running.sync_requested:
+            self._running.request_sync()
         if was_dense and not self._local_steps.is_dense:
             replica.followers = self._local_steps.followers
             self._set_rate()
@@ -406,6 +399,11 @@ class GossipAlgorithm(Algorithm):
         if self._pulled:
             self._model.hand_round()
         self._note_replacement()  # before an outer step
+
+    def _publish(self, replica: PublishedModel) -> None:
+        """After an outer step, which each rank of an island has made of its own part."""
+        replica.publish(self._model.tensors)
+        self._model.hand_round()
 
     def _is_to_pull(self) -> bool:
         """Whether this is a step at which the ranks of an island pull and hand round: all know it by counting."""
@@ -433,8 +431,9 @@ class GossipAlgorithm(Algorithm):
     def _set_rate(self) -> None:
         rate = self._local_steps.rate(self._strategy.exchanges_per_step)
         self._running.exchanges_per_step = rate
-        if self._strategy.groups is not None:
-            self._pull_every = pull_every(rate, self._strategy.gossip_options.push_every)
+        options = self._strategy.gossip_options
+        if self._strategy.groups is not None:  # a second copy moves x at each step
+            self._pull_every = 1 if options.a2cid2 else pull_every(rate, options.push_every)
 
     @property
     def _parameters(self) -> list[Tensor]:
@@ -469,8 +468,15 @@ class GossipAlgorithm(Algorithm):
         if self._strategy.groups is not None:  # an island is ill if one of its parts is, and all hear of it
             ill = any(sync_point.workers.gather(ill, kind="whose mean is finite"))
         if self._strategy.refuse_nonfinite and ill:
-            names, rule, rank = self._model.names, self._strategy.on_nonfinite, self._strategy.global_rank
-            distance, was_finite = mean_of_healthy(sync_point, replica, names, self._model.tensors, rule, rank)
+            distance, was_finite = mean_of_healthy(
+                sync_point,
+                replica,
+                self._model.names,
+                self._model.tensors,
+                self._strategy.on_nonfinite,
+                self._strategy.global_rank,
+                unit=self._strategy.share_of_work[0],
+            )
             if not was_finite:
                 self._counters.adopted += 1
                 OptimizerStates(self._strategy.optimizers).reset()
@@ -487,7 +493,7 @@ class GossipAlgorithm(Algorithm):
             self._replica.copy_out(self._model.tensors)
         if self._is_given:
             self._local_steps.begin_anew()
-        self._is_given = False
+        self.was_given, self._is_given = self._is_given, False
 
     @property
     def _adopts(self) -> bool:
@@ -542,9 +548,10 @@ class GossipAlgorithm(Algorithm):
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state.get("island", 1) == self._island_size:  # else it drew among others
-            self._restored_picker = state["picker"]
         self._counters.staleness.load_state_dict(state["staleness"])
+        if state.get("island", 1) != self._island_size:
+            return  # it drew among others, and ranks that are mates now may have counted their steps alone
+        self._restored_picker = state["picker"]
         if "local_steps" in state:  # an earlier version has written none
             self._local_steps.load_state_dict(state["local_steps"])
 
@@ -553,8 +560,10 @@ class GossipAlgorithm(Algorithm):
         if self._strategy.gossip_options.outer is None:
             return {}  # at all
         state = self._local_steps.state
-        sizes = sync_point.workers.gather(None if state is None else state.slow.numel(), kind="the outer state")
-        if state is None or set(sizes) != {state.slow.numel()}:
+        part = 0 if self._strategy.groups is None else self._strategy.groups.place.index
+        mine = part, None if state is None else state.slow.numel()
+        everyones = set(sync_point.workers.gather(mine, kind="the outer state"))
+        if state is None or any(numel is None for _, numel in everyones) or len(dict(everyones)) < len(everyones):
             return {}  # no outer steps, or a worker has just come and has none yet
         before = state.slow.clone(), state.velocity.clone()
         for vector in (state.slow, state.velocity):
@@ -565,7 +574,7 @@ class GossipAlgorithm(Algorithm):
                 return host
 
             vector.copy_(sync_point.workers.attempt(mean))
-        tensors = state.state_dict()
+        tensors = self._model.whole(state.state_dict())
         if not adopts:
             state.slow.copy_(before[0])
             state.velocity.copy_(before[1])
@@ -577,6 +586,7 @@ class GossipAlgorithm(Algorithm):
 
     @override
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        self._restored = tensors
         self._local_steps.load_tensors(tensors)
 
     @override

@@ -11,7 +11,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_gossip.algorithm.apsgd import worker as apsgd_worker
-from lightning_gossip.algorithm.apsgd.server import APSGDOptions, EventTrigger, OnStale, ParameterServer, put_in
+from lightning_gossip.algorithm.apsgd.options import APSGDOptions, EventTrigger, OnStale
+from lightning_gossip.algorithm.apsgd.server import ParameterServer, put_in
 from lightning_gossip.algorithm.apsgd.worker import Served, WorkerProtocol
 from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.tensors.flat import Fading, fading

@@ -91,11 +91,6 @@ class DecentralizedStrategy(WorkerProcesses):
                 f"work_sharing=True is not possible with {type(self).__name__}: its workers make the same number of steps."
                 " Leave it out, or use the strategy 'adpsgd' or 'apsgd'."
             )
-        if self.island != 1 and checkpoint == "replicas":
-            raise ConfigurationError(
-                "checkpoint='replicas' with island=... is not possible yet: resume would need each island's own state. Leave it"
-                " out, and the checkpoint holds the mean model and the mean of the optimizers' states."
-            )
         self.fit_options = options if self.shares_work else replace(options, work_sharing=False)
         self.report = FitReport()
         self.timeline = Timeline()

@@ -11,7 +11,8 @@ from typing_extensions import override
 
 from lightning_gossip.algorithm import eamsgd
 from lightning_gossip.algorithm.apsgd.worker import Served
-from lightning_gossip.algorithm.eamsgd import EAMSGDOptions, ElasticCentre, ElasticProtocol
+from lightning_gossip.algorithm.eamsgd import ElasticCentre, ElasticProtocol
+from lightning_gossip.algorithm.eamsgd_options import EAMSGDOptions
 from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.tensors.finite import all_finite
 from lightning_gossip.algorithm.tensors.flat import views_like

@@ -115,6 +115,11 @@ def refuse_unknown(owner: type, unknown: Mapping[str, Any]) -> None:
         }
     )
     name = next(iter(unknown))
+    if name in DDP_OPTIONS:
+        raise ConfigurationError(
+            f"{owner.__name__} has no argument {name!r}: it is DDP's, and there is no DDP here. Leave it out: parameters"
+            " without a gradient are no error. (With island=... it is DDP's inside each island, and accepted.)"
+        )
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ConfigurationError(

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_gossip.algorithm.compression.error_feedback_mean import MeanWire
+from lightning_gossip.algorithm.compression.wires import MeanWire
 from lightning_gossip.algorithm.effects import perform
-from lightning_gossip.algorithm.outer import Outer, OuterState, outer_state
+from lightning_gossip.algorithm.outer import Outer
 from lightning_gossip.algorithm.periodic_averaging import protocol
 from lightning_gossip.algorithm.periodic_averaging.adaptive_period import AdaptivePeriod
 from lightning_gossip.algorithm.periodic_averaging.period import ConstantPeriod, PeriodController
@@ -22,12 +22,14 @@ from lightning_gossip.algorithm.periodic_averaging.protocol import (
     AveragingProtocol,
     OptimizerStateRule,
 )
+from lightning_gossip.algorithm.slow_weights import OuterState, outer_state
 from lightning_gossip.algorithm.tensors.flat import LiveTensors
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.periodic_averaging.averager import Averager
 from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.base import DecentralizedStrategy
+from lightning_gossip.strategies.islands.flat_parameters import FlatStates
 from lightning_gossip.strategies.lightning.replicated_processes import ReplicatedProcesses
 from lightning_gossip.strategies.report import WorkerReport
 from lightning_gossip.strategies.state.optimizer_state import OptimizerStates, Slot
@@ -80,16 +82,6 @@ class PeriodicAveragingStrategy(DecentralizedStrategy, ReplicatedProcesses):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        if self.island != 1 and outer is not None:
-            raise ConfigurationError(
-                "outer=... with island=... is not possible yet: the outer state would be in parts that no checkpoint holds"
-                " together. Leave outer out, and average with a longer period."
-            )
-        if self.island != 1 and optimizer_state == "average":
-            raise ConfigurationError(
-                "optimizer_state='average' with island=... is not possible yet: a rank averages its part of the model, and the"
-                " states are whole on each. Write optimizer_state='keep' or 'reset'."
-            )
         self.averaging = AveragingOptions(
             period=period,
             optimizer_state=optimizer_state,
@@ -108,10 +100,10 @@ class PeriodicAveragingStrategy(DecentralizedStrategy, ReplicatedProcesses):
     @override
     def preflight(self, trainer: pl.Trainer, model: pl.LightningModule) -> None:
         super().preflight(trainer, model)
-        if self.islands is not None and self.root_device.type != "cpu":
+        if self.islands is not None and self.root_device.type != "cpu" and self.averaging.wire != "float32":
             raise ConfigurationError(
-                f"island={self.island!r} with {type(self).__name__} averages in host memory, and its parameters would be on"
-                f" {self.root_device}: that is not made yet. Use ADPSGDStrategy(island={self.island!r}), or leave island out."
+                f"wire={self.averaging.wire!r} with island={self.island!r} is written in host memory, and the parameters would"
+                f" be on {self.root_device}: that is not made yet. Leave wire out, or use ADPSGDStrategy with it."
             )
         if self.period.needs_progress and trainer.max_epochs == -1 and trainer.max_steps == -1:
             raise ConfigurationError(
@@ -150,6 +142,8 @@ class PeriodicAveraging(SynchronousAlgorithm):
         self._averager: Averager | None = None
         self._state_has_grown = False
         self._slots: set[Slot] = set()  # of the optimizers' state that is averaged
+        self._place = None if strategy.groups is None else strategy.groups.place
+        self._states: FlatStates | None = None  # of these slots, with islands
         self._distance = 0.0  # ‖w_i − w̄‖² of the averaging completed last
         self._period = options.period
         self._outer = options.outer
@@ -161,7 +155,8 @@ class PeriodicAveraging(SynchronousAlgorithm):
         super().open(model)
         if self._outer is not None:
             names, parameters = model.names[: model.parameters], model.tensors[: model.parameters]
-            self._outer_state = outer_state(names, parameters, before=self._outer_state, restored=self._restored)
+            restored = model.part(self._restored) if self._outer_state is None else {}
+            self._outer_state = outer_state(names, parameters, before=self._outer_state, restored=restored)
         self._averager, self._state_has_grown = None, False
         self.protocol.follow(self.of_all.gather(self.protocol.state_dict()))
         if self._wire != "float32" and not self._averages_state:
@@ -204,7 +199,7 @@ class PeriodicAveraging(SynchronousAlgorithm):
 
     @override
     def common_tensors(self, sync_point: SyncPoint, *, adopts: bool) -> dict[str, Tensor]:
-        return self._restored if self._outer_state is None else self._outer_state.state_dict()
+        return self._restored if self._outer_state is None else self._model.whole(self._outer_state.state_dict())
 
     @override
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
@@ -219,6 +214,8 @@ class PeriodicAveraging(SynchronousAlgorithm):
         averager = self._averager_of_session()
         match effect:
             case protocol.Begin(fragment):
+                if self._states is not None:
+                    self._states.read()
                 averager.begin(fragment)
             case protocol.Complete():
                 self._distance = averager.complete()
@@ -229,10 +226,12 @@ class PeriodicAveraging(SynchronousAlgorithm):
                 averager.outer_step(self._outer, self._outer_state)
             case protocol.Replace():
                 averager.replace()
-                self._model.hand_round()
+                self._hand_round()
             case protocol.Correct(forward_passes):
+                if self._states is not None:
+                    self._states.read()
                 averager.correct(forward_passes=forward_passes)
-                self._model.hand_round()
+                self._hand_round()
             case protocol.ResetOptimizer():
                 OptimizerStates(self._optimizers()).reset()
             case protocol.Settle():
@@ -241,6 +240,12 @@ class PeriodicAveraging(SynchronousAlgorithm):
             case protocol.Show():
                 averager.replace(model_only=True)
         return None
+
+    def _hand_round(self) -> None:
+        """Let the ranks of the island have what each of them has got of its part."""
+        self._model.hand_round()
+        if self._states is not None:
+            self._states.hand_round()
 
     def _sum_over_workers(self, effect: protocol.Complete) -> Averaged:
         """S_k, γ_k and who has arrived; on the way, who calls for a synchronisation, and whose optimizer's state has grown."""
@@ -256,8 +261,11 @@ class PeriodicAveraging(SynchronousAlgorithm):
     def _averager_of_session(self) -> Averager:
         if self._averager is None:
             if self._averages_state:
-                everyones = self.collectives.gather(OptimizerStates(self._optimizers()).slots())
+                everyones = self.of_all.gather(OptimizerStates(self._optimizers()).slots())
                 self._slots = {slot for slots in everyones for slot in slots}
+                if self._place is not None:
+                    self._states = FlatStates(LiveTensors(self._state_tensors), self._place.index, self._island)
+                    self._states.read()
             # S_k is of the parameters: running statistics do not come together as the learning rate falls
             self._averager = Averager(
                 self.collectives,
@@ -272,4 +280,7 @@ class PeriodicAveraging(SynchronousAlgorithm):
 
     def _averaged_tensors(self) -> list[Tensor]:
         """The model's, then those of the optimizers' states, as they are now: either may put others in their place."""
-        return [*self._model.tensors, *OptimizerStates(self._optimizers()).tensors(sorted(self._slots))]
+        return [*self._model.tensors, *(self._state_tensors() if self._states is None else [self._states.share])]
+
+    def _state_tensors(self) -> list[Tensor]:
+        return OptimizerStates(self._optimizers()).tensors(sorted(self._slots))

@@ -77,9 +77,10 @@ class SynchronousAlgorithm(Algorithm):
         if self._own_groups is None:
             self._group = Collectives(self._device, self._timeout_s, self._timeline)
             return
-        peers, everyone = self._own_groups(self._timeout_s)
-        self._group = Collectives(self._device, self._timeout_s, self._timeline, peers)
-        self._of_all = Collectives(self._device, self._timeout_s, self._timeline, everyone)
+        self._group, self._of_all = (
+            Collectives(self._device, self._timeout_s, self._timeline, group, staged=self._device.type != "cpu")
+            for group in self._own_groups(self._timeout_s)
+        )
 
     @override
     def open(self, model: SharedModel) -> None:

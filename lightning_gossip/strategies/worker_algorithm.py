@@ -44,9 +44,11 @@ class Algorithm(ABC):
     Attributes:
         in_step: whether all workers make their steps together, so that what a user calls on every rank at the same step is
             called by all at the same time.
+        was_given: whether the last mean took the place of a model of this worker's that was of no use.
     """
 
     in_step: ClassVar[bool] = False
+    was_given = False
 
     @property
     def waited_s(self) -> float:

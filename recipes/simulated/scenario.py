@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from hydra.utils import get_class, instantiate
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from omegaconf import DictConfig, OmegaConf
 
 from lightning_gossip import ConfigurationError
@@ -26,8 +26,11 @@ from lightning_gossip.simulation import (
     make_strategy,
     mlp,
 )
+from lightning_gossip.simulation.problems.optimizers import InnerOptimizer
 from recipes.digits import DigitsData, DigitsMLP
+from recipes.job import plain_errors
 from recipes.simulated.clusters import cluster_of, links_of
+from recipes.simulated.modules import PlannedRun, trained
 from recipes.summary import name_of
 from recipes.text.data import TextData
 from recipes.vision.data import CifarData, FashionMnistData, ImageNetData, MnistData
@@ -51,10 +54,12 @@ class Problem:
     Args:
         objective: with real gradients; None for times only.
         optimizer: of each worker.
+        times_only: why there is no objective, where one was asked for.
     """
 
     objective: Objective | None = None
-    optimizer: SGD | None = None
+    optimizer: InnerOptimizer | None = None
+    times_only: str | None = None
 
 
 @dataclass(frozen=True)
@@ -121,16 +126,55 @@ def problem(objective: Objective, optimizer: SGD) -> Problem:
     return Problem(objective, optimizer)
 
 
-def problem_of_recipe(model: DictConfig) -> Problem:
-    """For conf/objective/: only the small network on digits is also an objective of the simulator's.
+def problem_of_recipe(
+    model: DictConfig,
+    data: DictConfig,
+    *,
+    epochs: int,
+    steps: int | None,
+    devices: int,
+    nodes: int,
+    clip_norm: float | None,
+    held_out: int,
+    largest: int,
+) -> Problem:
+    """For conf/objective/: what the recipe trains, with its own loss and optimizer; times only where that cannot be.
 
     Args:
         model: of the recipe, not instantiated.
+        data: of the recipe, not instantiated.
+        epochs: of the run.
+        steps: of each worker, in place of the epochs; None for these.
+        devices, nodes: workers are their product.
+        clip_norm: of gradients.
+        held_out: validation samples that the loss of a model is of, at most.
+        largest: parameters of a model that is trained.
     """
-    if get_class(model._target_) is not DigitsMLP:
-        return Problem()
-    optimizer = SGD(lr=model.lr, momentum=model.momentum, weight_decay=model.weight_decay, milestones=tuple(model.milestones))
-    return Problem(mlp(digits(), hidden=model.hidden), optimizer)
+    check_integer("objective.held_out", held_out, example=512)
+    check_integer("objective.largest", largest, at_least=0, example=2_000_000)
+    if get_class(model._target_) is DigitsMLP:
+        optimizer = SGD(
+            lr=model.lr, momentum=model.momentum, weight_decay=model.weight_decay, milestones=tuple(model.milestones)
+        )
+        return Problem(mlp(digits(), hidden=model.hidden), optimizer)
+    with torch.device("meta"):
+        numel = sum(parameter.numel() for parameter in instantiate(model).parameters())
+    if numel > largest:
+        return Problem(times_only=f"the model has {numel:,} parameters, and objective.largest={largest}")
+    try:
+        with plain_errors():
+            module: LightningDataModule = instantiate(data)
+    except ConfigurationError as error:
+        if get_class(data._target_) not in _TRAINING_IMAGES:
+            raise
+        return Problem(times_only=str(error))  # how many images an epoch has is known without them
+    module.prepare_data()
+    module.setup("fit")
+    samples = len(module.train_dataloader().dataset)
+    if steps is None:
+        steps = epochs * math.ceil(math.ceil(samples / data.batch_size) / (devices * nodes))
+    planned = PlannedRun(steps, epochs, devices * nodes)
+    return Problem(*trained(lambda: instantiate(model), module, planned, clip_norm=clip_norm, held_out=held_out))
 
 
 def _work(cfg: DictConfig, problem: Problem) -> Epochs | Steps:

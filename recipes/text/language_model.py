@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
@@ -84,6 +86,16 @@ class LanguageModel(LightningModule):
         self.val_acc, self.test_acc = (MulticlassAccuracy(vocabulary, average="micro") for _ in range(2))
         self.val_bpc, self.test_bpc = MeanMetric(), MeanMetric()
         self.val_perplexity, self.test_perplexity = Perplexity(), Perplexity()
+
+    @override
+    def configure_model(self) -> None:
+        """In shards, where the strategy has a device mesh (``strategy=adpsgd_sharded``): each block, so that one at a time is
+        gathered, and then what is left, tied weights in one."""
+        if self.device_mesh is None or any(isinstance(parameter, DTensor) for parameter in self.parameters()):
+            return
+        mesh = self.device_mesh["data_parallel"]
+        for layer in [*self.net.blocks, self.net]:
+            fully_shard(layer, mesh=mesh)
 
     @override
     def forward(self, inputs: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from rich.console import Console
+from torch.distributed.tensor import DTensor
 from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_integer
@@ -38,10 +39,13 @@ class TextSamples(Callback):
 
     @override
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, LanguageModel)
+        in_shards = any(isinstance(parameter, DTensor) for parameter in pl_module.parameters())
+        if not (trainer.is_global_zero or in_shards):  # else all ranks gather the weights of each pass
+            return
+        texts = pl_module.sample(self._prompt, length=self._length, samples=self._samples, temperature=self._temperature)
         if not trainer.is_global_zero:
             return
-        assert isinstance(pl_module, LanguageModel)
-        texts = pl_module.sample(self._prompt, length=self._length, samples=self._samples, temperature=self._temperature)
         separator = f"\n{'-' * 72}\n"
         (self._folder / SAMPLES).write_text(separator.join(texts) + "\n", encoding="utf-8")
         console = Console()

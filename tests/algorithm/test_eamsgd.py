@@ -14,7 +14,6 @@ from torch import Tensor
 
 from lightning_gossip.algorithm.apsgd.worker import Served
 from lightning_gossip.algorithm.eamsgd import (
-    EAMSGDOptions,
     Effects,
     ElasticCentre,
     ElasticProtocol,
@@ -23,6 +22,7 @@ from lightning_gossip.algorithm.eamsgd import (
     Move,
     Refused,
 )
+from lightning_gossip.algorithm.eamsgd_options import EAMSGDOptions
 from lightning_gossip.errors import ConfigurationError
 
 SERVED, NOT_FINITE = Served(3, 2, False), Served(3, None, False, refused=True)

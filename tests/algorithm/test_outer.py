@@ -13,8 +13,6 @@ from torch import Tensor
 from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.outer import (
     Outer,
-    OuterState,
-    SlowWeights,
     check_exact,
     check_gossip,
     contraction,
@@ -22,9 +20,9 @@ from lightning_gossip.algorithm.outer import (
     largest_momentum,
     outer_map,
     outer_of,
-    outer_state,
     warnings_of,
 )
+from lightning_gossip.algorithm.slow_weights import OuterState, SlowWeights, outer_state
 from lightning_gossip.errors import ConfigurationError
 
 D = 7

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 
 from benchmarks.cluster import unavailable
 from benchmarks.network import __main__ as command
@@ -20,7 +21,7 @@ from benchmarks.network.results import Results
 from benchmarks.network.runner import Run
 from benchmarks.network.scenarios import SCENARIOS, Condition
 from benchmarks.network.summary import median_and_spread, summarize, time_to, value_at
-from benchmarks.network.workload import BATCH_SIZE, COMPUTE_S, WORKS
+from benchmarks.network.workload import BATCH_SIZE, COMPUTE_S, WORKS, loss_of
 from tests.scripts import run
 
 CALM = Condition("1 Gb/s", 1000)
@@ -114,10 +115,28 @@ def test_every_scenario_plans_all_contenders_under_all_conditions(monkeypatch: p
         assert len({run.key for run, _ in plan}) == len(plan)
 
 
-def test_the_links_of_the_convolutional_net_are_to_it_what_the_nominal_ones_are_to_resnet50() -> None:
-    work = WORKS["conv"]
-    ours_s = work.nbytes * 8e-6 / (1000 * work.link_scale)  # to send the model at nominal 1 Gb/s
-    assert ours_s / COMPUTE_S == pytest.approx(102.2 * 8 / 1000 / 0.25)
+@pytest.mark.parametrize(("name", "its_s"), [("conv", 102.2e6 * 8e-9 / 0.25), ("char_gpt", 4 * 124_439_808 * 8e-9 / 1.8)])
+def test_scaled_links_are_to_a_work_what_the_nominal_ones_are_to_the_model_that_it_stands_for(name: str, its_s: float) -> None:
+    work = WORKS[name]
+    for compute_s in (COMPUTE_S, 0.3):
+        ours_s = work.nbytes * 8e-9 / work.link_scale(compute_s)  # to send the model at nominal 1 Gb/s
+        assert ours_s / compute_s == pytest.approx(its_s)
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_every_work_learns_from_its_own_data(name: str) -> None:
+    work = WORKS[name]
+    torch.manual_seed(0)
+    net, (train, test) = work.build(), work.data()
+    optimizer = work.optimizer(net, list(net.parameters()), 0.3 * work.lr)
+    batch = [torch.stack(tensors) for tensors in zip(*(train[index] for index in range(work.batch_size)), strict=True)]
+    before = float(loss_of(net, test))
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss_of(net, batch).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    assert float(loss_of(net, test)) < before
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(net.parameters()))
 
 
 def test_results_are_kept_run_by_run_and_only_under_the_same_settings(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +101,53 @@ def test_a_closed_port_of_the_store_names_who_did_not_come(tmp_path: Path) -> No
     assert problems(found) == [("missing", [2])]
     assert ranks[2].said(r"The store of the job at 10\.213\.0\.1:29401 could not be reached within 4 s")
     assert rates(found)[0, 1] > 1e6
+
+
+def test_a_switch_that_loses_large_packets_is_told_as_such(tmp_path: Path) -> None:
+    with network(_HOSTS, rate_mbit=_RATE_MBIT) as net:
+        net.set_mtu(net.hosts[2], 1280, at_switch=True)
+        codes, ranks, found = visit(net, tmp_path)
+    assert (codes, problems(found)) == ([1, 0, 0], [("MTU", [0, 1, 2])])
+    assert ranks[0].said("Small messages pass between ranks .* and 16 kB do not: something on the way loses large packets")
+    assert [(one["i"], one["j"]) for one in found["links"] if one["failed"] is None] == [(0, 1)]
+
+
+def test_one_host_with_a_smaller_mtu_is_a_note_since_tcp_agrees_on_it(tmp_path: Path) -> None:
+    with network(_HOSTS, rate_mbit=_RATE_MBIT) as net:
+        net.set_mtu(net.hosts[2], 1280)
+        codes, ranks, found = visit(net, tmp_path)
+    assert (codes, problems(found)) == ([0, 0, 0], [])
+    assert ranks[0].said("The MTUs of the interfaces differ: 1280 bytes on rank 2, 1500 bytes on ranks 0, 1")
+    paths = {(one["i"], one["j"]): one["path_mtu"] for one in found["links"]}
+    assert paths[0, 1] == 1500
+
+
+_SILENT = """
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(("127.0.0.1", 53))
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_host_whose_name_server_is_silent_is_measured_and_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.1\n")
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n")
+    with network(2, rate_mbit=_RATE_MBIT) as net, contextlib.ExitStack() as ends:
+        for host in net.hosts:
+            for name in ("resolv.conf", "hosts"):  # the host has mounts of its own
+                subprocess.run([*host.prefix, "mount", "--bind", str(tmp_path / name), f"/etc/{name}"], check=True)
+            pipe = subprocess.PIPE
+            silent = ends.enter_context(
+                subprocess.Popen([*host.prefix, sys.executable, "-c", _SILENT], stdin=pipe, stdout=pipe)
+            )
+            assert silent.stdout is not None
+            assert silent.stdout.readline() == b"up\n"
+        monkeypatch.setenv("RES_OPTIONS", "timeout:2 attempts:1")  # 10 s otherwise
+        codes, ranks, found = visit(net, tmp_path, interface=None)
+    assert (codes, problems(found)) == ([1, 0], [("interface", [0, 1])])
+    assert ranks[0].said("On the hosts of ranks 0, 1 it took up to [0-9.]+ s to look the host's own name")
 
 
 def test_gloo_on_the_loopback_is_told_with_what_to_write(tmp_path: Path) -> None:

@@ -60,3 +60,15 @@ def test_rank_0_comes_back_by_the_address_that_another_one_says(tmp_path: Path) 
         assert by is not None
         assert by[0] in {running.hosts[1].address, running.hosts[2].address}
         running.start(0, by=by).await_line("epoch .* begins with 3 workers", 90)
+
+
+def test_of_two_the_one_that_was_out_of_touch_when_the_other_one_ended_ends(tmp_path: Path) -> None:
+    """It cannot know whether that one has gone on without it, to the job's end (decisions/025)."""
+    with job(tmp_path, workers=2, store_apart=False, epochs=1000, peer_timeout_s=_SILENT_S) as running:
+        running.await_epoch(1)
+        running.net.part([running.hosts[0]])
+        running.workers[1].await_line("has lost the job's store", 60)
+        running.workers[0].kill()
+        running.net.heal()
+        assert running.workers[1].wait(90.0) == 1
+        assert running.workers[1].said("PeerError.* reaches .* and ends")

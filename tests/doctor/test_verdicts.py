@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -221,3 +222,11 @@ def test_whatever_is_lacking_verdicts_are_sentences(break_it: Callable[[Report],
         assert one.sentence.endswith((".", ")"))
         assert one.advice.endswith(".")
     assert len(list(itertools.chain(*(one.ranks for one in findings(report))))) <= 16
+
+
+def test_a_host_that_looks_its_own_name_up_for_long_is_told_of() -> None:
+    slow = replace(healthy().workers[2].listening, lookup_s=10.1)
+    finding = only(with_worker(healthy(), 2, listening=slow))
+    assert (finding.kind, finding.grave, list(finding.ranks)) == ("name server", False, [2])
+    assert "up to 10.1 s to look the host's own name 'gpu02' up" in finding.sentence
+    assert "/etc/hosts" in finding.advice

@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from omegaconf import DictConfig, OmegaConf
 
 import lightning_gossip.conf
@@ -31,6 +31,7 @@ from lightning_gossip.algorithm.topology.exact_graphs import SEQUENCES
 from lightning_gossip.algorithm.topology.generators import TOPOLOGIES
 from lightning_gossip.callbacks import ClusterEmulator
 from lightning_gossip.strategies import STRATEGIES, WITH_ISLANDS
+from lightning_gossip.strategies.registry import IN_SHARDS
 from recipes import overrides as of_call
 from recipes.commands import WritableFolder
 from recipes.job import make_trainer, run
@@ -63,15 +64,11 @@ OPTIONS = [(group, option) for group in GROUPS if group != "strategy" for option
 
 def check_composed(strategy: str, group: str, option: str) -> None:
     cfg = composed(f"strategy={strategy}", f"{group}={option}")
-    if strategy in WITH_ISLANDS and group == "outer":
-        with pytest.raises(InstantiationException, match="is not possible yet"):
-            instantiate(cfg.strategy)
-        return
     if option in SEQUENCES and "topology" in cfg.strategy and strategy != "dpsgd":
         with pytest.raises(InstantiationException, match="only dpsgd makes rounds together: write strategy=dpsgd"):
             instantiate(cfg.strategy)
         return
-    assert isinstance(instantiate(cfg.strategy), DDPStrategy)
+    assert isinstance(instantiate(cfg.strategy), DDPStrategy | ModelParallelStrategy)
     assert isinstance(instantiate(cfg.cluster) or None, ClusterEmulator | None)
 
 
@@ -89,7 +86,7 @@ def test_every_option_composes_with_every_strategy(group: str, option: str) -> N
 
 
 def test_there_is_a_configuration_for_every_strategy_and_it_is_the_one_of_that_name() -> None:
-    known = {**STRATEGIES, **WITH_ISLANDS}
+    known = {**STRATEGIES, **WITH_ISLANDS, **IN_SHARDS}
     assert options(LIBRARY / "strategy") == sorted([*known, "ddp"])
     for name, registered in known.items():
         strategy = instantiate(composed(f"strategy={name}").strategy)
@@ -97,13 +94,13 @@ def test_there_is_a_configuration_for_every_strategy_and_it_is_the_one_of_that_n
         assert strategy.name == name
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", [*STRATEGIES, *IN_SHARDS])
 def test_a_configuration_has_every_option_of_its_strategy_with_the_same_default(name: str) -> None:
     """Processes and checkpoints apart, which Lightning fills in."""
-    cfg = composed(f"strategy={name}").strategy
-    for parameter in inspect.signature(STRATEGIES[name].cls).parameters.values():
+    cfg, registered = composed(f"strategy={name}").strategy, {**STRATEGIES, **IN_SHARDS}[name]
+    for parameter in inspect.signature(registered.cls).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in ("topology", "period", "outer"):
-            default = STRATEGIES[name].options.get(parameter.name, parameter.default)
+            default = registered.options.get(parameter.name, parameter.default)
             assert cfg[parameter.name] == default, parameter.name
 
 

@@ -39,3 +39,10 @@ def test_a_checkpoint_that_is_not_there_is_said() -> None:
 
 def test_it_is_short_enough_to_copy() -> None:
     assert len((ROOT / "recipes" / "fabric_gpt.py").read_text().splitlines()) <= 120
+
+
+def test_a_strategy_that_there_is_not_is_said() -> None:
+    ended = run("-m", "recipes.fabric_gpt", "--strategy", "adpsdg")
+    assert ended.returncode == 2
+    assert "--strategy adpsdg is none of adaptive_averaging" in ended.stderr
+    assert "Traceback" not in ended.output

@@ -7,9 +7,16 @@ import json
 import resource
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
+from omegaconf import OmegaConf
 
+from lightning_gossip.algorithm.compression.qsgd import Norm
+from lightning_gossip.runtime.adpsgd.nonfinite_guard import OnNonFinite
+from lightning_gossip.strategies.lightning.fault_tolerance import JoinerOptimizer, OnPeerFailure
+from lightning_gossip.strategies.options import CheckpointKind, StartMethod
+from recipes import algorithm_options, ranges
 from recipes.light import _calls
 from tests.scripts import ROOT
 
@@ -26,6 +33,21 @@ _CALLS = {  # arguments → exit status and what is said
     "recipes.plan recipe.data.batch_size=0": (2, "recipe.data.batch_size=0 is not a whole number"),
     "recipes.plan target=7": (2, "target=7 is not a share of the loss"),
     "recipes.plan workers=8": (2, "workers=8 is not a list"),
+    "recipes.train outer=nesterov outer.lr=-1": (2, "outer.lr=-1 is not a number above 0"),
+    "recipes.simulate strategies=[ddp,foo]": (2, "strategies names 'foo'; the known ones are adaptive_averaging"),
+    "recipes.train strategy=noloco outer.lr=-1": (2, "outer.lr=-1 is not a number above 0"),
+    "recipes.train strategy=adpsgd strategy.wire=int9": (2, "wire='int9' is not one of"),
+    "recipes.train strategy.topology=rign": (2, "ring"),
+    "recipes.train strategy=periodic_averaging schedule.period=0": (2, "got period=0"),
+    "recipes.train strategy=adaptive_averaging schedule.low=2": (2, "low"),
+    "recipes.train strategy=apsgd strategy.on_stale=keep": (2, "on_stale='keep' is not one of"),
+    "recipes.train strategy=dpsgd topology=base_2 strategy.weights=uniform": (2, "comes with its own matrices"),
+    "recipes.train topology=hypercube trainer.devices=3": (2, "3"),
+    "recipes.train strategy=eamsgd strategy.alpha=0.7": (2, "alpha=0.7 is not in [0, 0.5]"),
+    "recipes.train strategy=qsgd strategy.bits=9": (2, "strategy.bits=9 is not a whole number from 2 to 8"),
+    "recipes.train strategy.at_rendezvous=adapt": (2, "at_rendezvous='adapt' is not one of"),
+    "recipes.train strategy.checkpoint=own": (2, "strategy.checkpoint='own' is not one of mean, replicas"),
+    "recipes.train strategy.peer_timeout_s=0": (2, "strategy.peer_timeout_s=0 is not a number above 0"),
     "recipes.train --multirun strategy=ddp,nosuch": (1, "Could not find 'strategy/nosuch'"),
     "recipes.train --multirun seed=1,2 recipe.model.lr=0.1,0": (2, "recipe.model.lr=0 is not a number above 0"),
 }
@@ -133,3 +155,27 @@ def test_of_a_sweep_each_value_is_looked_at_once() -> None:
     calls = list(_calls(["a=1,2,3", "b=x,y", "c=5"], sweeps=True))
     assert calls == [[f"a={a}", f"b={b}", "c=5"] for a, b in ((1, "x"), (2, "x"), (3, "x"), (1, "y"))]
     assert list(_calls(["lr=interval(0.1,1)", "a=[1,2]"], sweeps=True)) == [["a=[1,2]"]]
+
+
+def test_the_words_that_are_told_without_the_strategies_are_theirs() -> None:
+    words = {
+        "checkpoint": CheckpointKind,
+        "start_method": StartMethod,
+        "on_peer_failure": OnPeerFailure,
+        "joiner_optimizer": JoinerOptimizer,
+        "on_nonfinite": OnNonFinite,
+        "norm": Norm,
+    }
+    for name, accepted in words.items():
+        told = ranges._STRATEGY[f"strategy.{name}"]
+        assert told.words == f"one of {', '.join(get_args(accepted))}"
+        assert all(told.test(word) for word in get_args(accepted))
+
+
+def test_every_strategy_of_the_configuration_is_looked_at() -> None:
+    targets = {
+        str(OmegaConf.load(path).get("_target_") or OmegaConf.load(path).get("strategy", {}).get("_target_"))
+        for path in (ROOT / "lightning_gossip" / "conf" / "strategy").glob("*.yaml")
+    }
+    own = {target for target in targets if target.startswith("lightning_gossip.")}
+    assert own == set(algorithm_options._OF_STRATEGY)

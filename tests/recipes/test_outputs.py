@@ -19,7 +19,7 @@ from recipes.digits import DigitsData, shifted
 from recipes.record import RunRecord, WorkerRecord, _bounded
 
 KEYS = {
-    *("strategy", "topology", "world_size", "epochs", "test_acc", "train_s", "samples_per_s", "consensus_distance"),
+    *("strategy", "topology", "world_size", "island", "epochs", "test_acc", "train_s", "samples_per_s", "consensus_distance"),
     *("train_loss", "period_mean", "averagings", "collectives_in_training", "workers"),
 }
 WORKER_KEYS = {

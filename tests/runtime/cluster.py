@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from lightning_gossip.algorithm.compression.pairwise import Wire
+from lightning_gossip.algorithm.compression.wires import Wire
 from lightning_gossip.algorithm.step_timer import Activity
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.runtime.adpsgd.cuda_replica import replica_of

@@ -35,7 +35,7 @@ RUN: dict[str, Callable[..., Any]] = {
 FAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "adpsgd": adpsgd_faults.FAULTS,
     "membership": membership_faults.FAULTS,
-    "failover": failover_faults.FAULTS,
+    "failover": failover_faults.BY_THE_CLOCK,
     "failover-in-rounds": failover_faults.FAULTS,
 }
 

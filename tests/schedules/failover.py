@@ -58,52 +58,20 @@ LOST_S = 6.0  # that the kernel waits for a host that does not answer
 CONNECT_S = 1.0
 ENDS_S = 10.0  # after which the process of a worker that is done has ended
 _PRIMARY = "primary"
-_OPERATIONS = (Decide, Swap, Write, Count, Read, ReadAll, Await, Delete, DeleteBelow)
+_OPERATIONS = frozenset((Decide, Swap, Write, Count, Read, ReadAll, Await, Delete, DeleteBelow))
 _LOST = object()
-
-
-class _Keys:
-    """The keys of one view in one server, as a store."""
-
-    def __init__(self, server: dict[str, bytes], space: str) -> None:
-        self._server, self._space = server, space
-
-    def _at(self, key: str) -> str:
-        return f"{self._space}|{key}"
-
-    def __contains__(self, key: str) -> bool:
-        return self._at(key) in self._server
-
-    def __getitem__(self, key: str) -> bytes:
-        return self._server[self._at(key)]
-
-    def __setitem__(self, key: str, value: bytes) -> None:
-        self._server[self._at(key)] = value
-
-    def __delitem__(self, key: str) -> None:
-        del self._server[self._at(key)]
-
-    def __iter__(self) -> Any:
-        return iter([key.split("|", 1)[1] for key in self._server if key.startswith(f"{self._space}|")])
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._server.get(self._at(key), default)
-
-    def setdefault(self, key: str, value: bytes) -> bytes:
-        return self._server.setdefault(self._at(key), value)
-
-    def pop(self, key: str, default: Any = None) -> Any:
-        return self._server.pop(self._at(key), default)
 
 
 class Hosted(World):
     """A job whose store may be lost, under one schedule."""
 
     survivable = Survivable()
+    conditions = World.conditions | {NextStore}
 
     def __init__(self, choices: Choices, **replacements: Any) -> None:
-        self.servers: dict[str, dict[str, bytes]] = {_PRIMARY: {}}
-        self.ended_hosts: set[int] = set()  # by initial rank: one worker a host
+        self.servers: dict[str, dict[int | str, dict[str, bytes]]] = {_PRIMARY: {}}  # by address: the keys of each view
+        self._owners: dict[str, Worker] = {}  # of servers
+        self.ended_s: dict[int, float] = {}  # when hosts ended, by initial rank: one worker a host
         self.parts: list[tuple[float, float, frozenset[int]]] = []  # from when, until when, one of the sides
         self.agent = False
         self.primary_lost = False
@@ -148,8 +116,9 @@ class Hosted(World):
         )
         worker.job = job
         worker.failover.view = job[1]
-        worker.connected = 0
+        worker.connected, worker.adopted_s = 0, self.now_s
         self.servers[str(me)] = {}
+        self._owners[str(me)] = worker
         self._publish(worker, *reversed(job))
         worker.threads = [Thread(worker, self._train(worker), "trains"), Thread(worker, self._beat(worker), "beats")]
         for thread in worker.threads:
@@ -157,7 +126,7 @@ class Hosted(World):
         return worker
 
     def _publish(self, worker: Worker, view: int, address: str) -> None:
-        self.servers[str(worker.began_as)]["meet|where"] = json.dumps([view, address]).encode()
+        self._space((str(worker.began_as), "meet"))["where"] = json.dumps([view, address]).encode()
 
     @override
     def _beat(self, worker: Worker) -> Generator[Any, Any, None]:
@@ -194,21 +163,30 @@ class Hosted(World):
     # -- who reaches whom ------------------------------------------------------------------------------------------------
 
     def _host_of(self, address: str) -> int:
-        return 0 if address == _PRIMARY else int(address.split(".")[0])
+        return 0 if address == _PRIMARY else self._owners[address].began_as.initial_rank
 
     def _carried(self, one: int, other: int) -> float:
         """Since when the network does not carry anything between two hosts; −∞: it does."""
+        if not self.parts:
+            return -math.inf
         now = [(from_s, side) for from_s, until_s, side in self.parts if from_s <= self.now_s < until_s]
         return min((from_s for from_s, side in now if (one in side) != (other in side)), default=-math.inf)
 
     def _state(self, thread: Thread) -> str:
         """Of a thread's connection: stands, stalls, or is lost."""
+        look, server, state = thread.connection
+        if look != self._looks or server is not thread.server or self._stale:
+            state = self._looked_at(thread)
+            thread.connection = (self._looks, thread.server, state)
+        return state
+
+    def _looked_at(self, thread: Thread) -> str:
         if thread.server is None:
             return "lost"
         address, host = thread.server[0], self._host_of(thread.server[0])
-        own = thread.worker.began_as.initial_rank
-        since_s = max(self._carried(own, host), thread.begun_s) if self._carried(own, host) > -math.inf else -math.inf
-        if host in self.ended_hosts:
+        cut_s = self._carried(thread.worker.began_as.initial_rank, host)
+        since_s = max(cut_s, thread.begun_s) if cut_s > -math.inf else -math.inf
+        if host in self.ended_s:
             since_s = max(thread.begun_s, self.ended_s[host])
         elif address not in self.servers and since_s == -math.inf:
             return "lost"
@@ -220,23 +198,25 @@ class Hosted(World):
     def _owner(self, address: str) -> Worker | None:
         if address == _PRIMARY:
             return None if self.agent else self.workers[0] if self.workers else None
-        return next((worker for worker in self.workers if str(worker.began_as) == address), None)
+        return self._owners.get(address)
 
     def _reached(self, worker: Worker, address: str) -> Reached:
         host = self._host_of(address)
-        if host in self.ended_hosts or self._carried(worker.began_as.initial_rank, host) > -math.inf:
+        if host in self.ended_s or self._carried(worker.began_as.initial_rank, host) > -math.inf:
             return Reached.SILENT
         if address not in self.servers:
             return Reached.REFUSED
         owner = self._owner(address)
-        if owner is not None and owner.end == "done":
+        if owner is not None and owner.end is not None:
             self.done_s.setdefault(address, self.now_s)
             if self.now_s >= self.done_s[address] + ENDS_S and not any(w.job and w.job[0] == address for w in self.workers):
+                del self.servers[address]
+                self._stale = True
                 return Reached.REFUSED  # its process has ended
         return Reached.SILENT if owner is not None and owner.frozen_until_s > self.now_s else Reached.OPEN
 
-    def _space(self, job: tuple[str, int | str]) -> _Keys:
-        return _Keys(self.servers[job[0]], str(job[1]))
+    def _space(self, job: tuple[str, int | str]) -> dict[str, bytes]:
+        return self.servers[job[0]].setdefault(job[1], {})
 
     @override
     def _store_of(self, worker: Worker) -> Any:
@@ -250,33 +230,32 @@ class Hosted(World):
 
     @override
     def _begin(self, thread: Thread) -> None:
-        thread.begun_s = self.now_s
+        thread.begun_s, thread.connection = self.now_s, (-1, None, "")
         super()._begin(thread)
-        if isinstance(thread.effect, Enter | Probe):
-            addresses = thread.effect.addresses if isinstance(thread.effect, Probe) else (thread.effect.address,)
+        kind = type(thread.effect)
+        if kind is Enter or kind is Probe:
+            addresses = (thread.effect.address,) if kind is Enter else thread.effect.addresses
             silent = any(self._reached(thread.worker, address) is Reached.SILENT for address in addresses)
             thread.until_s = self.now_s + CONNECT_S * silent
 
     @override
-    def _may_run(self, thread: Thread) -> bool:
-        effect, worker = thread.effect, thread.worker
-        if thread.ended or not worker.alive or worker.frozen_until_s > self.now_s or thread.done or effect is None:
-            return super()._may_run(thread)
-        if isinstance(effect, NextStore):
+    def _is_due(self, thread: Thread, effect: Any) -> bool:
+        kind, worker = type(effect), thread.worker
+        if kind in _OPERATIONS:
+            state = self._state(thread)
+            return state == "lost" or (state == "stands" and (kind is not Await or super()._is_due(thread, effect)))
+        if kind is Enter or kind is Probe:
+            return thread.until_s <= self.now_s
+        if kind is NextStore:
             worker.failover.lose(worker.connected)
             return worker.membership.rounds.moves > worker.connected or worker.monitor.broken is not None or worker.stops
-        if isinstance(effect, Enter | Probe):
-            return thread.until_s <= self.now_s
-        if isinstance(effect, _OPERATIONS):
-            state = self._state(thread)
-            return state == "lost" or (state == "stands" and super()._may_run(thread))
-        return super()._may_run(thread)
+        return super()._is_due(thread, effect)
 
     @override
     def _more_times(self) -> list[float]:
         times = [at_s for from_s, until_s, _ in self.parts for at_s in (from_s, until_s)]
         for thread in self._alive_threads():
-            if isinstance(thread.effect, _OPERATIONS) and not thread.done and self._state(thread) == "stalls":
+            if type(thread.effect) in _OPERATIONS and not thread.done and self._state(thread) == "stalls":
                 starts = [thread.begun_s, *self.ended_s.values(), *(from_s for from_s, _, _ in self.parts)]
                 times += [start_s + LOST_S for start_s in starts]
         return times
@@ -292,8 +271,8 @@ class Hosted(World):
     @override
     def _do(self, thread: Thread) -> Any:
         effect, worker = thread.effect, thread.worker
-        if isinstance(effect, _OPERATIONS) and self._state(thread) == "lost":
-            return _LOST
+        if type(effect) in _OPERATIONS:
+            return _LOST if self._state(thread) == "lost" else super()._do(thread)
         match effect:
             case NextStore():
                 if worker.monitor.broken is not None:
@@ -314,14 +293,15 @@ class Hosted(World):
                 thread.server = (address, "meet") if reached is Reached.OPEN else None
                 return reached
             case Adopt(view, address):
-                worker.job = thread.server = (address, view)
+                worker.job, worker.adopted_s = (address, view), self.now_s
+                thread.server = worker.job
                 if view < worker.failover._promised and not worker.membership.outside and not self._is_unclear():
                     raise Violation(f"{worker.began_as.spoken} gives its identity up, and nobody was silent for long")
             case Publish(view, address):
                 self._publish(worker, view, address)
                 self._check_view(worker, view)
             case Seek(view, address):
-                self.servers[str(worker.began_as)]["meet|seeks"] = json.dumps([view, address]).encode()
+                self._space((str(worker.began_as), "meet"))["seeks"] = json.dumps([view, address]).encode()
             case _:
                 return super()._do(thread)
         return None
@@ -350,12 +330,6 @@ class Hosted(World):
         thread.worker.connected = thread.worker.membership.rounds.moves
 
     # -- faults and the end ----------------------------------------------------------------------------------------------
-
-    @property
-    def ended_s(self) -> dict[int, float]:
-        return {rank: self._ended_s[rank] for rank in self.ended_hosts}
-
-    _ended_s: dict[int, float]
 
     @override
     def _strike(self) -> None:
@@ -397,8 +371,7 @@ class Hosted(World):
         heartbeat = self._store_of(worker).get(f"p/heartbeat/{worker.membership.me}", b"")
         if not worker.membership.rounds.agreed or worker.rests or b'"resting": true' in heartbeat:
             return  # nobody notices that a worker has ended that sends no heartbeats yet, or none between two uses
-        self.ended_hosts.add(whom)
-        self._ended_s = {**getattr(self, "_ended_s", {}), whom: self.now_s}
+        self.ended_s[whom] = self.now_s
         self.unclear = True
         self._kill(worker)
         self._note_loss()
@@ -429,13 +402,13 @@ class Hosted(World):
     @override
     def _kill(self, worker: Worker) -> None:
         host = worker.began_as.initial_rank
-        if host in self.ended_hosts:
-            worker.alive = False
+        if host in self.ended_s:
+            worker.alive, self._stale = False, True
             worker.died_s = self.last_loss_s = self.now_s
         else:
             super()._kill(worker)
-        del self.servers[str(worker.began_as)]
-        if host == 0 and (host in self.ended_hosts or (not self.agent and worker.began_as.incarnation == 1)):
+        self.servers.pop(str(worker.began_as), None)
+        if host == 0 and (host in self.ended_s or (not self.agent and worker.began_as.incarnation == 1)):
             self.servers.pop(_PRIMARY, None)
             self._note_loss()
 
@@ -451,13 +424,21 @@ class Hosted(World):
         if isinstance(error, PeerError) and error.phase == "quorum":
             # or the others have come to the job's end
             return self._is_unclear() or any(worker.end == "done" for worker in self.workers)
-        if (
-            isinstance(error, PeerError)
-            and "nobody is in any more" in said
-            and any("two halves" in str(w.end) for w in self.workers)
-        ):
-            return True  # its members have ended
+        if isinstance(error, PeerError) and "all its members have failed" in said:
+            outside = next(each for each in self.workers if each.alive and each.membership.me.initial_rank == error.rank)
+            return not any(self._might_admit(worker, outside) for worker in self.workers)
         return super()._may_end_by(error)
+
+    def _might_admit(self, member: Worker, outside: Worker) -> bool:
+        """Whether a worker goes on as a member, and one outside knows it, and has been able to reach it all the time."""
+        goes_on = member.alive and member.end is None and member.monitor.broken is None and not member.membership.outside
+        since_s = self.now_s - 4 * FAIL_AFTER_S
+        one, other = member.began_as.initial_rank, outside.began_as.initial_rank
+        was_cut = any(until_s > since_s and (one in side) != (other in side) for _, until_s, side in self.parts)
+        is_there = member.job is not None and member.adopted_s < since_s  # and does not look for the next store itself
+        is_known = str(member.began_as) in outside.monitor.hosts.values()
+        was_frozen = max(member.frozen_until_s, outside.frozen_until_s) >= since_s
+        return goes_on and is_there and is_known and not was_cut and not was_frozen
 
     def _is_unclear(self) -> bool:
         """Whether somebody was silent for long who may be alive."""
@@ -470,8 +451,9 @@ class Hosted(World):
                 worker.frozen_s = max(worker.frozen_s, 2 * SHORT_S)
         super()._check_end()
         ended = [worker for worker in self.workers if worker.alive and worker.end == "done" and not worker.membership.outside]
-        done = [worker for worker in ended if worker.monitor.broken is None]  # a script may catch that
-        if len({(worker.membership.members, worker.membership.generation) for worker in done}) > 1 and not self.aborts:
+        # a script may catch what ends a use; whoever was excluded in an aborted one finds out in the next
+        done = [worker for worker in ended if worker.monitor.broken is None and len(self.program) - 1 not in worker.aborted]
+        if len({(worker.membership.members, worker.membership.generation) for worker in done}) > 1:
             sides = [(worker.membership.members, worker.failover.view) for worker in done]
             raise Violation(f"two sides are the job at the end: {sides}")
         self._check_who_goes_on()
@@ -483,7 +465,7 @@ class Hosted(World):
         _, kind, whom, how = self._all_faults[0]
         if kind == "part" and how[0] >= LONG_S:
             sides = [how[1], frozenset(range(self.n)) - how[1]]
-        elif kind == "power" and self.ended_hosts:
+        elif kind == "power" and self.ended_s:
             sides = [frozenset(range(self.n)) - {whom}]
         else:
             return
@@ -524,6 +506,7 @@ class InRounds(Hosted):
         if self.due and self.due[0] <= self.known and self.faults:
             self.due.pop(0)
             self._strike()
+            self._stale = True
         else:
             super()._advance()
 

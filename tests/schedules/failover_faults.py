@@ -95,3 +95,6 @@ FAULTS: dict[str, dict[str, Any]] = {
     "leaves the next store for the last one's loss": {"failover": LeavesTheNextStore},
     "returns to an older store": {"failover": ReturnsToAnOlderStore},
 }
+
+_IN_ROUNDS_ONLY = ("leaves the next store for the last one's loss",)
+BY_THE_CLOCK = {fault: kinds for fault, kinds in FAULTS.items() if fault not in _IN_ROUNDS_ONLY}

@@ -59,7 +59,7 @@ GROUP_S = 4.0  # that a collective, or the making of groups, waits for one that 
 TIMEOUT_S = 400.0  # of a round: nobody may need it
 JOIN_S = 20.0  # that one outside waits without hearing a member; an epoch may be longer
 SHORT_S = 1.0  # a freeze that excludes nobody
-EVENTS = 60_000
+EVENTS = 200_000
 
 
 class Until(NamedTuple):
@@ -83,6 +83,9 @@ class Thread:
         self.until_s = -math.inf
         self.done: list[Any] = []  # the outcome of an effect that was done, and that the generator has not been told
         self.ended = False
+        self.ready = True  # whether it may run
+        self.waits = False  # for what any other thread may do
+        self.connection = (-1, None, "")  # by which look, with what, and in which state
 
 
 class Worker:
@@ -140,6 +143,7 @@ class World:
     """
 
     survivable: Survivable | None = None  # whether the store may be lost
+    conditions: frozenset[type] = frozenset((Await, Until, Run, MakeGroup))  # effects that wait for what another thread does
 
     def __init__(self, choices: Choices, **replacements: Any) -> None:
         self.choices = choices
@@ -158,6 +162,11 @@ class World:
         self.crashes = {(whom, how[0]): how[1] for _, kind, whom, how in self.faults if kind == "crash"}
         self.crashed: set[int] = set()  # uses that an exception has ended whose worker did not go on
         self.meets: dict[str, set[str]] = {}  # who has come to the making of a group, or a collective
+        self._threads: list[Thread] = []
+        self.running = 1  # threads that have not ended
+        self._stale = True  # the time, or the state of some worker, has changed since it was looked who may run
+        self._looks = 0  # after such a change
+        self._moved: Worker | None = None  # whose thread has run last
         members = [WorkerId(rank, 1) for rank in range(self.n)]
         self.workers = [self._started(worker, members, late=False) for worker in members]
 
@@ -315,7 +324,8 @@ class World:
 
     def _crashes(self, worker: Worker, use: int) -> bool:
         """Whether a worker whose exception has ended a use does not go on."""
-        told = News.decode(self._store_of(worker)["p/news"]).abort_of(use)
+        news = self._store_of(worker).get("p/news")
+        told = None if news is None else News.decode(news).abort_of(use)
         where = self.crashes.get((worker.began_as.initial_rank, use))
         if where is None or told is None or told.by != worker.membership.me:
             return False
@@ -345,7 +355,7 @@ class World:
     def run(self) -> None:
         """To the end; raises a Violation."""
         self._all_faults = list(self.faults)
-        while any(not thread.ended for worker in self.workers if worker.alive for thread in worker.threads):
+        while self._alive_threads() if self._stale else self.running:
             self._advance()
         self._check_end()
 
@@ -355,9 +365,9 @@ class World:
             raise Violation(f"no end after {EVENTS} events")
         if self.faults and self.faults[0][0] <= self.now_s and self.choices.below(4) == 0:
             self._strike()
+            self._stale = True
             return
-        enabled = [thread for worker in self.workers for thread in worker.threads if self._may_run(thread)]
-        if enabled:
+        if enabled := self._enabled():
             self._resume(enabled[self.choices.below(len(enabled))])
             return
         times = [self.faults[0][0]] if self.faults else []
@@ -370,13 +380,30 @@ class World:
         if not later:
             if self.faults:
                 self._strike()
+                self._stale = True
                 return
             waits = [f"{thread.worker.began_as} {thread.name}: {thread.effect}" for thread in self._alive_threads()]
             raise Violation(f"nobody can go on: {waits}")
         self.now_s = min(later)
+        self._stale = True
         if self.now_s > self.last_loss_s + 300.0:
             waits = [f"{thread.worker.began_as} {thread.name}: {thread.effect}" for thread in self._alive_threads()]
             raise Violation(f"after {self.now_s:.0f} s somebody still waits: {waits}")
+
+    def _enabled(self) -> list[Thread]:
+        """The threads that may run. Most can as long as nothing but other threads' steps happens."""
+        if self._stale:
+            self._stale = False
+            self._looks += 1
+            self._threads = self._alive_threads()
+            self.running = len(self._threads)
+            for thread in self._threads:
+                thread.ready = self._may_run(thread)
+        else:
+            for thread in self._threads:
+                if thread.waits or thread.worker is self._moved:
+                    thread.ready = self._may_run(thread)
+        return [thread for thread in self._threads if thread.ready]
 
     def _alive_threads(self) -> list[Thread]:
         return [thread for worker in self.workers if worker.alive for thread in worker.threads if not thread.ended]
@@ -385,21 +412,24 @@ class World:
         worker = thread.worker
         if thread.ended or not worker.alive or worker.frozen_until_s > self.now_s:
             return False
-        effect = thread.effect
-        if thread.done or effect is None:
-            return True
-        if isinstance(effect, Pause):
+        return bool(thread.done) or thread.effect is None or self._is_due(thread, thread.effect)
+
+    def _is_due(self, thread: Thread, effect: Any) -> bool:
+        """Whether what a thread waits for may happen now."""
+        kind = type(effect)
+        if kind is Pause:
             return thread.until_s <= self.now_s
-        if isinstance(effect, Await):
-            return effect.key in self._keys(thread) or thread.until_s <= self.now_s
-        if isinstance(effect, Until):
-            return effect.ready()
-        if isinstance(effect, Run | MakeGroup):
-            return self._meeting_is_over(thread) or thread.until_s <= self.now_s
+        if kind is Await:
+            return thread.until_s <= self.now_s or effect.key in self._keys(thread)
+        if kind is Until:
+            return bool(effect.ready())
+        if kind is Run or kind is MakeGroup:
+            return thread.until_s <= self.now_s or self._meeting_is_over(thread)
         return True
 
     def _resume(self, thread: Thread) -> None:
         """Do what a thread waits for, and let it go on; now and then others come between the two."""
+        self._moved = thread.worker
         if not thread.done and thread.effect is not None:
             thread.done = [self._do(thread)]
             if self.choices.below(4) == 3:
@@ -409,7 +439,8 @@ class World:
         try:
             thread.effect = self._sent(thread, outcome)
         except StopIteration:
-            thread.ended = True
+            thread.ended, thread.ready = True, False
+            self.running -= 1
             return
         self._begin(thread)
 
@@ -429,16 +460,18 @@ class World:
 
     def _begin(self, thread: Thread) -> None:
         effect, worker = thread.effect, thread.worker
-        if isinstance(effect, Pause | Await):
+        kind = type(effect)
+        thread.waits = kind in self.conditions
+        if kind is Pause or kind is Await:
             thread.until_s = self.now_s + effect.seconds
-        elif isinstance(effect, MakeGroup):
-            worker.group = None
-            thread.meeting = (effect.keys, effect.size)
-        elif isinstance(effect, Run):
-            group = worker.group or f"none of {worker.began_as}"
-            worker.runs[group] = worker.runs.get(group, 0) + 1
-            thread.meeting = (f"{group}/run/{worker.runs[group]}", len(worker.membership.members))
-        if isinstance(effect, Run | MakeGroup):
+        elif kind is Run or kind is MakeGroup:
+            if kind is MakeGroup:
+                worker.group = None
+                thread.meeting = (effect.keys, effect.size)
+            else:
+                group = worker.group or f"none of {worker.began_as}"
+                worker.runs[group] = worker.runs.get(group, 0) + 1
+                thread.meeting = (f"{group}/run/{worker.runs[group]}", len(worker.membership.members))
             thread.until_s = self.now_s + GROUP_S
             self.meets.setdefault(thread.meeting[0], set()).add(str(worker.membership.me))
 
@@ -536,7 +569,7 @@ class World:
         return int(self.store[f"p/incarnation/{whom}"])
 
     def _kill(self, worker: Worker) -> None:
-        worker.alive = False
+        worker.alive, self._stale = False, True
         worker.died_s = self.now_s
         self.last_loss_s = self.now_s
         heartbeat = self._store_of(worker).get(f"p/heartbeat/{worker.membership.me}")

@@ -28,7 +28,7 @@ from lightning_gossip.algorithm.adpsgd.local_steps import LocalSteps
 from lightning_gossip.algorithm.adpsgd.options import GossipOptions
 from lightning_gossip.algorithm.adpsgd.peer_selection import ChangingPeers
 from lightning_gossip.algorithm.adpsgd.protocol import Answer, Averaged, GossipProtocol, Phase, Steps, Verdict
-from lightning_gossip.algorithm.compression.pairwise import Wire
+from lightning_gossip.algorithm.compression.wires import Wire
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.runtime.adpsgd.cuda_replica import replica_of
 from lightning_gossip.runtime.adpsgd.gossip import Gossip

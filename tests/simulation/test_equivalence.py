@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 import torch
 
-from lightning_gossip.algorithm.compression.pairwise import Wire
+from lightning_gossip.algorithm.compression.wires import Wire
 from lightning_gossip.algorithm.outer import Outer
 from lightning_gossip.algorithm.topology.generators import complete, exponential, ring, star
 from lightning_gossip.algorithm.topology.topology import Topology

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from lightning_gossip.algorithm import AdaptivePeriod, ConstantPeriod, PostLocal, Quantizer
-from lightning_gossip.algorithm.compression.error_feedback_mean import MeanWire
-from lightning_gossip.algorithm.outer import Outer, OuterState
+from lightning_gossip.algorithm.compression.wires import MeanWire
+from lightning_gossip.algorithm.outer import Outer
 from lightning_gossip.algorithm.periodic_averaging.period import Observation
+from lightning_gossip.algorithm.slow_weights import OuterState
 from lightning_gossip.algorithm.topology.generators import make_sequence, ring, star
 from lightning_gossip.algorithm.topology.mixing import mixing_matrix
 from lightning_gossip.errors import ConfigurationError

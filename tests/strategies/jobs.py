@@ -58,10 +58,10 @@ class Job:
         self._port = port
         self._processes: list[tuple[int, Any, Connection]] = []
 
-    def start(self, rank: int) -> int:
-        """Start the worker of a rank; returns its process id."""
+    def start(self, rank: int, *, port: int | None = None) -> int:
+        """Start the worker of a rank, by another address if it comes back by another member's; returns its process id."""
         receiver, sender = _context.Pipe(duplex=False)
-        arguments = (sender, rank, self._workers, self._port, *self._work)
+        arguments = (sender, rank, self._workers, self._port if port is None else port, *self._work)
         process = _context.Process(target=_work, args=arguments, name=f"rank{rank}", daemon=False)
         process.start()
         sender.close()

@@ -53,6 +53,13 @@ def test_every_strategy_is_known_to_fabric_by_its_name() -> None:
         (lambda: FabricStrategy(ADPSGDStrategy(checkpoint="replicas")), "need the Trainer"),
         (lambda: FabricStrategy(ADPSGDStrategy(island=2)), "each process is a worker"),
         (lambda: FabricStrategy(ADPSGDStrategy()).synchronize(), "fabric.launch()"),
+        (lambda: FabricStrategy(ADPSGDStrategy(), topology="ring"), "FabricStrategy(ADPSGDStrategy(topology='ring'))"),
+        (lambda: FabricStrategy(ADPSGDStrategy(), epochs="3"), "got epochs='3'"),
+        (lambda: list(FabricStrategy(ADPSGDStrategy()).epochs_left(0)), "got epochs=0"),
+        (lambda: list(FabricStrategy(ADPSGDStrategy()).epochs_left(3, [])), "a dictionary as fabric.save takes it"),
+        (lambda: ADPSGDStrategy(interface=7), "interface='eth0'"),
+        (lambda: ADPSGDStrategy(find_unused_parameters=True), "there is no DDP here"),
+        (lambda: PeriodicAveragingStrategy(period="adaptive"), "or what decides it, as AdaptivePeriod()"),
     ],
 )
 def test_what_cannot_work_is_refused(make: Callable[[], Any], says: str) -> None:
@@ -62,6 +69,7 @@ def test_what_cannot_work_is_refused(make: Callable[[], Any], says: str) -> None
 
 def test_a_strategy_of_the_trainer_says_how_it_is_passed() -> None:
     assert "FabricStrategy(ADPSGDStrategy(...))" in repr(ADPSGDStrategy())
+    assert "for the Trainer of lightning.pytorch write ADPSGDStrategy(...)" in repr(FabricStrategy(ADPSGDStrategy()))
 
 
 def test_options_that_do_not_fit_the_workers_are_refused_before_there_are_any() -> None:

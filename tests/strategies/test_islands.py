@@ -25,7 +25,7 @@ from lightning_gossip import (
     APSGDStrategy,
     ConfigurationError,
     DPSGDStrategy,
-    Outer,
+    EAMSGDStrategy,
     PeriodicAveragingStrategy,
     QSGDStrategy,
 )
@@ -225,25 +225,20 @@ def test_what_is_not_possible_is_refused_with_what_to_write_instead() -> None:
     with pytest.raises(ConfigurationError, match="no argument 'find_unused_parameters'"):
         ADPSGDStrategy(find_unused_parameters=True)
     ADPSGDStrategy(island=2, find_unused_parameters=True, gradient_as_bucket_view=True)
-    with pytest.raises(ConfigurationError, match="checkpoint='replicas' with island"):
-        ADPSGDStrategy(island=2, checkpoint="replicas")
-    with pytest.raises(ConfigurationError, match="on_nonfinite='adopt' with island"):
-        ADPSGDStrategy(island=2, on_nonfinite="adopt")
-    with pytest.raises(ConfigurationError, match=r"a2cid2=True with island=\.\.\. is not possible yet"):
-        ADPSGDStrategy(island=2, a2cid2=True)
-    with pytest.raises(ConfigurationError, match=r"outer=\.\.\. with island=\.\.\. is not possible yet"):
-        ADPSGDStrategy(island="node", outer=Outer())
-    with pytest.raises(ConfigurationError, match=r"outer=\.\.\. with island=\.\.\. is not possible yet"):
-        PeriodicAveragingStrategy(island=2, outer=Outer())
-    with pytest.raises(ConfigurationError, match="optimizer_state='average' with island"):
-        PeriodicAveragingStrategy(island=2, optimizer_state="average")
     with pytest.raises(ConfigurationError, match="start_method='fork' with island=2 is not possible yet"):
         ADPSGDStrategy(island=2, start_method="fork")
-    for other in (DPSGDStrategy, APSGDStrategy, QSGDStrategy):
+    for other in (DPSGDStrategy, APSGDStrategy, EAMSGDStrategy, QSGDStrategy):
         with pytest.raises(ConfigurationError, match=f"island=2 is not possible with {other.__name__}: its workers are single"):
             other(island=2)
     with pytest.raises(ConfigurationError, match="island=3 does not divide the 4 ranks of the job"):
         trainer(strategy=ADPSGDStrategy(island=3), devices=4).fit(Net(), loader())
+
+
+def test_a_wire_for_averagings_of_devices_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PeriodicAveragingStrategy, "root_device", torch.device("cuda", 0))
+    fit = trainer(strategy=PeriodicAveragingStrategy(island=2, wire="int8"), devices=2)
+    with pytest.raises(ConfigurationError, match="wire='int8' with island=2 is written in host memory"):
+        fit.fit(Net(), loader())
 
 
 # -- death and return --------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, SequentialSampler
 
@@ -37,9 +39,7 @@ class Own(SequentialSampler):
     """Each rank's own samples."""
 
     def __iter__(self) -> Any:
-        import torch.distributed as dist
-
-        return iter(indices(dist.get_rank()))
+        return iter(indices(int(os.environ["RANK"])))
 
     def __len__(self) -> int:
         return STEPS * BATCH
@@ -55,21 +55,36 @@ def network(momentum: float = 0.9) -> Net:
 
 
 def _fit(strategy: Any) -> Any:
-    model, data = network(), samples(128)
+    return fit_own(strategy, network())
+
+
+def fit_own(strategy: Any, model: Net) -> Any:
+    """Trains on each rank's own samples for an epoch."""
+    data = samples(128)
     t = trainer(strategy=strategy, max_epochs=1, use_distributed_sampler=False)
     t.fit(model, DataLoader(data, batch_size=BATCH, sampler=Own(data)))
-    return flat(model.network).tolist(), t.strategy.report.workers[0].averagings
+    return whole(model.network), t.strategy.report.workers[0].averagings
 
 
-def by_hand(outer: Outer, *, late: int = 0, fragments: int = 1) -> torch.Tensor:
+def whole(model: nn.Module) -> list[float]:
+    """All parameters in one vector, gathered where they are in shards."""
+    found = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
+    return torch.cat([tensor.detach().reshape(-1) for tensor in found]).tolist()
+
+
+def by_hand(
+    outer: Outer, *, late: int = 0, fragments: int = 1, workers: int = WORKERS, ranks_of_worker: int = 1
+) -> torch.Tensor:
     """The mean of all models after the epoch: local steps, and torch's own optimizer on the mean of their progress.
 
     Args:
         outer: the outer step.
         late: steps after which it is applied, as a difference.
         fragments: of the model, one after the other in a period.
+        workers: models.
+        ranks_of_worker: whose samples are a worker's batch.
     """
-    models, data = [network() for _ in range(WORKERS)], samples(128)
+    models, data = [network() for _ in range(workers)], samples(128)
     inner = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3) for model in models]
     numel = parameters_to_vector(models[0].network.parameters()).numel()
     ends = [number * numel // fragments for number in range(fragments + 1)]
@@ -82,7 +97,8 @@ def by_hand(outer: Outer, *, late: int = 0, fragments: int = 1) -> torch.Tensor:
     begun: dict[int, list[torch.Tensor]] = {}
     for step in range(1, STEPS + 1):
         for rank, (model, optimizer) in enumerate(zip(models, inner, strict=True)):
-            at = indices(rank)[(step - 1) * BATCH : step * BATCH]
+            mates = range(rank * ranks_of_worker, (rank + 1) * ranks_of_worker)
+            at = [i for mate in mates for i in indices(mate)[(step - 1) * BATCH : step * BATCH]]
             x, y = torch.stack([data[i][0] for i in at]), torch.stack([data[i][1] for i in at])
             optimizer.zero_grad()
             nn.functional.cross_entropy(model.network(x), y).backward()

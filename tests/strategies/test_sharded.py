@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_ten
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split
 
-from lightning_gossip import ConfigurationError, Outer, ShardedADPSGDStrategy
+from lightning_gossip import ConfigurationError, ShardedADPSGDStrategy
 from tests.strategies.jobs import job, store, survivors
 from tests.strategies.launch import launch
 from tests.strategies.models import OPTIMIZERS, Net, RemembersLosses, loader, samples, trainer
@@ -438,9 +438,6 @@ def _refused(strategy: Callable[[], Any], model: Callable[[], Any], **options: A
         ("EMAWeightAveraging keeps a second model", sharded, ShardedNet, {"callbacks": [EMAWeightAveraging()]}),
         ("start_method='spawn' is not possible", lambda: "adpsgd_sharded_spawn", ShardedNet, {}),
         ("start_method='fork' is not possible", lambda: "adpsgd_sharded_notebook", ShardedNet, {}),
-        ("outer", lambda: sharded(local_steps=5, outer=Outer()), ShardedNet, {}),
-        ("on_nonfinite='adopt'", lambda: sharded(on_nonfinite="adopt"), ShardedNet, {}),
-        ("checkpoint='replicas'", lambda: sharded(checkpoint="replicas"), ShardedNet, {}),
         ("data_parallel_size=0", lambda: sharded(0), ShardedNet, {}),
         ("has no argument 'island'", lambda: sharded(island=2), ShardedNet, {}),
     ],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import logging
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -22,6 +24,7 @@ from torch.optim import Adam
 
 from lightning_gossip import ADPSGDStrategy, PeerError
 from lightning_gossip.transport import gloo_group
+from tests.runtime.cluster import eventually
 from tests.strategies.jobs import DIED, job, kill_myself, store, survivors
 from tests.strategies.models import Net, flat, loader, trainer
 
@@ -405,6 +408,42 @@ def test_a_worker_that_comes_back_or_a_new_one_is_taken_in_and_ends_with_the_sam
         assert result["momentum"] > 0
     for epoch in (0, results[0]["epochs"] - 1):
         assert set(_epoch(tmp_path, epoch)) == set(range(SAMPLES))
+
+
+class _WayBack(logging.Handler):
+    """Writes down the port by which others come back, as the log of a worker says it."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if said := re.search(r"MASTER_ADDR=127.0.0.1 MASTER_PORT=(\d+)", record.getMessage()):
+            unfinished = Path(self._folder, f"unfinished-{_number()}")
+            unfinished.write_text(said.group(1))
+            unfinished.rename(Path(self._folder, f"way-back-{_number()}"))
+
+
+def _until_rank_0_is_back(folder: str) -> dict[str, Any]:
+    logging.getLogger("lightning_gossip.runtime.membership.monitor").addHandler(_WayBack(folder))
+    return _until_it_is_back(folder, 0, 3, {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", [1, 2])
+def test_rank_0_comes_back_by_the_address_of_any_other_worker(by: int, tmp_path: Path) -> None:
+    with job(_until_rank_0_is_back, str(tmp_path), workers=3) as running:
+        running.start_all()
+        way_back = tmp_path / f"way-back-{by}"
+        assert eventually(way_back.exists, 60.0)
+        running.start(0, port=int(way_back.read_text()))
+        outcomes = running.outcomes(120.0)
+    results = survivors(outcomes)
+    assert len(results) == 3
+    for result in results:
+        assert result["model"] == results[0]["model"]
+        assert result["ranks"] == [1, 2, 0]
+    assert set(_epoch(tmp_path, results[0]["epochs"] - 1)) == set(range(SAMPLES))
 
 
 class Growing(LightningDataModule):

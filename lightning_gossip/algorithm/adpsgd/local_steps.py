@@ -22,7 +22,7 @@ from torch import Tensor
 from lightning_gossip.algorithm.adpsgd.a2cid2 import SecondCopy, acceleration
 from lightning_gossip.algorithm.adpsgd.options import GossipOptions
 from lightning_gossip.algorithm.adpsgd.replica import Follower
-from lightning_gossip.algorithm.outer import OuterState, SlowWeights, outer_state
+from lightning_gossip.algorithm.slow_weights import OuterState, SlowWeights, outer_state
 from lightning_gossip.algorithm.topology.topology import Topology
 
 

@@ -7,7 +7,7 @@ from typing import get_args
 
 from lightning_gossip.algorithm.adpsgd.partner_sampler import PartnerChoice, Roles, resolve_roles
 from lightning_gossip.algorithm.checks import check_choice, check_integer, check_not_negative, is_finite
-from lightning_gossip.algorithm.compression.pairwise import Wire
+from lightning_gossip.algorithm.compression.wires import Wire
 from lightning_gossip.algorithm.outer import Outer, check_gossip, outer_of
 from lightning_gossip.algorithm.topology.generators import make_topology
 from lightning_gossip.algorithm.topology.options import TopologyOptions, TopologySpec

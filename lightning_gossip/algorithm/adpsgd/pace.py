@@ -37,12 +37,13 @@ class Pace:
 
     Attributes:
         own_step_s: mean seconds a step of this worker, 0 if not known.
-        peer_step_s: the same of the neighbours that are known.
+        neighbours_step_s: the lower median of the known step times of this worker and its neighbours; 0 if none is known.
     """
 
     def __init__(self) -> None:
         self.own_step_s = 0.0
-        self.peer_step_s: dict[int, float] = {}
+        self.neighbours_step_s = 0.0
+        self._peer_step_s: dict[int, float] = {}
         self._steps_s: deque[float] = deque(maxlen=_STEPS)
         self._started_s: float | None = None  # start of the last exchange that this worker began in this session
         self._not_before_s = 0.0  # after a refusal
@@ -51,6 +52,13 @@ class Pace:
         """Note that this worker has made a step, which took so long."""
         self._steps_s.append(seconds)
         self.own_step_s = statistics.fmean(self._steps_s)
+        self._compare()
+
+    def peer_step(self, peer: int, seconds: float) -> None:
+        """Note a neighbour's step time, as it has told it; 0 if it does not know it yet."""
+        if self._peer_step_s.get(peer) != seconds:
+            self._peer_step_s[peer] = seconds
+            self._compare()
 
     def begin_session(self) -> None:
         """The first exchange of a session is due at once."""
@@ -72,5 +80,8 @@ class Pace:
         return max(paced_s, self._not_before_s)
 
     def _interval_s(self, rate: float) -> float:
-        known = [step_s for step_s in (self.own_step_s, *self.peer_step_s.values()) if step_s > 0]
-        return statistics.median_low(known) / rate if known and rate > 0 else math.inf
+        return self.neighbours_step_s / rate if self.neighbours_step_s > 0.0 and rate > 0.0 else math.inf
+
+    def _compare(self) -> None:
+        known = [step_s for step_s in (self.own_step_s, *self._peer_step_s.values()) if step_s > 0.0]
+        self.neighbours_step_s = statistics.median_low(known) if known else 0.0

@@ -442,10 +442,10 @@ class GossipProtocol:
 
     def _due_s(self) -> float:
         """When the next exchange is to start here; infinite if none may."""
-        rate = self.exchanges_per_step * self._peers.start_share
-        if self.phase is not Phase.OPEN or self.busy or rate <= 0.0 or self.failure is not None:
+        if self.busy or self.phase is not Phase.OPEN or self.failure is not None:
             return math.inf
-        return self._pace.next_start_s(rate)
+        rate = self.exchanges_per_step * self._peers.start_share
+        return self._pace.next_start_s(rate) if rate > 0.0 else math.inf
 
     def _answer(self, peer: int, request: Request) -> Steps:
         accepts = self.phase is Phase.OPEN and self.failure is None and not self.busy and request.session == self.session
@@ -508,7 +508,7 @@ class GossipProtocol:
 
     def _note_step(self, peer: int, step_s: float) -> None:
         if step_s > 0.0:
-            self._pace.peer_step_s[peer] = step_s
+            self._pace.peer_step(peer, step_s)
 
     def _layout_error(self, peer: int) -> ConfigurationError:
         return ConfigurationError(

@@ -203,7 +203,8 @@ class Replica(PublishedModel):
         self._pulled_version = 0
         self._replaced = False  # y is not made of x any more
         self._staleness: list[int] = []
-        self._copy_in(tensors)
+        with torch.no_grad():
+            self._copy_in(tensors)
 
     @property
     def version(self) -> int:
@@ -281,7 +282,6 @@ class Replica(PublishedModel):
                 follow(follower[group], self._merge_views[group], factor)
             torch._foreach_copy_(self._published_views[group], list(tensors[group]))
 
-    @torch.no_grad()
     def _copy_in(self, tensors: Sequence[Tensor]) -> None:
         """y ← x."""
         torch._foreach_copy_(self._published_views, list(tensors))

@@ -23,7 +23,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_gossip.algorithm.apsgd.server import EventTrigger
+from lightning_gossip.algorithm.apsgd.options import EventTrigger
 from lightning_gossip.algorithm.staleness import StalenessHistogram
 
 

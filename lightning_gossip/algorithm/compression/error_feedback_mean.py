@@ -14,15 +14,14 @@ bytes, as a ring all-reduce does of the vector's. Error feedback: Seide et al. 2
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from lightning_gossip.algorithm.checks import check_choice
 from lightning_gossip.algorithm.compression.qsgd import Quantizer
-
-MeanWire = Literal["float32", "bfloat16", "int8"]
+from lightning_gossip.algorithm.compression.wires import MeanWire
 
 _QUANTIZER = Quantizer(bits=8, bucket_size=1024)
 

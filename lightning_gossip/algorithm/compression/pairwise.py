@@ -18,7 +18,7 @@ feedback without a vector to feed it from.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, get_args
+from typing import Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -26,9 +26,8 @@ from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_choice
 from lightning_gossip.algorithm.compression.moniqua import ModularCode, modular_bytes
+from lightning_gossip.algorithm.compression.wires import Wire
 from lightning_gossip.algorithm.tensors.finite import all_finite
-
-Wire = Literal["float32", "bfloat16", "int16", "int8"]
 
 
 class Codec(Protocol):

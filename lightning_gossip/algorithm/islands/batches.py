@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_gossip.algorithm.work_sharing import Batch
+from lightning_gossip.algorithm.work_sharing import Batch, EpochPlan
 
 
 class Group(NamedTuple):
@@ -51,3 +51,16 @@ def groups(batches: Sequence[Batch], size: int) -> list[Group]:
     samples += [samples[i % len(samples)] for i in range(least * size - len(samples))]
     found.append(Group([part.tolist() for part in np.array_split(np.asarray(samples), size)], left.numbers))
     return found
+
+
+def count_groups(plan: EpochPlan, size: int) -> int:
+    """How many groups :func:`groups` makes of an epoch, without making them.
+
+    >>> [count_groups(EpochPlan(samples, 8, False, False, 0), 2) for samples in (800, 803, 804)]
+    [50, 50, 51]
+    """
+    full, left = divmod(len(plan), size)
+    if left == 0 or full == 0:
+        return full or min(left, 1)
+    samples = left * plan.batch_size if plan.drop_last else plan.samples - full * size * plan.batch_size
+    return full + (samples >= min(2, plan.batch_size) * size)

@@ -85,7 +85,8 @@ class Registration(NamedTuple):
         view: that it was in.
         number: of the last round whose result it has read; -1 for none.
         settled: whether it has acted by that.
-        agreed: the members by that result.
+        agreed: the members by the last result that it has acted by.
+        proposed: those by the last one that it has read: it is a witness of that, and others may have acted by it since.
         taking_part: those of its last round.
         news: as it has read them, with what it has found out.
         ended: workers whose processes ended before they can have gone on without this one.
@@ -96,6 +97,7 @@ class Registration(NamedTuple):
     number: int
     settled: bool
     agreed: tuple[Span, ...]
+    proposed: tuple[Span, ...]
     taking_part: tuple[Span, ...]
     news: bytes
     ended: frozenset[WorkerId]
@@ -160,11 +162,23 @@ class Meeting:
 
     def may_open(self, least: int | None, *, in_vain: bool) -> bool:
         """Whether those present go on; ``in_vain``: they have waited long enough for the others."""
-        # those that were silent, and then ended, may have gone on before, and have come to the job's end: unless too few
-        others = set(self.members).difference(self.present, self._in_time)
-        went_on = has_quorum(others, self.members, self._in_time, at_store=True, least=least)
-        ended = self._in_time if went_on else self._ended
+        if self.best is None:
+            return False
+        ended = self._in_time if self._may_have_gone_on(least) else self._ended
         return (self.is_complete or in_vain) and has_quorum(self.present, self.members, ended, at_store=False, least=least)
+
+    def _may_have_gone_on(self, least: int | None) -> bool:
+        """Whether those that were silent, and then ended, may have come to the job's end before: unless they were too few.
+
+        They may have acted by the last result, and so have been enough among the members by that.
+        """
+        assert self.best is not None
+        gone = self._in_time.union(self.present)
+        return any(
+            has_quorum(set(members) - gone, members, self._in_time, at_store=True, least=least)
+            for members in (self.members, workers_of(self.best.proposed))
+            if members
+        )
 
     def opened(self, result: bytes) -> Opened:
         """How the view begins."""
@@ -227,7 +241,7 @@ class Failover:
         self._here: tuple[WorkerId, ...] = ()  # who was at the last meeting
         self._ahead: WorkerId | None = None  # one that waits for a later view elsewhere
         self._looks = 0  # at those that are missing
-        self._contact_s = now_s()  # when this worker was last heard in a store of the job
+        self._contact_s = now_s()  # when this worker was last heard in a store of the job, or heard a member from outside
         self._ended: frozenset[WorkerId] = frozenset()  # found in time: before the others can have excluded this worker
 
     def lose(self, moves: int) -> None:
@@ -246,7 +260,9 @@ class Failover:
                 raise StoreLostError
             began_s = self._now_s()
             yield from self._monitor.tick(self._may_go_on)
-            self._contact_s, self._ended = began_s, self._monitor.ended()
+            if not self._monitor.is_outside or self._monitor.hears_a_member():
+                self._contact_s = began_s
+            self._ended = self._monitor.ended()
             if self._monitor.is_abandoned:
                 yield from self._find()  # perhaps they go on elsewhere
         except StoreLostError:
@@ -265,7 +281,8 @@ class Failover:
         self._begin_search()
         yield Leave()
         yield from self._probe(self._rounds.agreed)  # at once
-        give_up_s = self._now_s() + _PATIENCE * self._silent_s
+        # others outside may wait where no member is left, and say that the job is there
+        give_up_s = (self._contact_s if self._monitor.is_outside else self._now_s()) + _PATIENCE * self._silent_s
         while self._now_s() < give_up_s:
             candidates = list(self._candidates())
             if not candidates and self._monitor.hosts:
@@ -352,11 +369,9 @@ class Failover:
     def _may_adopt(self, view: int) -> bool:
         """Whether to go on in a view that others are in.
 
-        A worker outside has promised nothing under its next identity, and may have lost only its connection.
+        A worker outside has promised nothing under its next identity, and may have left while they were frozen.
         """
-        if self._monitor.is_outside:
-            return view > self.view or (view == self.view and not self._monitor.is_abandoned)
-        return view > self.view and view >= self._promised
+        return view >= self.view if self._monitor.is_outside else view > self.view and view >= self._promised
 
     def _ask(self, worker: WorkerId) -> Steps[tuple[tuple[int, str] | None, tuple[int, str] | None]]:
         """The view that a worker is in and the one that it waits for, as it says in its store, with their addresses."""
@@ -417,6 +432,7 @@ class Failover:
             known.number,
             known.settled,
             spans_of(rounds.agreed or rounds.taking_part),
+            spans_of(rounds.proposed),
             spans_of(rounds.taking_part),
             monitor.told().encode(),
             self._ended_in_time(),

@@ -23,6 +23,7 @@ from enum import Enum
 from typing import Generic, TypeVar
 
 W = TypeVar("W", bound=Hashable)
+_NOTHING = -1  # in place of a counter
 
 
 class Verdict(Enum):
@@ -54,6 +55,7 @@ class FailureDetector(Generic[W]):
         self.fail_after_s = fail_after_s
         self._heartbeats: dict[W, tuple[int, float]] = {}  # the last counter, and when it was first seen
         self._heard_s: dict[W, float] = {}  # when it was listened to last
+        self._beating: set[W] = set()  # whose counter was seen to change
         self._connections_lost: dict[W, int] = {}  # heartbeats seen since then
         self._failed: set[W] = set()  # by late heartbeats
         self._processes_ended: set[W] = set()
@@ -68,6 +70,8 @@ class FailureDetector(Generic[W]):
                 self._heartbeats[worker] = (count, known[1] + stopped_s)
             return
         self._heartbeats[worker] = (count, at_s)
+        if known is not None and known[0] != _NOTHING:
+            self._beating.add(worker)
         if not is_member:
             self._failed.discard(worker)
         if worker in self._connections_lost:
@@ -78,12 +82,13 @@ class FailureDetector(Generic[W]):
 
     def heard_nothing(self, worker: W, *, at_s: float) -> None:
         """Note that a worker was listened to, and nothing was there: for one that was never heard, time counts from now."""
-        self.heard(worker, count=self._heartbeats.get(worker, (-1, at_s))[0], at_s=at_s)
+        self.heard(worker, count=self._heartbeats.get(worker, (_NOTHING, at_s))[0], at_s=at_s)
 
     def listen_anew(self) -> None:
         """Forget the heartbeats and who was late: from now on they come by another way. Whose process has ended stays so."""
         self._heartbeats.clear()
         self._heard_s.clear()
+        self._beating.clear()
         self._failed.clear()
 
     def connection_lost(self, worker: W) -> None:
@@ -98,6 +103,10 @@ class FailureDetector(Generic[W]):
     def process_ended(self, worker: W) -> None:
         """Note that a worker's process was seen to end."""
         self._processes_ended.add(worker)
+
+    def hears(self, worker: W) -> bool:
+        """Whether a worker is alive and was seen to send a heartbeat: the first one that is read may be an old one."""
+        return worker in self._beating and self.verdict(worker) is Verdict.ALIVE
 
     def verdict(self, worker: W) -> Verdict:
         """The state of a worker. One that was never heard is suspected and cannot fail: it has not started yet."""

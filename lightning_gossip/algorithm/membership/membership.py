@@ -548,7 +548,7 @@ class Membership:
             self.members = (*grant.admitters, *grant.joiners)
             self.generation, self.excluded = grant.generation, list(grant.excluded)
             self.rounds.begin_at(grant.round)
-            self.rounds.agreed, self.rounds.known = grant.admitters, Known()
+            self.rounds.agreed, self.rounds.proposed, self.rounds.known = grant.admitters, grant.admitters, Known()
             yield AdoptUse(grant.round >> USE_BITS)
             self._monitor.begin_use(grant.round >> USE_BITS)
             self.outside, self.met = False, True

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lightning_gossip.algorithm.islands.places import Islands
@@ -376,7 +376,7 @@ class Monitor:
             yield from self._exclude(may_go_on)
             self._found |= self._of_dead_islands()
         else:
-            self._weigh(heard)
+            yield from self._weigh(heard)
         self._note_version()
         yield from self.publish()
         if self.waiting_for is not None and self._known_changes < self._changes:
@@ -389,7 +389,7 @@ class Monitor:
             self.hosts[self.me] = self.address
             yield Write(self._host_key(self.me), self.address.encode())
         self._sent = replace(self._sent, count=self._sent.count + 1)
-        yield Write(self._heartbeat_key(self.me), json.dumps(asdict(self._sent)).encode())
+        yield Write(self._heartbeat_key(self.me), json.dumps(vars(self._sent)).encode())
         if self._read is None:
             self._take((yield Decide(self._news_key, News().encode())))
 
@@ -400,7 +400,7 @@ class Monitor:
             self._take((yield Swap(self._news_key, self._read, later.encode())))
 
     def learn_hosts(self, workers: Sequence[WorkerId]) -> Steps[None]:
-        """Read where workers keep their stores; all have told that."""
+        """Read where workers keep their stores, if all have told that."""
         unknown = tuple(worker for worker in workers if worker not in self.hosts)
         if unknown and self.address is not None:
             found = yield ReadAll(tuple(map(self._host_key, unknown)))
@@ -456,8 +456,10 @@ class Monitor:
 
     def _probe(self, failed: Collection[WorkerId]) -> Steps[None]:
         """Look whether the processes of workers that have failed have ended, where that can be seen by their stores."""
-        unsure = [worker for worker in sorted({*failed} - self._ended - self.news.failed) if worker in self.hosts]
-        if unsure:
+        unsure = sorted({*failed} - self._ended - self.news.failed)
+        for worker in unsure:
+            yield from self.learn_hosts([worker])  # one that fails before all have met
+        if unsure := [worker for worker in unsure if worker in self.hosts]:
             found = yield Probe(tuple(self.hosts[worker] for worker in unsure))
             self._ended |= {worker for worker, reached in zip(unsure, found, strict=True) if reached is Reached.REFUSED}
 
@@ -535,12 +537,15 @@ class Monitor:
             if self.is_abandoned and self.address is None:
                 self._nobody_admits = str(self.left_alone())
 
-    def _weigh(self, heard: dict[WorkerId, Heartbeat]) -> None:
+    def _weigh(self, heard: dict[WorkerId, Heartbeat]) -> Steps[None]:
         """Find out whether there is anybody who could admit this worker."""
         members = {worker: said for worker, said in heard.items() if not said.outside}
         alive = {worker: said for worker, said in members.items() if self.verdict(worker) is not Verdict.FAILED}
-        self._hears_a_member = any(self.verdict(worker) is Verdict.ALIVE for worker in alive)
+        self._hears_a_member = any(self._detector.hears(worker) for worker in alive)
         if alive and all(said.resting for said in alive.values()):
+            yield from self._probe(alive)  # their ends are told by no heartbeat
+            for worker in alive.keys() & self._ended:
+                self._detector.process_ended(worker)
             aborts = [self.news.abort_of(said.use) for said in alive.values()]
             if (told := aborts[0]) is not None and None not in aborts:
                 self._nobody_admits = self._said_at_the_end(f"rank {told.rank} has failed: {told.reason}")

@@ -124,6 +124,7 @@ class Rounds:
         number: of the next round, the same on all members at the same point of their programs.
         known: the last result.
         agreed: the members by the last settled result.
+        proposed: those by the last result, settled or not: others may have found it settled meanwhile.
         taking_part: those of the round under way, or of the last one.
         moves: from store to store that this worker has made (:mod:`.failover`).
     """
@@ -146,6 +147,7 @@ class Rounds:
         self._survivable = survivable
         self.known = Known()
         self.agreed: tuple[WorkerId, ...] = ()
+        self.proposed: tuple[WorkerId, ...] = ()
         self.taking_part: tuple[WorkerId, ...] = ()
         self.moves = 0
         self._brought = Known()  # the result that somebody has brought to this store
@@ -221,7 +223,7 @@ class Rounds:
             if self.me not in values:
                 return None
             if self._survivable is not None:
-                self.known = Known(number, result)
+                self.known, self.proposed = Known(number, result), tuple(values)
                 is_settled = brought is not None and brought.settled
                 if not is_settled and not (yield from self._settle(number, members)):
                     return None

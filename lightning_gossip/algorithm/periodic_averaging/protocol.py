@@ -45,7 +45,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from lightning_gossip.algorithm.checks import check_choice, check_integer
-from lightning_gossip.algorithm.compression.error_feedback_mean import MeanWire
+from lightning_gossip.algorithm.compression.wires import MeanWire
 from lightning_gossip.algorithm.options import Options
 from lightning_gossip.algorithm.outer import Outer, check_exact, outer_of
 from lightning_gossip.algorithm.periodic_averaging.period import (
@@ -88,6 +88,7 @@ class AveragingOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.period, PeriodController):
+            check_integer("period", self.period, example=8, otherwise=", or what decides it, as AdaptivePeriod()")
             object.__setattr__(self, "period", ConstantPeriod(self.period))
         check_choice("optimizer_state", self.optimizer_state, get_args(OptimizerStateRule))
         check_choice("wire", self.wire, get_args(MeanWire))

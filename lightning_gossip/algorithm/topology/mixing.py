@@ -19,14 +19,16 @@ whose rate is 1 − λ_max(E[W⊗W]), see `mean_square_gap`: about twice 1−ρ 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import torch
 
 FloatArray = npt.NDArray[np.float64]
 MixingWeights = Literal["metropolis", "uniform"]
@@ -231,6 +233,8 @@ def consensus_distance(stacked: torch.Tensor | npt.ArrayLike) -> float:
     >>> consensus_distance(np.array([[0.0, 0.0], [2.0, 0.0]]))
     1.0
     """
+    import torch  # here alone: commands look at the names of graphs without it
+
     models = stacked.detach() if isinstance(stacked, torch.Tensor) else torch.as_tensor(np.asarray(stacked), device="cpu")
     if models.dim() != 2 or models.shape[0] == 0 or models.is_complex():
         raise ConfigurationError(

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lightning_gossip.algorithm.apsgd.server import OnStale
+from lightning_gossip.algorithm.apsgd.options import OnStale
 from lightning_gossip.algorithm.checks import check_integer, is_finite
 from lightning_gossip.algorithm.laws import FloatArray, Law
 from lightning_gossip.algorithm.staleness import StalenessHistogram

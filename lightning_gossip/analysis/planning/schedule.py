@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from scipy import optimize
 
-from lightning_gossip.algorithm.apsgd.server import OnStale
+from lightning_gossip.algorithm.apsgd.options import OnStale
 from lightning_gossip.algorithm.checks import check_integer, check_positive
 from lightning_gossip.algorithm.laws import Exponential, Law
 from lightning_gossip.analysis.mean.hitting import LossCurve, loss_curve

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_gossip.algorithm.apsgd.server import OnStale
+from lightning_gossip.algorithm.apsgd.options import OnStale
 from lightning_gossip.algorithm.checks import check_integer, check_not_negative, check_positive
 from lightning_gossip.errors import ConfigurationError
 

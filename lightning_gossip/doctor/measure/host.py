@@ -17,6 +17,7 @@ import torch
 
 from lightning_gossip.doctor.report import Interface, Listening, Worker
 from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.open_files import raise_limit
 from lightning_gossip.runtime.store_client import uses_agent_store
 from lightning_gossip.transport.network_interface import VARIABLES, address_of
@@ -97,12 +98,14 @@ def listening(found: Sequence[Interface], store: tuple[str, int]) -> Listening:
     Raises:
         ConfigurationError: for a GLOO_SOCKET_IFNAME that is none of them.
     """
-    wanted = os.environ.get(VARIABLES[0], "").split(",")[0]
+    wanted, lookup_s = os.environ.get(VARIABLES[0], "").split(",")[0], 0.0
     if wanted:
         address, because = address_of(wanted), f"{VARIABLES[0]}={wanted}"
     else:
         name = socket.gethostname()
+        began_s = now_s()
         own = _usable_address(name)
+        lookup_s = now_s() - began_s
         address = own or "127.0.0.1"
         because = f"the host's name {name!r} leads there" if own else f"the host's name {name!r} leads to no address of it"
     return Listening(
@@ -110,6 +113,7 @@ def listening(found: Sequence[Interface], store: tuple[str, int]) -> Listening:
         interface=_with_address(found, address),
         because=because,
         towards_store=_with_address(found, _source_towards(store)),
+        lookup_s=lookup_s,
     )
 
 

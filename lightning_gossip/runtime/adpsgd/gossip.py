@@ -45,11 +45,12 @@ from lightning_gossip.algorithm.adpsgd.protocol import (
     Wait,
 )
 from lightning_gossip.algorithm.adpsgd.replica import PublishedModel
-from lightning_gossip.algorithm.compression.pairwise import Codec, Wire, make_codec
+from lightning_gossip.algorithm.compression.pairwise import Codec, make_codec
+from lightning_gossip.algorithm.compression.wires import Wire
 from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.adpsgd.exchange import Exchanger
 from lightning_gossip.runtime.adpsgd.messages import answer_of, answer_to_wire, request_of, request_to_wire
-from lightning_gossip.runtime.adpsgd.nonfinite_guard import GossipCounters, Health, OnNonFinite
+from lightning_gossip.runtime.adpsgd.nonfinite_guard import GossipCounters, Health, Reaction
 from lightning_gossip.runtime.clock import Deadline, Timeline, now_s
 from lightning_gossip.transport.base import Transport
 from lightning_gossip.transport.messages import Kind, Message
@@ -87,7 +88,7 @@ class Gossip:
         chunk_bytes: int = 4 << 20,
         counters: GossipCounters | None = None,
         refuse_nonfinite: bool = True,
-        on_nonfinite: OnNonFinite = "raise",
+        on_nonfinite: Reaction = "raise",
         wire: Wire = "float32",
         survives_store: bool = False,
     ) -> None:
@@ -212,6 +213,11 @@ class Gossip:
     def sync_requested(self) -> bool:
         """Whether somebody has asked for a synchronisation in this session."""
         return self._protocol.is_sync_requested
+
+    @property
+    def is_ill(self) -> bool:
+        """Whether an exchange of this session has found this worker's own model not finite, under ``"meet"``."""
+        return self._health.is_ill
 
     @property
     def is_open(self) -> bool:

@@ -5,7 +5,8 @@
 | finite | finite | both average |
 | finite | not | both ends skip; counted here as ``refused_nonfinite`` |
 | not | any | ``"raise"``: this worker ends with a NonFiniteError. ``"adopt"``: it says so in its next request or answer, the \
-partner gives its model, and this worker begins anew from that one |
+partner gives its model, and this worker begins anew from that one. ``"meet"``: both ends skip, and :attr:`Health.is_ill` \
+tells the training thread, which brings all workers together: this rank has a part of a model only |
 
 The sum of the healthy models is untouched: a giver's model stays as it is, and what an ill one takes replaces a model that no
 sum could hold.
@@ -28,6 +29,7 @@ from lightning_gossip.runtime.adpsgd.exchange import Exchanger, Outcome
 log = logging.getLogger(__name__)
 
 OnNonFinite = Literal["raise", "adopt"]
+Reaction = OnNonFinite | Literal["meet"]
 
 
 @dataclass
@@ -54,6 +56,7 @@ class Health:
 
     Attributes:
         adopts: whether this worker's model is not finite and it asks for a partner's.
+        is_ill: whether this worker's model is not finite, under ``"meet"``.
     """
 
     def __init__(
@@ -61,10 +64,11 @@ class Health:
         rank: int,
         exchanger: Exchanger,
         *,
-        on_nonfinite: OnNonFinite,
+        on_nonfinite: Reaction,
         counters: GossipCounters,
     ) -> None:
         self.adopts = False
+        self.is_ill = False
         self._rank = rank
         self._exchanger = exchanger
         self._on_nonfinite = on_nonfinite
@@ -72,7 +76,7 @@ class Health:
 
     def begin_session(self) -> None:
         """Another model has been published: whether it is finite, its first exchange tells."""
-        self.adopts = False
+        self.adopts = self.is_ill = False
 
     def exchange(self, peer: int, replica: PublishedModel, codec: Codec | None = None, *, gives: bool) -> Outcome:
         """Average with a peer, give it this worker's model, or take its.
@@ -102,6 +106,10 @@ class Health:
             )
         elif self._on_nonfinite == "raise":
             raise NonFiniteError(f"The model of rank {self._rank} is not finite.")
+        elif self._on_nonfinite == "meet":
+            if not self.is_ill:
+                log.warning("rank %d: its part of the model is not finite (NaN or infinity); all meet", self._rank)
+            self.is_ill = True
         else:
             log.warning("rank %d: its model is not finite (NaN or infinity); it will take a neighbour's", self._rank)
             self.adopts = True

@@ -13,6 +13,11 @@ from lightning_gossip.runtime.workers import Workers
 _MEANS = (None, "mean", "avg", dist.ReduceOp.AVG)
 
 
+def host_copy(tensor: Tensor) -> Tensor:
+    """The values of a tensor in host memory of their own, contiguous."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor.detach())
+
+
 def reduced(tensor: Tensor, workers: Workers, how: Any) -> Tensor:
     """A tensor reduced over all workers, where it was. Collective.
 
@@ -21,7 +26,7 @@ def reduced(tensor: Tensor, workers: Workers, how: Any) -> Tensor:
         workers: whose group works on host memory.
         how: ``"mean"`` (or None), ``"sum"`` or another name or value of ``ReduceOp``. Integers have a mean rounded towards 0.
     """
-    host = tensor.detach().cpu().clone()
+    host = host_copy(tensor)
     takes_mean = how in _MEANS or (isinstance(how, str) and how.lower() in _MEANS)
     if takes_mean:
         operation: Any = dist.ReduceOp.SUM
@@ -41,7 +46,7 @@ def gathered_from(tensor: Tensor, workers: Workers) -> Tensor:
         tensor: of the same shape and type on all workers.
         workers: whose group works on host memory.
     """
-    host = tensor.detach().cpu().contiguous()
+    host = host_copy(tensor)
     everyones = [torch.empty_like(host) for _ in range(dist.get_world_size(workers.group))]
     dist.all_gather(everyones, host, group=workers.group)
     return torch.stack(everyones).to(tensor.device)
@@ -54,7 +59,7 @@ def gathered_list(tensor: Tensor, workers: Workers) -> list[Tensor]:
         tensor: of the same type and number of dimensions on all workers.
         workers: whose group works on host memory.
     """
-    host = tensor.detach().cpu().contiguous()
+    host = host_copy(tensor)
     shape = torch.tensor(host.shape, dtype=torch.int64, device="cpu")
     shapes = [torch.empty_like(shape) for _ in range(dist.get_world_size(workers.group))]
     dist.all_gather(shapes, shape, group=workers.group)

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_gossip.algorithm.compression.error_feedback_mean import MeanWire
-from lightning_gossip.algorithm.outer import Outer, OuterState
+from lightning_gossip.algorithm.compression.wires import MeanWire
+from lightning_gossip.algorithm.outer import Outer
+from lightning_gossip.algorithm.slow_weights import OuterState
 from lightning_gossip.algorithm.tensors.flat import FlatModel, fading, fragment_slices
 from lightning_gossip.errors import ProtocolError
 from lightning_gossip.runtime.collectives import Collectives

@@ -8,7 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lightning_gossip.algorithm.compression.error_feedback_mean import CompressedMean, MeanWire
+from lightning_gossip.algorithm.compression.error_feedback_mean import CompressedMean
+from lightning_gossip.algorithm.compression.wires import MeanWire
 from lightning_gossip.runtime.collectives import Collectives, PendingSum
 
 

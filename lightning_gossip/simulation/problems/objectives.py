@@ -28,12 +28,15 @@ class Objective(ABC):
         dtype: of the models.
         samples: of the data set; None if gradients are not drawn from one.
         labels: of its samples, integers; None if they have none.
+        statistics: elements at a model's end that no optimizer moves (running statistics): their part of a gradient is
+            subtracted as it is.
     """
 
     numel: int
     dtype: torch.dtype = torch.float64
     samples: int | None = None
     labels: Sequence[int] | None = None
+    statistics: int = 0
 
     @abstractmethod
     def start(self, generator: torch.Generator) -> Tensor:

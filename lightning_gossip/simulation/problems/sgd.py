@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_not_negative, is_finite
 from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.simulation.problems.optimizers import InnerOptimizer, StackedOptimizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class SGD:
+class SGD(InnerOptimizer):
     """Options of SGD.
 
     Args:
@@ -47,12 +49,16 @@ class SGD:
             if not is_finite(share) or not 0.0 < share < 1.0:
                 raise ConfigurationError(f"milestones holds {share!r}; each is a share of the run, between 0 and 1.")
 
+    @override
     def lr_at(self, progress: float) -> float:
-        """The learning rate when a share of the run, in [0, 1], is done."""
         return self.lr * self.gamma ** sum(progress >= share for share in self.milestones)
 
+    @override
+    def stacked(self, models: Tensor) -> StackedSGD:
+        return StackedSGD(self, models)
 
-class StackedSGD:
+
+class StackedSGD(StackedOptimizer):
     """The optimizers of all workers.
 
     Args:
@@ -69,6 +75,7 @@ class StackedSGD:
         self.momentum = torch.zeros_like(models) if options.momentum else None
 
     @torch.no_grad()
+    @override
     def step(self, row: int | slice, gradient: Tensor, lr: float) -> None:
         """x ← x − lr · v with v ← μ v + g, for one worker or, with a slice, for several.
 
@@ -86,3 +93,13 @@ class StackedSGD:
             v.mul_(options.momentum).add_(gradient)
             gradient = gradient.add(v, alpha=options.momentum) if options.nesterov else v
         x.add_(gradient, alpha=-lr)
+
+    @override
+    def reset(self) -> None:
+        if self.momentum is not None:
+            self.momentum.zero_()
+
+    @override
+    def average(self) -> None:
+        if self.momentum is not None:
+            self.momentum.copy_(self.momentum.sum(0).div_(len(self.momentum)))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_gossip.simulation.cluster.compute_times import generator_of
 from lightning_gossip.simulation.problems.objectives import Batch, Objective
-from lightning_gossip.simulation.problems.sgd import SGD, StackedSGD
+from lightning_gossip.simulation.problems.optimizers import BesideStatistics, InnerOptimizer, StackedOptimizer
 
 _START, _NOISE = 1, 2  # streams of the run's seed, beside the compute times' 0
 
@@ -33,7 +33,7 @@ class Models:
         numel: d.
     """
 
-    def __init__(self, objective: Objective | None, optimizer: SGD, *, workers: int, seed: int) -> None:
+    def __init__(self, objective: Objective | None, optimizer: InnerOptimizer, *, workers: int, seed: int) -> None:
         self._objective = objective
         if objective is None:
             self.x = torch.empty(workers, 0, device="cpu")
@@ -43,15 +43,21 @@ class Models:
             self.x = start.to(objective.dtype).repeat(workers, 1)
         self.rows = list(self.x.unbind())
         self.numel = self.x.shape[1]
-        self.optimizer = StackedSGD(optimizer, self.x)
+        self.optimizer = self._stacked(optimizer)
         self._gradients = torch.empty_like(self.x)
         self._generators = [generator_of(seed, _NOISE, rank) for rank in range(workers)]
         self._waiting: dict[int, Batch] = {}  # steps under way whose gradient has not been computed
         self._ready: set[int] = set()
 
-    def change_optimizer(self, options: SGD) -> None:
+    def change_optimizer(self, options: InnerOptimizer) -> None:
         """Begin with another optimizer than the one that was given; before the first step."""
-        self.optimizer = StackedSGD(options, self.x)
+        self.optimizer = self._stacked(options)
+
+    def _stacked(self, options: InnerOptimizer) -> StackedOptimizer:
+        statistics = 0 if self._objective is None else self._objective.statistics
+        if not statistics:
+            return options.stacked(self.x)
+        return BesideStatistics(options.stacked(self.x[:, :-statistics]), self.x, statistics)
 
     def begin(self, rank: int, batch: Batch) -> None:
         """A worker begins a step on a batch, at its x of now."""

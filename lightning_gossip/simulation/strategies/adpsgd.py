@@ -55,7 +55,8 @@ from lightning_gossip.algorithm.adpsgd.protocol import (
 )
 from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.checks import check_integer
-from lightning_gossip.algorithm.compression.pairwise import Wire, exchange_bytes, make_codec
+from lightning_gossip.algorithm.compression.pairwise import exchange_bytes, make_codec
+from lightning_gossip.algorithm.compression.wires import Wire
 from lightning_gossip.algorithm.effects import perform, perform_in_time
 from lightning_gossip.algorithm.islands.places import pull_every, share_numel
 from lightning_gossip.algorithm.membership.failure_detector import FailureDetector
@@ -75,6 +76,7 @@ from lightning_gossip.simulation.strategies.adpsgd_island import Island
 from lightning_gossip.simulation.strategies.asynchronous import SyncPoint
 
 _PART_STRIDE = 7_368_787  # of the partner choice's seeds, from one index of an island to the next, as in the runtime
+_NOTHING = torch.empty(0, device="cpu")  # what is sent where there are times only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +257,7 @@ class Monitor:
     @property
     def version(self) -> int:
         """How many are known to have failed."""
-        return sum(self._detector.verdict(rank) is Health.FAILED for rank in self._silent)
+        return sum(self._detector.verdict(rank) is Health.FAILED for rank in self._silent) if self._silent else 0
 
     def verdict(self, worker: Member) -> Health:
         """Whether it is alive."""
@@ -487,8 +489,8 @@ class Worker:
     def _changed(self) -> None:
         """Resume whom an event or an effect of this worker has made ready."""
         for wait, event in self._waiting:
-            if wait.ready():
-                _succeed(event)
+            if not event.triggered and wait.ready():
+                event.succeed()
 
     def _wait(self, wait: Wait) -> Process:
         environment = self._environment
@@ -609,12 +611,13 @@ class Worker:
     def _encoded(self, whole: slice, greeting: Tensor | None) -> Tensor:
         """A copy of the published model, as it is sent to a peer whose codec says so."""
         codec, numel = self._codec, self.replica.numel
+        if not numel:
+            return _NOTHING
         payload = torch.empty(codec.payload_numel(numel), dtype=codec.payload_dtype, device="cpu")
-        if numel:
-            if greeting is not None:
-                codec.agree(greeting)
-            self.replica.snapshot(whole, codec.room(payload, numel))
-            codec.encode(whole, payload)
+        if greeting is not None:
+            codec.agree(greeting)
+        self.replica.snapshot(whole, codec.room(payload, numel))
+        codec.encode(whole, payload)
         return payload
 
     def _guarded(self, process: Process) -> Process:

@@ -19,7 +19,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_gossip.algorithm.apsgd import worker as apsgd_worker
-from lightning_gossip.algorithm.apsgd.server import APSGDOptions, ParameterServer, ServerRule
+from lightning_gossip.algorithm.apsgd.options import APSGDOptions
+from lightning_gossip.algorithm.apsgd.server import ParameterServer, ServerRule
 from lightning_gossip.algorithm.apsgd.worker import Served, WorkerProtocol
 from lightning_gossip.algorithm.effects import perform_in_time
 from lightning_gossip.algorithm.options import EpochOptions

@@ -17,11 +17,14 @@ from typing_extensions import override
 from lightning_gossip.algorithm import eamsgd
 from lightning_gossip.algorithm.apsgd.server import ServerRule
 from lightning_gossip.algorithm.apsgd.worker import Served
-from lightning_gossip.algorithm.eamsgd import EAMSGDOptions, ElasticCentre, ElasticProtocol
+from lightning_gossip.algorithm.eamsgd import ElasticCentre, ElasticProtocol
+from lightning_gossip.algorithm.eamsgd_options import EAMSGDOptions
 from lightning_gossip.algorithm.effects import perform_in_time
 from lightning_gossip.algorithm.options import EpochOptions
+from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.cluster.collective_costs import ring_all_reduce_s
 from lightning_gossip.simulation.problems.batch_assignment import Session
+from lightning_gossip.simulation.problems.sgd import StackedSGD
 from lightning_gossip.simulation.record import Distances
 from lightning_gossip.simulation.run import Process, Run, Strategy
 from lightning_gossip.simulation.strategies.apsgd import Server, ServerWorker
@@ -41,8 +44,14 @@ class EAMSGD(EAMSGDOptions, EpochOptions, Strategy):
     @override
     def start(self, run: Run) -> None:
         if self.momentum is not None:
-            options = run.models.optimizer.options
-            run.models.change_optimizer(replace(options, momentum=self.momentum, nesterov=self.momentum > 0.0))
+            optimizer = run.models.optimizer
+            if not isinstance(optimizer, StackedSGD):
+                raise ConfigurationError(
+                    f"momentum={self.momentum} takes the place of SGD's, and the workers' optimizer is another one. Write"
+                    " momentum=null."
+                )
+            changed = replace(optimizer.options, momentum=self.momentum, nesterov=self.momentum > 0.0)
+            run.models.change_optimizer(changed)
         Centre(self, run).start()
 
 

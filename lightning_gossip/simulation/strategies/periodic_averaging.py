@@ -17,14 +17,16 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_gossip.algorithm.compression.error_feedback_mean import CompressedMean, MeanWire, mean_bytes
+from lightning_gossip.algorithm.compression.error_feedback_mean import CompressedMean, mean_bytes
+from lightning_gossip.algorithm.compression.wires import MeanWire
 from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.options import EpochEndOptions
-from lightning_gossip.algorithm.outer import DILOCO, Outer, OuterState
+from lightning_gossip.algorithm.outer import DILOCO, Outer
 from lightning_gossip.algorithm.periodic_averaging import protocol
 from lightning_gossip.algorithm.periodic_averaging.adaptive_period import AdaptivePeriod
 from lightning_gossip.algorithm.periodic_averaging.period import PeriodController
 from lightning_gossip.algorithm.periodic_averaging.protocol import Averaged, AveragingOptions, AveragingProtocol
+from lightning_gossip.algorithm.slow_weights import OuterState
 from lightning_gossip.algorithm.tensors.flat import fragment_slices
 from lightning_gossip.simulation.cluster.collective_costs import all_reduce_bytes, all_reduce_s
 from lightning_gossip.simulation.problems.batch_assignment import Task
@@ -125,7 +127,7 @@ class AveragingRounds(Rounds):
 
     def _do(self, effect: protocol.Effect) -> Averaged | None:
         """What the protocol asks for, of all workers; it says what each effect is."""
-        x, momentum = self._run.models.x, self._run.models.optimizer.momentum
+        x, optimizer = self._run.models.x, self._run.models.optimizer
         match effect:
             case protocol.Begin(fragment):
                 self._models = x.clone()
@@ -158,12 +160,11 @@ class AveragingRounds(Rounds):
                 for place, _ in self._begun:
                     x[:, place] += self._mean[place] - self._models[:, place]
             case protocol.ResetOptimizer():
-                if momentum is not None:
-                    momentum.zero_()
+                optimizer.reset()
             case protocol.Show():
                 pass
-        if isinstance(effect, (protocol.Replace, protocol.Correct)) and momentum is not None and self._averages_momentum:
-            momentum.copy_(momentum.sum(0).div_(self._run.workers))
+        if isinstance(effect, (protocol.Replace, protocol.Correct)) and self._averages_momentum:
+            optimizer.average()
         return None
 
     def _step_outside(self) -> None:

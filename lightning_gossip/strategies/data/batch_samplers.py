@@ -17,7 +17,7 @@ from typing import Any
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 from typing_extensions import override
 
-from lightning_gossip.algorithm.islands.batches import Group, groups
+from lightning_gossip.algorithm.islands.batches import Group, count_groups, groups
 from lightning_gossip.algorithm.work_sharing import Batch, EpochPlan, at_least_one_each, check_enough_batches
 from lightning_gossip.runtime.work_sharing.claim_counter import EpochQueue, Speeds, Store
 from lightning_gossip.runtime.work_sharing.claim_prefetch import Claims
@@ -119,7 +119,7 @@ class EpochBatches(Sampler[Batch], ABC):
     @property
     def positions(self) -> int:
         """How many times in an epoch some worker takes a batch, or, with islands, an island one for each of its ranks."""
-        return math.ceil(len(self.plan) / self.island)
+        return len(self.plan) if self.island == 1 else count_groups(self.plan, self.island)
 
     @property
     def batches(self) -> int:
@@ -222,6 +222,11 @@ class EpochBatches(Sampler[Batch], ABC):
         """By position what this process trains on."""
         return [group.batches[self.index] if isinstance(group, Group) else group for group in taken]
 
+    def _left(self, position: EpochPosition, batches: list[Batch]) -> list[Batch]:
+        """What an epoch of these batches has left at a position, in batches of which each rank gets one at least."""
+        left = [batches[index] for index in position.pending] + position.pieces
+        return at_least_one_each(left, self.workers * self.island)
+
     def _begin(self) -> list[Batch]:
         """The batches of the epoch that begins or goes on."""
         epoch = self._of_epoch = self._epoch()
@@ -229,10 +234,11 @@ class EpochBatches(Sampler[Batch], ABC):
         self._indices, self._before = list(range(len(batches))), Fraction(0)
         resume, self._resume_at = self._resume_at, None
         if resume is not None and resume.epoch == epoch and (resume.pending or resume.pieces):
-            left = [batches[index] for index in resume.pending] + resume.pieces
-            self._before = 1 - Fraction(sum(map(len, left)), sum(map(len, batches)))
-            batches = at_least_one_each(left, self.workers * self.island)
-            self._indices = resume.pending if not resume.pieces and len(left) == len(batches) else None
+            left = sum(len(batches[index]) for index in resume.pending) + sum(map(len, resume.pieces))
+            self._before = 1 - Fraction(left, sum(map(len, batches)))
+            batches = self._left(resume, batches)
+            whole = not resume.pieces and len(resume.pending) == len(batches)
+            self._indices = resume.pending if whole else None
         taken = self._grouped(batches)
         self._groups = taken if self.island > 1 else None  # type: ignore[assignment]
         batches = self._batches = self._own_part(taken)
@@ -413,8 +419,8 @@ class StaticBatches(EpochBatches):
 
     def resumed_share(self, position: EpochPosition) -> int:
         """How many batches this worker gets of an epoch that goes on from a position."""
-        left = math.ceil((len(position.pending) + len(position.pieces)) / self.island)
-        return math.ceil(max(left, self.workers) / self.workers)
+        left = len(self._grouped(self._left(position, self.plan.batches(position.epoch))))
+        return math.ceil(left / self.workers)
 
     @property
     @override

@@ -6,17 +6,15 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from lightning_gossip.algorithm.islands.places import Islands
-from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.data.batch_samplers import EpochPosition
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.data.step_accounting import Account
 from lightning_gossip.strategies.elastic import state_transfer
+from lightning_gossip.strategies.elastic.admission import Admission
 from lightning_gossip.strategies.elastic.lost_batches import LostBatchesOfFit
 from lightning_gossip.strategies.lightning import csv_logger_takeover
-from lightning_gossip.strategies.lightning.fault_tolerance import Survival
 from lightning_gossip.strategies.state.shared_tensors import SharedModel, fingerprint
 from lightning_gossip.strategies.worker_algorithm import Algorithm
 
@@ -34,13 +32,19 @@ class MembershipChanges:
     """
 
     def __init__(self, trainer: pl.Trainer, work: FitWork, account: Account, model: SharedModel) -> None:
-        self._model = model
         self._trainer = trainer
         self._work = work
         self._account = account
         self._lost_batches = LostBatchesOfFit(trainer, work)
         self._due = False  # members have changed since the last assignment of batches
         self._has_just_joined = False
+        self._admission = Admission(
+            trainer.strategy,
+            model,
+            about=lambda: self._about,
+            start_equal=lambda: self._strategy.start_equal(),
+            optimizers=lambda: trainer.optimizers,
+        )
 
     def note(self) -> None:
         """Note that ranks are others than before; what depends on them follows where nothing is under way."""
@@ -72,7 +76,7 @@ class MembershipChanges:
         if members is not None and joins:
             self._join(members, ready=1)
         elif members is not None and self._work.assigns_anew and not self._has_just_joined:
-            self._admit(members)
+            self._admission.admit(members, self._take_snapshot)
         self._has_just_joined = False
         while self._due:  # a member may fail meanwhile
             self._due = False
@@ -125,67 +129,25 @@ class MembershipChanges:
         if self._members is not None:
             self._members.close_admission()
 
-    def _admit(self, members: Membership) -> None:
-        free = self._survival.most(self._strategy.workers) - len(members.members)
-        joiners = self._fitting(members)[: max(0, free)]
-        if joiners:
-            snapshot = members.broadcast(state_transfer.take_snapshot(self._trainer, self._work, steps=self._account.steps))
-            members.admit(joiners, snapshot)
-            self._share_state(members, receives=False)
+    def _join(self, members: Membership, *, ready: int) -> None:
+        def apply(snapshot: state_transfer.StateSnapshot) -> None:
+            state_transfer.apply_snapshot(snapshot, self._trainer, self._work, ready=ready)
+            self._account.steps = snapshot.steps
+            self._due = True
 
-    def _fitting(self, members: Membership) -> list[WorkerId]:
-        """The waiting workers that fit; rank 0, whose list counts, refuses the others, which would end the job as members."""
-        fit = []
-        for worker, theirs in members.waiting(self._initial_ranks).items():
-            if theirs == self._about:
-                fit.append(worker)
-            elif members.rank == 0:
-                members.refuse(
-                    worker,
-                    f"Rank {worker.initial_rank} came later with another model, data or batches ({theirs}) than the others"
-                    f" ({self._about}), who go on without it. Start it with the same command.",
-                )
-        islands: Islands | None = self._strategy.islands
-        if islands is None:
-            return fit
-        missing = islands.incomplete(worker.initial_rank for worker in fit)  # these wait for the rest of their island
-        return sorted(worker for worker in fit if islands.place(worker.initial_rank).island not in missing)
+        self._admission.join(members, apply)
+
+    def _take_snapshot(self) -> state_transfer.StateSnapshot:
+        return state_transfer.take_snapshot(self._trainer, self._work, steps=self._account.steps)
 
     @property
     def _about(self) -> str:
         return f"model {fingerprint(self._trainer.lightning_module):x}, data {self._work.about}"
 
-    def _join(self, members: Membership, *, ready: int) -> None:
-        while members.outside:  # again, if it was excluded before it had all
-            snapshot = members.join(members.timeout_s, self._about)
-            state_transfer.apply_snapshot(snapshot, self._trainer, self._work, ready=ready)
-            self._account.steps = snapshot.steps
-            self._due = True
-            self._share_state(members, receives=True)
-
-    def _share_state(self, members: Membership, *, receives: bool) -> None:
-        """Send joiners the mean model, and by option an optimizer state, of rank 0, which is never a joiner; all take part."""
-        self._strategy.start_equal()
-        self._model.agree(members)
-        if receives:
-            members.check_admitters()
-        if self._survival.joiner_optimizer == "copy":
-            state_transfer.copy_optimizers(self._trainer, members, receives=receives)
-
     @property
     def _members(self) -> Membership | None:
         members: Membership | None = self._strategy.members
         return members
-
-    @property
-    def _survival(self) -> Survival:
-        survival: Survival = self._strategy.survival
-        return survival.of_ranks(self._strategy.islands)
-
-    @property
-    def _initial_ranks(self) -> range:
-        """Ranks that a worker may have been started with."""
-        return range(self._survival.most(self._strategy.workers))
 
     @property
     def _strategy(self) -> Any:

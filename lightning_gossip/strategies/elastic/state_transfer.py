@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.trainer import call
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.data.epoch_progress import FitWork
@@ -79,17 +81,48 @@ def apply_snapshot(snapshot: StateSnapshot, trainer: pl.Trainer, work: FitWork, 
     work.apply_snapshot(snapshot.work)
 
 
-def copy_optimizers(trainer: pl.Trainer, workers: Workers, *, receives: bool) -> None:
+def hyperparameters(optimizers: Sequence[Optimizer]) -> list[list[dict[str, Any]]]:
+    """Per optimizer and group of parameters its options, as learning rates that a schedule has lowered. Plain values."""
+    return [
+        [
+            {name: value.tolist() if isinstance(value, Tensor) else value for name, value in group.items() if name != "params"}
+            for group in optimizer.param_groups
+        ]
+        for optimizer in optimizers
+    ]
+
+
+def set_hyperparameters(optimizers: Sequence[Optimizer], groups: Sequence[Sequence[dict[str, Any]]]) -> None:
+    """Take over the options that :func:`hyperparameters` has told."""
+    for optimizer, theirs in zip(optimizers, groups, strict=True):
+        for group, options in zip(optimizer.param_groups, theirs, strict=True):
+            for name, value in options.items():
+                if isinstance(group.get(name), Tensor):
+                    group[name].fill_(value)
+                else:
+                    group[name] = value
+
+
+def copy_optimizers(
+    optimizers: Sequence[Optimizer],
+    workers: Workers,
+    *,
+    receives: bool,
+    device: torch.device,
+    group: Callable[[], dist.ProcessGroup | None],
+) -> None:
     """Give joiners rank 0's optimizer states; the next one's if that fails meanwhile. Collective.
 
     Args:
-        trainer: of this worker.
+        optimizers: of this worker.
         workers: of the job, the joiners among them.
         receives: whether this worker takes them.
+        device: where collectives of the group run.
+        group: tells the group of the ranks that have the same part of the states; None for the default group.
     """
-    states = OptimizerStates(trainer.optimizers)
+    states = OptimizerStates(optimizers)
     mine = [] if receives else states.slots()
-    everyones = workers.gather((mine, None if receives else _plain_values(trainer)), kind="the optimizer states of a joiner")
+    everyones = workers.gather((mine, None if receives else _plain_values(optimizers)), kind="the optimizer states of a joiner")
     slots, plain = everyones[0]
     if not slots and not plain:
         return
@@ -101,25 +134,25 @@ def copy_optimizers(trainer: pl.Trainer, workers: Workers, *, receives: bool) ->
         tensors = [states.tensors([slot])[0] if slot in have else states.scratch(slot) for slot in slots]
 
     def copy() -> None:
-        device, group = trainer.strategy.collectives_device, trainer.strategy.group_of_part  # type: ignore[attr-defined]
+        part = group()  # another one after a failure
         with torch.no_grad():
             for tensor in tensors:
                 sent = tensor.to(device).contiguous()
                 sent = sent if receives or sent is not tensor else sent.clone()  # only joiners' are changed
                 if sent.numel():  # of a shard
-                    dist.broadcast(sent, group=group, group_src=0)
+                    dist.broadcast(sent, group=part, group_src=0)
                 if receives:
                     tensor.copy_(sent)
 
     workers.attempt(copy)
     if receives:
-        for optimizer, values in zip(trainer.optimizers, plain, strict=True):
+        for optimizer, values in zip(optimizers, plain, strict=True):
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             for index, name, value in values:
                 optimizer.state[parameters[index]][name] = value
 
 
-def _plain_values(trainer: pl.Trainer) -> list[list[tuple[int, str, Any]]]:
+def _plain_values(optimizers: Sequence[Optimizer]) -> list[list[tuple[int, str, Any]]]:
     """Per optimizer what is no floating-point tensor: (parameter, name, value)."""
     return [
         [
@@ -128,5 +161,5 @@ def _plain_values(trainer: pl.Trainer) -> list[list[tuple[int, str, Any]]]:
             for name, value in optimizer.state.get(parameter, {}).items()
             if not isinstance(value, Tensor)
         ]
-        for optimizer in trainer.optimizers
+        for optimizer in optimizers
     ]

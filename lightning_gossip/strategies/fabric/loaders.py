@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from lightning.fabric.utilities import rank_zero_warn
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_gossip.algorithm.exact_evaluation import why_repeated
 from lightning_gossip.algorithm.work_sharing import EpochPlan
+from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.strategies.data.batch_samplers import EpochBatches
 from lightning_gossip.strategies.data.dataloader import with_batch_sampler, with_epoch_batches
 from lightning_gossip.strategies.data.exact_evaluation import EvaluationBatches, EvaluationSampler
 from lightning_gossip.strategies.fabric.training import FabricTraining
+from lightning_gossip.strategies.fit.fit import warn_once
 
 
 class EpochLoader:
@@ -28,13 +32,14 @@ class EpochLoader:
         self.__dict__.update(loader.__dict__)  # what users read of a loader
         self._loader = loader
         self._training = training
-        self._number = training.next_loader()  # the same on all workers
+        self._number = training.work.next_loader(lambda: self._plan)  # the same on all workers
         self._batches: EpochBatches | None = None
         self._ours: DataLoader[Any] = loader  # with these batches
 
     def __len__(self) -> int:
         """Batches of this worker in an epoch, if all are equally fast."""
-        return len(self._loader)
+        plan = self._plan
+        return len(self._loader) if plan is None else math.ceil(len(plan) / self._training.place[1])
 
     def __iter__(self) -> Iterator[Any]:
         return self._train() if torch.is_grad_enabled() else self._evaluate()
@@ -50,19 +55,40 @@ class EpochLoader:
 
     def _train(self) -> Iterator[Any]:
         training, plan = self._training, self._plan
-        training.begin_epoch()
-        if plan is None:
-            yield from training.session(self._loader, None)
+        if training.work.is_in_loop:
+            yield from self._beside()
             return
-        if self._batches is None:
-            self._batches = training.assign(plan, self._loader, self._number)
-            self._ours = with_epoch_batches(self._loader, self._batches)
-        self._batches.plan = plan  # a data set may have grown
-        self._batches.rank, self._batches.workers = training.place
-        yield from training.session(self._ours, self._batches)
+        if not training.begin_pass():
+            return
+        if plan is None:
+            yield from training.session(self._loader, None, self._number)
+            return
+        batches = training.work.assign(plan, self._loader, self._number)
+        if self._batches is not batches:
+            self._batches = batches
+            self._ours = with_epoch_batches(self._loader, batches)
+        yield from training.session(self._ours, batches, self._number)
+
+    def _beside(self) -> Iterator[Any]:
+        """The batches of a loader that is iterated inside the loop over another one: each worker's share, as under DDP."""
+        if self._training.work.is_shared and self._plan is not None:
+            raise ConfigurationError(
+                "Two loaders are iterated at once, and workers claim the batches of the first, so that nobody knows how many of"
+                " the second each would need. Write work_sharing=False, as FabricStrategy(ADPSGDStrategy(work_sharing=False)):"
+                " then each worker gets an equal share of both, as under DDP."
+            )
+        yield from self._loader
 
     def _evaluate(self) -> Iterator[Any]:
-        self._training.end_epoch()
+        training = self._training
+        if not training.work.is_in_loop:
+            training.end_pass()
+        elif warn_once("an evaluation between two batches") and not training.is_together("an evaluation", warns=False):
+            rank_zero_warn(
+                "Between two batches each worker is at a step of its own: an evaluation there is of this worker's own model, on"
+                " its share of the data. Evaluate when the loader has ended, where all have the mean and each sample is seen"
+                " once."
+            )
         yield from self._exact()
 
     def _exact(self) -> DataLoader[Any]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
+from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.strategies.strategy import TBroadcast, _BackwardSyncControl
+from lightning.fabric.utilities import rank_zero_warn
 from lightning.fabric.utilities.types import _PATH
 from torch import Tensor
 from torch.distributed import ReduceOp
@@ -20,16 +22,36 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
+from lightning_gossip.algorithm.checks import check_integer
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.strategies.base import DecentralizedStrategy
+from lightning_gossip.strategies.fabric import checkpoint
 from lightning_gossip.strategies.fabric.launchers import FabricMultiProcessingLauncher, FabricSubprocessLauncher
 from lightning_gossip.strategies.fabric.loaders import EpochLoader
 from lightning_gossip.strategies.fabric.training import FabricTraining
 from lightning_gossip.strategies.lightning.replicated_processes import ReplicatedProcesses
 from lightning_gossip.strategies.lightning.validation import check_model
 from lightning_gossip.strategies.report import FitReport
-from lightning_gossip.strategies.state import checkpoint_contents
+from lightning_gossip.strategies.state.atomic_checkpoint_io import WholeFiles
 from lightning_gossip.strategies.state.shared_tensors import start_equal
+
+
+class _Asked(NamedTuple):
+    """A checkpoint that all workers take part in.
+
+    Args:
+        places: of the optimizers whose states are averaged for it.
+        is_inside: whether all have met for it in the middle of a loop over a loader.
+    """
+
+    places: tuple[int, ...]
+    is_inside: bool
+
+
+class _Process:
+    """What belongs to this process, as its default group does."""
+
+    training: FabricTraining | None = None  # of the last Fabric, which a script may leave by an exception and make another one
 
 
 class FabricStrategy(DDPStrategy):
@@ -51,7 +73,15 @@ class FabricStrategy(DDPStrategy):
         fabric = Fabric(accelerator="cpu", devices=4, strategy=FabricStrategy(ADPSGDStrategy(topology="exponential")))
     """
 
-    def __init__(self, strategy: DecentralizedStrategy, *, epochs: int | None = None) -> None:
+    def __init__(self, strategy: DecentralizedStrategy, *, epochs: int | None = None, **options: Any) -> None:
+        if options:
+            name, value = next(iter(options.items()))
+            raise ConfigurationError(
+                f"FabricStrategy has no argument {name!r}. Options are the strategy's that it takes: write for example"
+                f" FabricStrategy(ADPSGDStrategy({name}={value!r}))."
+            )
+        if epochs is not None:
+            check_integer("epochs", epochs, example=10, otherwise=", or None if nobody knows")
         if not isinstance(strategy, DecentralizedStrategy):
             raise ConfigurationError(
                 f"FabricStrategy({strategy!r}) takes a strategy of this package. Write for example"
@@ -73,6 +103,8 @@ class FabricStrategy(DDPStrategy):
         self._backward_sync_control = _AccumulationControl(self)
         self._training: FabricTraining | None = None
         self._mean_states: dict[int, dict[str, Any]] = {}  # of optimizers, while a checkpoint is written
+        self._has_saved = False  # since the last barrier: all have heard that it is written
+        self._own_call: Callable[[dict[str, Any]], None] | None = None  # the last checkpoint asked for between two batches
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
@@ -99,13 +131,10 @@ class FabricStrategy(DDPStrategy):
     @override
     def _setup_distributed(self) -> None:
         self._delegate()
+        if _Process.training is not None:
+            _Process.training.close(None)
         self.decentralized.setup_distributed()
-        if self.decentralized.members is not None and self.decentralized.members.outside:
-            raise ConfigurationError(
-                f"Rank {self.global_rank} comes later than the others, and a job of Fabric admits nobody after its beginning."
-                " Start all of it, from its last checkpoint."
-            )
-        self._training = FabricTraining(self.decentralized, self._average)
+        self._training = _Process.training = FabricTraining(self.decentralized, lambda asked: self._save(asked, self._own_call))
 
     @property
     @override
@@ -186,20 +215,56 @@ class FabricStrategy(DDPStrategy):
     def share_of_epoch(self) -> float:
         """Which share of the epoch under way all workers together have done with the batch at hand, in [0, 1]: what a schedule
         of the learning rate should follow, since fast workers make more steps than slow ones."""
-        return self.training.share_of_epoch
+        return self.training.work.share
+
+    def epochs_left(self, epochs: int, state: dict[str, Any] | None = None) -> Iterator[int]:
+        """The epochs that are left of a run, by number: for the loop over epochs, in place of ``range(epochs)``.
+
+        It begins with 0, or with the epoch of a checkpoint that was loaded with its optimizer. Where an epoch begins, workers
+        that have come later, or have come back, are taken in; such a worker waits here for the others, and goes on with their
+        epoch. And it says how long the run is, for options that are shares of it (``self.epochs``).
+
+        Args:
+            epochs: of the whole run.
+            state: what such a worker gets besides the models and optimizers that were set up: a dictionary as ``fabric.save``
+                takes it, of schedules, counters, an average of the weights. What cannot be loaded in place is put into it.
+
+        Example::
+
+            state = {"model": model, "optimizer": optimizer, "schedule": schedule, "best": math.inf}
+            for epoch in fabric.strategy.epochs_left(10, state):
+                for batch in train:
+                    ...
+                schedule.step()
+                fabric.save("last.ckpt", state)
+        """
+        check_integer("epochs", epochs, example=10)
+        if state is not None and not isinstance(state, dict):
+            raise ConfigurationError(
+                f"epochs_left({epochs}, {state!r}): the second argument is a dictionary as fabric.save takes it. Write for"
+                f" example epochs_left({epochs}, {{'model': model, 'optimizer': optimizer, 'schedule': schedule}})."
+            )
+        training, self.epochs = self.training, epochs
+        epoch = training.first_epoch
+        while epoch < epochs:
+            epoch = training.begin_epoch(epoch, {} if state is None else state)
+            yield epoch
+            epoch = training.end_epoch()
+        training.end_epochs()
 
     def synchronize(self) -> None:
         """All workers meet, and the model is the exact mean. Every worker calls it; nothing where none has trained since.
 
         The end of a loader does it. Call it where a loop is left before that, or iterates over something else.
         """
-        self.training.end_epoch()
+        self.training.end_pass()
 
     # -- collectives -----------------------------------------------------------------------------------------------------
 
     @override
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        if self.training.is_together("a barrier"):
+        has_saved, self._has_saved = self._has_saved, False
+        if not has_saved and self.training.is_together("a barrier"):
             self.decentralized.barrier()
 
     @override
@@ -221,6 +286,17 @@ class FabricStrategy(DDPStrategy):
 
     # -- checkpoints -----------------------------------------------------------------------------------------------------
 
+    @property
+    @override
+    def checkpoint_io(self) -> CheckpointIO:
+        if self._checkpoint_io is None:
+            self._checkpoint_io = WholeFiles()
+        return super().checkpoint_io
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: CheckpointIO) -> None:
+        self._checkpoint_io = io
+
     @override
     def save_checkpoint(
         self,
@@ -232,34 +308,63 @@ class FabricStrategy(DDPStrategy):
         optimizers = [value for value in state.values() if isinstance(value, Optimizer)]
         known = self.decentralized._optimizers
         places = tuple(known.index(optimizer) for optimizer in optimizers if optimizer in known)
+        is_inside, self._has_saved = self.training.is_inside, True
 
-        def write() -> None:
-            self._mean_states = self._average(places)
-            try:
-                super(FabricStrategy, self).save_checkpoint(path, state, storage_options, filter)
-            finally:
-                self._mean_states = {}
-            self.decentralized.barrier()
+        def write(part: dict[str, Any]) -> None:
+            super(FabricStrategy, self).save_checkpoint(path, {**state, **part}, storage_options, filter)
 
-        self.training.do_together(write, places)
+        if is_inside:
+            self._own_call = write
+        self.training.do_together(lambda: self._save(_Asked(places, is_inside), write), _Asked(places, is_inside))
 
-    def _average(self, places: tuple[int, ...]) -> dict[int, dict[str, Any]]:
-        """Mean states of optimizers, by their identity. Collective."""
-        held = self.decentralized
-        if held.workers == 1:
-            return {}
-        device = held.collectives_device
-        return {
-            id(optimizer): checkpoint_contents.mean_optimizer_state(optimizer.state_dict(), device, held.all_workers)
-            for optimizer in (held._optimizers[place] for place in places)
-        }
+    def _save(self, asked: _Asked, write: Callable[[dict[str, Any]], None] | None) -> None:
+        """Rank 0 writes a checkpoint; if it is killed meanwhile, the next one. Collective.
+
+        Args:
+            asked: what is to be written.
+            write: writes it; None where this worker has never been asked for one between two batches.
+        """
+        held, members = self.decentralized, self.decentralized.members
+        writer = None
+        while members is None or writer not in members.members:
+            self._mean_states = checkpoint.mean_optimizers(held, asked.places)
+            part = {}
+            if asked.places:  # else it is not for going on
+                standing, tensors = self.training.standing(is_inside=asked.is_inside)
+                part[checkpoint.KEY] = checkpoint.described(held, standing, self.training.algorithm, tensors)
+            writer = None if members is None else members.members[0]
+            if write is not None:
+                write(part)
+            elif self.is_global_zero:
+                rank_zero_warn(
+                    "Rank 0 was killed while it saved a checkpoint between two batches, for which this rank was not asked yet:"
+                    " that one is lost. Call fabric.save on every rank, and the next rank 0 writes it."
+                )
+            self._mean_states = {}
+            held.all_workers.gather(None, kind="the end of a checkpoint's writing")
+            if members is None:
+                return
+
+    @override
+    def load_checkpoint(
+        self, path: _PATH, state: Any | None = None, strict: bool = True, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        rest = super().load_checkpoint(path, state, strict, weights_only)
+        known = self.decentralized._optimizers
+        if isinstance(state, dict) and any(value is optimizer for value in state.values() for optimizer in known):
+            stands = rest.pop(checkpoint.KEY, None)
+            if stands is not None:
+                self.training.resume(stands)
+        return rest
 
     @override
     def get_optimizer_state(self, optimizer: Optimizer) -> dict[str, Tensor]:
         return self._mean_states.get(id(optimizer)) or super().get_optimizer_state(optimizer)
 
     def __repr__(self) -> str:
-        return f"FabricStrategy({type(self.decentralized).__name__})"
+        # the Trainer prints this when it refuses the object
+        name = type(self.decentralized).__name__
+        return f"<FabricStrategy({name}(...)), for Fabric; for the Trainer of lightning.pytorch write {name}(...)>"
 
 
 class _AccumulationControl(_BackwardSyncControl):

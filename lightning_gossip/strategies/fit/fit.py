@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
@@ -410,26 +411,42 @@ class Fit:
         checkpoint[checkpoint_contents.KEY]["trained"] = sorted(self._model.trained)
         if self._algorithm is not None and "optimizer_states" in checkpoint:  # and not weights only
             adopts = self._options.at_rendezvous == "adopt" and not replicas
-            tensors = self._algorithm.common_tensors(self._sync_point, adopts=adopts)
+            tensors = self._algorithm.common_tensors(self._parts, adopts=adopts)
             checkpoint[checkpoint_contents.KEY]["tensors"] = tensors
         if self.trainer.is_global_zero:
             resume.mark_as_unfinished(checkpoint)
         if replicas:
-            with self._own_model.in_place():
-                own = checkpoint_contents.own_state(self.trainer)
+            with self._own_in_place():
+                own = self.trainer.strategy.own_state()  # type: ignore[attr-defined]
                 if self._algorithm is not None:
-                    own["tensors"] = self._algorithm.own_tensors()
-                checkpoint_contents.save_replica(path, self.trainer.global_rank, own)
+                    tensors = self._algorithm.own_tensors()
+                    # of all ranks that resume from the same file
+                    own["tensors"] = tensors if self.trainer.strategy.is_sharded else self._model.whole(tensors)  # type: ignore[attr-defined]
+                rank, writes = self.trainer.strategy.own_file  # type: ignore[attr-defined]
+                if writes:
+                    checkpoint_contents.save_replica(path, rank, own)
+
+    @contextmanager
+    def _own_in_place(self) -> Iterator[None]:
+        """This worker's own model in its tensors for a while, where the mean stands. Collective in an island."""
+        with self._own_model.in_place():
+            self._hand_round_own()
+            yield
+        self._hand_round_own()
+
+    def _hand_round_own(self) -> None:
+        """Ranks of an island have put their own parts in place of the mean's, or back."""
+        if self._island is not None and self._options.at_rendezvous == "evaluate":
+            self._model.hand_round_all()
 
     # -- details -----------------------------------------------------------------------------------------------------
 
     def _open_session(self) -> None:
-        is_put_back = self._own_model.put_back()
+        self._own_model.put_back()
         if self.work.batches is not None:
             self.work.batches.forget_agreement()
         self._model.open()
-        if is_put_back:
-            self._model.hand_round_all()
+        self._hand_round_own()  # all ranks of an island, whatever each has had to put back
         if self._algorithm is not None:
             self._algorithm.open(self._model)
         self.account.open_session()
@@ -525,6 +542,8 @@ class Fit:
             before=set_aside,
         )
         self._own_model.is_replaced()
+        if algorithm.was_given:
+            self._own_model.forget()
         self._accounts = [(steps, account) for steps, account, _ in met.told]
         self.logs_nothing = not any(logs for _, _, logs in met.told)
         if met.flag:

@@ -35,6 +35,7 @@ def describe(
     everyones = workers.gather_for(0, mine, kind="where the fit stands") or [mine]
     return {
         "world_size": trainer.world_size,
+        "island": _island_size(trainer),
         "strategy": getattr(trainer.strategy, "name", None),
         "steps": mean_step([theirs["steps"] for theirs in everyones]),
         "global_step": global_step,
@@ -42,6 +43,11 @@ def describe(
         "workers": [{"rng": theirs["rng"], "algorithm": theirs["algorithm"]} for theirs in everyones],
         "replicas": replicas,
     }
+
+
+def _island_size(trainer: pl.Trainer) -> int:
+    islands = trainer.strategy.islands  # type: ignore[attr-defined]
+    return 1 if islands is None else int(islands.size)
 
 
 def mark_as_unfinished(checkpoint: dict[str, Any]) -> None:
@@ -90,13 +96,18 @@ def apply(
         )
         return
     own = None
-    if state["replicas"] and path is not None:
-        own = checkpoint_contents.load_replica(path, rank)
+    if state["replicas"] and state.get("island", 1) != _island_size(trainer):
+        rank_zero_warn(
+            f"The checkpoint was written by islands of {state.get('island', 1)} ranks and is resumed by islands of"
+            f" {_island_size(trainer)}: all start from the mean model; each island's own state cannot be put back."
+        )
+    elif state["replicas"] and path is not None:
+        own = checkpoint_contents.load_replica(path, trainer.strategy.own_file[0])  # type: ignore[attr-defined]
         if not trainer.strategy.reduce_boolean_decision(own is not None):
             own = None
             rank_zero_warn(f"Some worker's own state is missing beside {os.fspath(path)!r}: all start from the mean.")
     if own is not None:
-        checkpoint_contents.load_own_state(trainer, own)
+        trainer.strategy.load_own_state(own)  # type: ignore[attr-defined]
         if algorithm is not None and state["strategy"] == name and own.get("tensors"):
             algorithm.load_tensors(own["tensors"])
     mine = state["workers"][rank]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lightning_gossip.algorithm.islands.places import share_numel
+from lightning_gossip.algorithm.tensors.flat import FlatModel
 from lightning_gossip.errors import ConfigurationError
 
 
@@ -17,12 +19,18 @@ class _Part:
     """Where a parameter lies.
 
     Args:
+        name: of the parameter.
         parameter: the module's own object, whose data is a view.
         view: of the flat vector, with the strides that the parameter had.
+        vector: the number of that vector.
+        at: the parameter's first element in it.
     """
 
+    name: str
     parameter: nn.Parameter
     view: Tensor
+    vector: int
+    at: int
 
     @property
     def is_in_place(self) -> bool:
@@ -61,19 +69,19 @@ class FlatParameters:
                     " imaginary parts (torch.view_as_real), or leave island=... out."
                 )
         for dtype in dict.fromkeys(parameter.dtype for _, parameter in named):
-            self._move([parameter for _, parameter in named if parameter.dtype == dtype])
+            self._move([(name, parameter) for name, parameter in named if parameter.dtype == dtype])
 
-    def _move(self, parameters: list[nn.Parameter]) -> None:
-        numel = sum(parameter.numel() for parameter in parameters)
-        share = share_numel(numel, self._size)
-        vector = torch.zeros(share * self._size, dtype=parameters[0].dtype, device=parameters[0].device)
+    def _move(self, named: list[tuple[str, nn.Parameter]]) -> None:
+        share = share_numel(sum(parameter.numel() for _, parameter in named), self._size)
+        first = named[0][1]
+        vector = torch.zeros(share * self._size, dtype=first.dtype, device=first.device)
         at = 0
-        for parameter in parameters:
+        for name, parameter in named:
             view = _view(vector, at, parameter)
-            at += parameter.numel()
             view.copy_(parameter.data)
             parameter.data = view
-            self._parts.append(_Part(parameter, view))
+            self._parts.append(_Part(name, parameter, view, len(self._vectors), at))
+            at += parameter.numel()
         self._vectors.append(vector)
 
     def share(self, index: int) -> list[Tensor]:
@@ -90,22 +98,97 @@ class FlatParameters:
 
     @torch.no_grad()
     def hand_round(self) -> None:
-        """Each rank gives its share to its mates. Collective in the island, on the default group.
+        """Each rank gives its share to its mates. Collective in the island, on the default group."""
+        hand_round_shares(self._vectors, self._size)
 
-        One broadcast per owner, all at once: on Gloo an all-gather of as many bytes takes five times as long.
+    @torch.no_grad()
+    def whole(self, shares: Sequence[Tensor]) -> dict[str, Tensor]:
+        """What the ranks of the island have for their shares, put together and cut into what it is for each parameter.
+
+        Collective in the island, on the default group.
+
+        Args:
+            shares: shaped like :meth:`share`, where the parameters are.
         """
-        works = [
-            dist.broadcast(self._slice(vector, owner), group_src=owner, async_op=True)
-            for vector in self._vectors
-            for owner in range(self._size)
-        ]
-        for work in works:
-            assert work is not None
-            work.wait()
+        vectors = []
+        for share in shares:
+            vectors.append(share.new_empty(share.numel() * self._size))
+            dist.all_gather(list(vectors[-1].chunk(self._size)), share.contiguous())
+        return {part.name: _view(vectors[part.vector], part.at, part.view) for part in self._parts}
+
+    @torch.no_grad()
+    def cut(self, whole: Mapping[str, Tensor], index: int) -> list[Tensor] | None:
+        """The share of the rank of this index in something that each parameter has; None if a parameter has none of its shape.
+
+        Args:
+            whole: by the parameters' names, as :meth:`whole` makes it.
+        """
+        kind = next(iter(whole.values())).dtype if whole else None
+        vectors = [torch.zeros_like(vector, dtype=kind) for vector in self._vectors]
+        for part in self._parts:
+            value = whole.get(part.name)
+            if value is None or value.shape != part.view.shape:
+                return None
+            _view(vectors[part.vector], part.at, part.view).copy_(value)
+        return [self._slice(vector, index).clone() for vector in vectors]
 
     def _slice(self, vector: Tensor, index: int) -> Tensor:
-        share = vector.numel() // self._size
-        return vector[index * share : (index + 1) * share]
+        return share_of(vector, index, self._size)
+
+
+class FlatStates:
+    """The states of an island's optimizers in one flat vector, of which each rank averages one k-th.
+
+    They are whole on each rank, and the same; so a k-th of them is enough to send between islands, too.
+
+    Args:
+        tensors: of the states, the same on all ranks; looked up anew at each use.
+        index: of this rank in its island.
+        size: ranks of the island, k.
+
+    Attributes:
+        share: this rank's, shape (⌈numel / k⌉,).
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], index: int, size: int) -> None:
+        numel = sum(tensor.numel() for tensor in tensors)
+        device = tensors[0].device if tensors else None
+        self._tensors = tensors
+        self._size = size
+        self._flat = FlatModel(tensors, device=device, room=share_numel(numel, size) * size - numel)
+        self.share = share_of(self._flat.flat, index, size)
+
+    def read(self) -> None:
+        """The vector ← the states, as they are now."""
+        self._flat.read(self._tensors)
+
+    @torch.no_grad()
+    def hand_round(self) -> None:
+        """Each rank gives its share to its mates, and all ranks' states become the vector. Collective in the island."""
+        hand_round_shares([self._flat.flat], self._size)
+        self._flat.write(self._tensors)
+
+
+def share_of(vector: Tensor, index: int, size: int) -> Tensor:
+    """The share of the rank of this index in a vector whose length is a multiple of the ranks'."""
+    share = vector.numel() // size
+    return vector[index * share : (index + 1) * share]
+
+
+def hand_round_shares(vectors: Sequence[Tensor], size: int) -> None:
+    """Each rank gives its share of some vectors to its mates. Collective in the island, on the default group.
+
+    One broadcast per owner, all at once: on Gloo an all-gather of as many bytes takes five times as long.
+    """
+    works = [
+        dist.broadcast(share_of(vector, owner, size), group_src=owner, async_op=True)
+        for vector in vectors
+        if vector.numel()
+        for owner in range(size)
+    ]
+    for work in works:
+        assert work is not None
+        work.wait()
 
 
 def _view(vector: Tensor, at: int, parameter: Tensor) -> Tensor:

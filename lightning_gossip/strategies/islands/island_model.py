@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ from lightning_gossip.algorithm.tensors.flat import LiveTensors
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.strategies.islands.flat_parameters import FlatParameters
 from lightning_gossip.strategies.state.shared_tensors import Place as Where
-from lightning_gossip.strategies.state.shared_tensors import SharedModel, layout, retention
+from lightning_gossip.strategies.state.shared_tensors import SharedModel, by_kind, layout, retention
 
 
 class ReplicatedModel(SharedModel):
@@ -85,6 +85,25 @@ class ReplicatedModel(SharedModel):
     @override
     def optimized(self) -> list[Tensor]:
         return [place.tensor for place in self.shared_parameters if place.name in self._with_gradient]
+
+    @override
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        names = self.names[: self.parameters]
+        return {
+            f"{kind}/{name}": tensor
+            for kind, named in by_kind(tensors).items()
+            for name, tensor in self._flat.whole([named[name] for name in names]).items()
+        }
+
+    @override
+    def part(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        names = self.names[: self.parameters]
+        found = {}
+        for kind, named in by_kind(tensors).items():
+            shares = self._flat.cut(named, self.index)
+            if shares is not None:
+                found.update({f"{kind}/{name}": share for name, share in zip(names, shares, strict=True)})
+        return found
 
     @override
     def hand_round(self) -> None:

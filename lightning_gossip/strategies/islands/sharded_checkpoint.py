@@ -8,23 +8,31 @@ take each tensor from some island or other, and make a mixture of models without
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.fabric.strategies.fsdp import _distributed_checkpoint_save, _is_sharded_checkpoint
+from lightning.fabric.strategies.fsdp import (
+    _distributed_checkpoint_load,
+    _distributed_checkpoint_save,
+    _is_sharded_checkpoint,
+)
 from lightning.fabric.utilities.load import _METADATA_FILENAME
 from lightning.pytorch.strategies import model_parallel
 from torch import Tensor, nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.fsdp import FullyShardedDataParallel, OptimStateKeyType
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from lightning_gossip.runtime.islands.groups import IslandGroups
 from lightning_gossip.runtime.workers import Workers
-from lightning_gossip.strategies.islands.sharded_model import local
+from lightning_gossip.strategies.islands.sharded_model import as_whole, local
 from lightning_gossip.strategies.islands.sharding import reshard, sharded_modules
+from lightning_gossip.strategies.state.checkpoint_contents import KEY
 from lightning_gossip.strategies.state.optimizer_state import is_averaged
 
 Key = tuple[str, str]  # a parameter's name in the model, and a tensor's in its state
@@ -44,12 +52,87 @@ def write_shards(checkpoint: dict[str, Any], path: Path, *, is_first: bool) -> N
         partial.mkdir(parents=True)
     shards = {"state_dict": checkpoint["state_dict"]}
     shards |= {f"optimizer_{number}": state for number, state in enumerate(checkpoint.get("optimizer_states", []))}
+    ours = checkpoint.get(KEY, {})
+    if ours.get("tensors"):
+        shards[KEY] = ours["tensors"]
     _distributed_checkpoint_save(shards, partial)  # begins and ends together
     if is_first:
         plain = {key: value for key, value in checkpoint.items() if key not in ("state_dict", "optimizer_states")}
+        if ours:
+            plain[KEY] = {**ours, "tensors": {}}
         torch.save(plain, partial / _METADATA_FILENAME)
         remove(path)
         partial.replace(path)
+
+
+def read_tensors(path: Path, model: nn.Module) -> dict[str, Tensor]:
+    """What :func:`write_shards` has written of the algorithm's state, in shards as the model's parameters are now.
+
+    Collective in the island.
+
+    Args:
+        path: of a distributed checkpoint.
+        model: whose parameters; what is of others, or of another shape, is left out.
+
+    Returns:
+        By kind and parameter, ``"slow/<name>"``.
+    """
+    reshard(sharded_modules(model))
+    parameters = dict(model.named_parameters())
+    found: dict[str, Tensor] = {}
+    for flat_key, of in FileSystemReader(path).read_metadata().state_dict_metadata.items():
+        key = flat_key.removeprefix(f"{KEY}.")
+        parameter = parameters.get(key.partition("/")[2])
+        if key != flat_key and isinstance(of, TensorStorageMetadata) and parameter is not None and of.size == parameter.shape:
+            found[key] = torch.zeros_like(parameter.detach(), dtype=of.properties.dtype)
+    if found:
+        _distributed_checkpoint_load({KEY: found}, path)
+    return found
+
+
+def in_one_file(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint in whose part of ours nothing is in shards. Collective in the island."""
+    if not checkpoint.get(KEY, {}).get("tensors"):
+        return checkpoint
+    tensors = {
+        key: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
+        for key, tensor in checkpoint[KEY]["tensors"].items()
+    }
+    return {**checkpoint, KEY: {**checkpoint[KEY], "tensors": tensors}}
+
+
+def own_shards(state: Any) -> Any:
+    """A rank's own state with its shards alone in it, as plain tensors: for this rank to go on from.
+
+    Args:
+        state: of tensors, mappings, lists and plain values; not changed.
+    """
+    if isinstance(state, DTensor):
+        return local(state).cpu()
+    if isinstance(state, Mapping):
+        return {key: own_shards(value) for key, value in state.items()}
+    return [own_shards(value) for value in state] if isinstance(state, list) else state
+
+
+@torch.no_grad()
+def load_own_shards(state: dict[str, Any], model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    """Put back a state of :func:`own_shards` with the entries ``model`` and ``optimizers``."""
+    for name, tensor in model.state_dict().items():
+        if isinstance(tensor, Tensor):
+            _local(tensor.detach()).copy_(state["model"][name])
+    for optimizer, of in zip(optimizers, state["optimizers"], strict=True):
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        entries = {
+            number: {name: _shard_of(value, parameters[number]) for name, value in values.items()}
+            for number, values in of["state"].items()
+        }
+        optimizer.load_state_dict({**of, "state": entries})
+
+
+def _shard_of(value: Any, parameter: Tensor) -> Any:
+    if isinstance(value, Tensor) and isinstance(parameter, DTensor) and value.shape == local(parameter).shape:
+        return as_whole(value.to(parameter.device), parameter)
+    return value
 
 
 def remove(path: Path) -> None:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from typing_extensions import override
 
+from lightning_gossip.algorithm.tensors.flat import common_dtype
 from lightning_gossip.runtime.islands.groups import IslandGroups
 from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.islands.sharding import TENSOR, Sharding, reshard, sharded_modules
-from lightning_gossip.strategies.state.shared_tensors import Place, SharedModel, check_same_tensors, layout, places, retention
+from lightning_gossip.strategies.state.shared_tensors import (
+    Place,
+    SharedModel,
+    by_kind,
+    check_same_tensors,
+    layout,
+    places,
+    retention,
+)
 
 
 class ShardPlace(Place):
@@ -131,6 +140,32 @@ class ShardedModel(SharedModel):
         return [place.tensor for place in self.shared_parameters if place.name in self._with_gradient]
 
     @override
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """In shards still: DTensors, as the parameters are."""
+        found = {}
+        for kind, named in by_kind(tensors).items():
+            dtype = common_dtype(list(named.values()))
+            parts = {
+                place: named[place.name] if place.name in named else torch.empty_like(place.tensor, dtype=dtype)
+                for place in self._shared[: self._whole_parameters]
+            }
+            hand_round([parts[place] for place in self._handed_round if place in parts], self._mesh())
+            found.update({f"{kind}/{place.name}": as_whole(part, place.whole) for place, part in parts.items()})
+        return found
+
+    @override
+    def part(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        own = {place.name: place for place in self._places if not place.is_buffer}
+        found = {}
+        for kind, named in by_kind(tensors).items():
+            for place in self._shared[: self._whole_parameters]:  # in one order, and all ranks
+                given = named.get(place.name)
+                part = None if given is None else _part_of(given, place)
+                if part is not None and place.name in own:
+                    found[f"{kind}/{place.name}"] = part
+        return found
+
+    @override
     def hand_round(self) -> None:
         hand_round([place.tensor for place in self._handed_round], self._mesh())
         reshard(self._modules)
@@ -140,6 +175,27 @@ class ShardedModel(SharedModel):
         if self._islands > 1:  # a single island is what FSDP2 makes of it
             _average_inside([place.tensor for place in self._shared if place.is_buffer and not place.is_sharded])
         self.hand_round()
+
+
+def as_whole(part: Tensor, whole: Tensor) -> Tensor:
+    """A rank's part of something that lies on the ranks as a parameter does."""
+    if not isinstance(whole, DTensor):
+        return part
+    made: Tensor = DTensor.from_local(
+        part, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+    return made
+
+
+@torch.no_grad()
+def _part_of(given: Tensor, place: ShardPlace) -> Tensor | None:
+    """This rank's part of something in shards, or of all of it in host memory; what has its shape already is returned."""
+    if isinstance(given, DTensor):
+        given = local(given)
+    elif given.shape != place.tensor.shape and given.shape == place.whole.shape and isinstance(place.whole, DTensor):
+        on_device = given.to(place.tensor.device)
+        given = local(distribute_tensor(on_device, place.whole.device_mesh, place.whole.placements, src_data_rank=None))
+    return given if given.shape == place.tensor.shape else None
 
 
 def local(tensor: DTensor) -> Tensor:

@@ -116,15 +116,14 @@ class ReplicatedProcesses(WorkerProcesses, DDPStrategy):
         if self.workers > 1:
             super().setup(trainer)
             if self.islands is not None and trainer.state.fn != TrainerFn.FITTING:
-                assert self.model is not None
-                start_equal(self.model, self.all_workers)  # DDP has done so inside the island only
+                self.start_equal()  # DDP has done so inside the island only
         else:
             super(DDPStrategy, self).setup(trainer)  # DDP's would broadcast on a group that does not exist
 
     @override
     def start_equal(self) -> None:
         assert self.lightning_module is not None
-        start_equal(self.lightning_module, self.all_workers)
+        start_equal(self.lightning_module, self.all_workers, in_host_memory=self.islands is not None)
 
     @override
     def _setup_model(self, model: Module) -> Module:  # type: ignore[override]
@@ -133,7 +132,7 @@ class ReplicatedProcesses(WorkerProcesses, DDPStrategy):
     @override
     def configure_ddp(self) -> None:
         assert isinstance(self.model, pl.LightningModule)
-        start_equal(self.model, self.all_workers)
+        self.start_equal()
         if self.islands is not None:
             self.flat = FlatParameters(self.model, self.islands.size)  # before DDP looks at the parameters
             super().configure_ddp()

@@ -12,12 +12,14 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch.distributed as dist
+from lightning.fabric.strategies.fsdp import _is_sharded_checkpoint
 from lightning.fabric.strategies.model_parallel import _setup_device_mesh
 from lightning.fabric.utilities import rank_zero_warn
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
@@ -29,10 +31,20 @@ from lightning_gossip.algorithm.checks import check_choice, check_integer
 from lightning_gossip.algorithm.islands.places import Islands
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.process_end import end_groups_at_exit
-from lightning_gossip.strategies.islands.sharded_checkpoint import gathered, mean_state, remove, write_shards
+from lightning_gossip.strategies.islands.sharded_checkpoint import (
+    gathered,
+    in_one_file,
+    load_own_shards,
+    mean_state,
+    own_shards,
+    read_tensors,
+    remove,
+    write_shards,
+)
 from lightning_gossip.strategies.islands.sharded_model import ShardedModel, start_equal_shards
 from lightning_gossip.strategies.islands.sharding import Sharding, reshard, sharded_modules
 from lightning_gossip.strategies.lightning.worker_processes import BatchesOfRank, WorkerProcesses
+from lightning_gossip.strategies.state.checkpoint_contents import KEY
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 
 Size = int | Literal["auto"]
@@ -221,6 +233,27 @@ class ShardedProcesses(WorkerProcesses, ModelParallelStrategy):
             islands=self.units,
         )
 
+    @property
+    @override
+    def own_file(self) -> tuple[int, bool]:
+        return self.global_rank, True
+
+    @override
+    def own_state(self) -> dict[str, Any]:
+        assert self.model is not None
+        reshard(sharded_modules(self.model))
+        shards: dict[str, Any] = own_shards(super().own_state())
+        return shards
+
+    @override
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        assert self.model is not None
+        reshard(sharded_modules(self.model))
+        assert self.lightning_module is not None
+        load_own_shards(state, self.lightning_module, self.optimizers)
+        if state["precision"]:
+            self.precision_plugin.load_state_dict(state["precision"])
+
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     @property
@@ -275,7 +308,20 @@ class ShardedProcesses(WorkerProcesses, ModelParallelStrategy):
             return
         if self._save_distributed_checkpoint:
             write_shards(checkpoint, path, is_first=self._is_first)
-        elif self._is_first:
+            return
+        checkpoint = in_one_file(checkpoint)
+        if self._is_first:
             if path.is_dir():
                 remove(path)
             self.checkpoint_io.save_checkpoint(checkpoint, path)
+
+    @override
+    def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
+        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
+        path = Path(checkpoint_path)
+        assert self.lightning_module is not None
+        is_fit = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
+        if is_fit and KEY in checkpoint and _is_sharded_checkpoint(path):
+            assert self.model is not None
+            checkpoint[KEY]["tensors"] = read_tensors(path, self.model)
+        return checkpoint

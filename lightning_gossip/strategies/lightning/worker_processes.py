@@ -55,6 +55,7 @@ from lightning_gossip.strategies.lightning.launchers import (
 )
 from lightning_gossip.strategies.lightning.validation import check_plugins, check_trainer
 from lightning_gossip.strategies.options import IslandSize, refuse_unknown, seconds_of
+from lightning_gossip.strategies.state import checkpoint_contents
 from lightning_gossip.strategies.state.atomic_checkpoint_io import WholeFiles
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.transport import network_interface
@@ -120,6 +121,8 @@ class WorkerProcesses(ParallelStrategy):
         **unknown: Any,
     ) -> None:
         refuse_unknown(type(self), unknown)
+        if interface is not None and not isinstance(interface, str):
+            raise ConfigurationError(f"interface={interface!r} is not the name of one. Write for example interface='eth0'.")
         super().__init__(
             process_group_backend=process_group_backend,  # type: ignore[call-arg]
             timeout=None if timeout is None else timedelta(seconds=seconds_of("timeout", timeout)),
@@ -491,6 +494,24 @@ class WorkerProcesses(ParallelStrategy):
     @abstractmethod
     def shared_model(self, module: Module, averaged_buffers: Sequence[str]) -> SharedModel:
         """The model of a fit: what of it this rank shares with other workers or islands."""
+
+    @property
+    def own_file(self) -> tuple[int, bool]:
+        """The rank that names the file of this worker's own state beside a checkpoint, and whether this one writes it."""
+        if self.islands is None:
+            return self.global_rank, True
+        index = self.islands.place(self.global_rank).index
+        return self.global_rank - index, index == 0
+
+    def own_state(self) -> dict[str, Any]:
+        """What this worker has for itself, for a checkpoint: model, optimizers, gradient scaler."""
+        assert self.lightning_module is not None
+        return checkpoint_contents.own_state(self.lightning_module.trainer)
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Go on from a state of :meth:`own_state`."""
+        assert self.lightning_module is not None
+        checkpoint_contents.load_own_state(self.lightning_module.trainer, state)
 
     @abstractmethod
     def mean_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:

@@ -48,16 +48,11 @@ class OwnModel:
         """The worker goes on from what its tensors hold."""
         self._aside = None
 
-    def put_back(self) -> bool:
-        """Into the tensors, to train on. What is not the mean any more, somebody has set since then, and it stays.
-
-        Returns:
-            Whether there was one.
-        """
+    def put_back(self) -> None:
+        """Into the tensors, to train on. What is not the mean any more, somebody has set since then, and it stays."""
         aside, self._aside = self._aside, None
         if aside is not None:
             _put(aside)
-        return aside is not None
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

@@ -46,6 +46,8 @@ def mean_of_healthy(
     tensors: Sequence[Tensor],
     on_nonfinite: OnNonFinite,
     rank: int,
+    *,
+    unit: int,
 ) -> tuple[float, bool]:
     """Average again, without the models that are not finite, when the mean of all was found not to be. Collective.
 
@@ -55,6 +57,7 @@ def mean_of_healthy(
         names, tensors: x, still this worker's own.
         on_nonfinite: the strategy's option.
         rank: of this worker.
+        unit: of which its model is, with those of other ranks: its island's number. It is finite if all of them are.
 
     Returns:
         This worker's squared distance to the new mean (0 for one whose model was not finite), and whether it was finite.
@@ -69,12 +72,14 @@ def mean_of_healthy(
         return sync_point.average_of(replica.settle(), takes_part=finite)
 
     replica.push_pull(tensors, forward_passes=0)
-    finite = all_finite(replica.settle())
-    everyones = sync_point.workers.gather((rank, finite), kind="who is finite")
-    ill = [theirs for theirs, healthy in everyones if not healthy]
+    own_finite = all_finite(replica.settle())
+    everyones = sync_point.workers.gather((rank, unit, own_finite), kind="who is finite")
+    ill = [theirs for theirs, _, healthy in everyones if not healthy]
+    ill_units = {theirs for _, theirs, healthy in everyones if not healthy}
+    finite = unit not in ill_units
     if not ill:  # of finite models the sum has overflowed, or the worker that was ill has failed meanwhile
         return sync_point.workers.attempt(average), True
-    if len(ill) == len(everyones) or (on_nonfinite == "raise" and not finite):
+    if ill_units == {theirs for _, theirs, _ in everyones} or (on_nonfinite == "raise" and not own_finite):
         raise error_of(rank, names, tensors)
     if on_nonfinite == "raise":
         raise PeerError(
@@ -84,7 +89,7 @@ def mean_of_healthy(
             phase="rendezvous",
         )
     if not finite:
-        log.warning("rank %d: its model is not finite; it goes on from the mean of the others", rank)
+        log.warning("rank %d: its model, or its island's, is not finite; it goes on from the mean of the others", rank)
     distance = sync_point.workers.attempt(average)
     return (distance if finite else 0.0), finite
 

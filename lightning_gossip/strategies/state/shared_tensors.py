@@ -16,7 +16,7 @@ docs/decisions/013 says why. What happens when all meet is in :mod:`lightning_go
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -28,6 +28,7 @@ from torchmetrics import Metric
 
 from lightning_gossip.algorithm.tensors.flat import FlatModel, LiveTensors
 from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.runtime.islands.host_collectives import host_copy
 from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.runtime.workers import Workers
 
@@ -239,6 +240,27 @@ class SharedModel:
         """The same with all that the session shares, averaged buffers included."""
         return
 
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What an algorithm has for each of the session's parameters, for a checkpoint that any other number of ranks can go on
+        from. Collective in an island.
+
+        Args:
+            tensors: by kind and name, ``"slow/<name>"``; of this rank's part of the model.
+
+        Returns:
+            The same of the whole model, by the parameters' own names.
+        """
+        return dict(tensors)
+
+    def part(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """This rank's part of what :meth:`whole` has made. Collective in an island.
+
+        Args:
+            tensors: by kind and name. What is of other parameters or shapes is left out, or, where parameters are parts of one
+                vector, its whole kind.
+        """
+        return dict(tensors)
+
     def average(self, sync_point: SyncPoint) -> float:
         """Replace the session's tensors by their means over all workers. Collective.
 
@@ -267,6 +289,22 @@ class SharedModel:
                 )
 
 
+def by_kind(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Tensors by kind, and then by name.
+
+    Args:
+        tensors: by ``"kind/name"``.
+
+    >>> by_kind({"slow/w": torch.ones(1)})
+    {'slow': {'w': tensor([1.])}}
+    """
+    found: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        kind, _, name = key.partition("/")
+        found.setdefault(kind, {})[name] = tensor
+    return found
+
+
 def layout(named: Sequence[tuple[str, Tensor]]) -> int:
     """A fingerprint of names, shapes, strides and types, 63 bits."""
     return digest([(name, tuple(t.shape), t.stride(), str(t.dtype)) for name, t in named])
@@ -282,8 +320,13 @@ def fingerprint(model: nn.Module) -> int:
     return layout(list(_parameters_and_buffers(model)))
 
 
-def start_equal(model: nn.Module, workers: Workers) -> None:
+def start_equal(model: nn.Module, workers: Workers, *, in_host_memory: bool = False) -> None:
     """Copy rank 0's parameters and buffers, frozen and integer ones too, to all ranks. Collective.
+
+    Args:
+        model: of this rank.
+        workers: of the job.
+        in_host_memory: whether their group works on nothing else; where it has several backends tensors stay where they are.
 
     Raises:
         ConfigurationError: if the model is not built of the same tensors everywhere.
@@ -294,7 +337,7 @@ def start_equal(model: nn.Module, workers: Workers) -> None:
     @torch.no_grad()
     def copy() -> None:
         for _, tensor in everything:
-            contiguous = tensor.detach().contiguous()
+            contiguous = host_copy(tensor) if in_host_memory else tensor.detach().contiguous()
             sent = torch.view_as_real(contiguous) if contiguous.is_complex() else contiguous
             dist.broadcast(sent, group=workers.group, group_src=0)
             if contiguous.data_ptr() != tensor.data_ptr():

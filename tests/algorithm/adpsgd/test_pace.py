@@ -27,9 +27,9 @@ def test_the_pace_is_the_mean_step_and_in_a_pair_the_faster_ones() -> None:
     pace.start(10.0)
     assert pace.next_start_s(1.0) == 12.0
     assert pace.next_start_s(4.0) == 10.5
-    pace.peer_step_s[1] = 0.5
+    pace.peer_step(1, 0.5)
     assert pace.next_start_s(1.0) == 10.5
-    pace.peer_step_s[1] = 3.0
+    pace.peer_step(1, 3.0)
     assert pace.next_start_s(1.0) == 12.0
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_gossip.algorithm.apsgd.server import EventTrigger, ParameterServer, ServerOptions, put_in
+from lightning_gossip.algorithm.apsgd.options import EventTrigger, ServerOptions
+from lightning_gossip.algorithm.apsgd.server import ParameterServer, put_in
 from lightning_gossip.algorithm.tensors.flat import Fading
 from lightning_gossip.errors import ConfigurationError, ProtocolError
 

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gossip.algorithm.apsgd.server import EventTrigger, ParameterServer
+from lightning_gossip.algorithm.apsgd.options import EventTrigger
+from lightning_gossip.algorithm.apsgd.server import ParameterServer
 from lightning_gossip.algorithm.apsgd.worker import Effects, Leave, Measure, Pull, Refused, Served, Take, WorkerProtocol
 from lightning_gossip.errors import ConfigurationError
 

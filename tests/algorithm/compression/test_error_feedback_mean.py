@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_gossip.algorithm.compression.error_feedback_mean import CompressedMean, MeanWire, mean_bytes
+from lightning_gossip.algorithm.compression.error_feedback_mean import CompressedMean, mean_bytes
+from lightning_gossip.algorithm.compression.wires import MeanWire
 from lightning_gossip.errors import ConfigurationError
 
 WIRES: list[MeanWire] = ["bfloat16", "int8"]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_gossip.algorithm.compression.moniqua import BUCKET, ModularCode
-from lightning_gossip.algorithm.compression.pairwise import Codec, Wire, exchange_bytes, make_codec
+from lightning_gossip.algorithm.compression.pairwise import Codec, exchange_bytes, make_codec
+from lightning_gossip.algorithm.compression.wires import Wire
 from lightning_gossip.errors import ConfigurationError
 
 WIRES = get_args(Wire)

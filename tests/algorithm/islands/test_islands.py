@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gossip.algorithm.islands.batches import groups
+from lightning_gossip.algorithm.islands.batches import count_groups, groups
 from lightning_gossip.algorithm.islands.places import Islands, Place, owns, pull_every, share_numel
+from lightning_gossip.algorithm.work_sharing import EpochPlan
 from lightning_gossip.errors import ConfigurationError
 
 
@@ -55,6 +56,12 @@ def test_every_sample_is_in_one_group_and_every_rank_has_some(
     everything = [sample for group in found for batch in group.batches for sample in batch]
     if len(batches) >= size:
         assert sorted(everything) == [sample for batch in batches for sample in batch]  # each once
+
+
+@given(st.integers(1, 6), st.integers(1, 8), st.integers(1, 200), st.booleans())
+def test_groups_are_counted_without_being_made(size: int, batch_size: int, samples: int, drops_last: bool) -> None:
+    plan = EpochPlan(samples, batch_size, False, drops_last, 0)
+    assert count_groups(plan, size) == len(groups(plan.batches(0), size))
 
 
 @given(st.integers(2, 6), st.integers(2, 8), st.integers(1, 60))

@@ -104,3 +104,19 @@ def test_the_command_leaves_samples_and_a_checkpoint_that_plain_lightning_loads(
     assert (tmp_path / SAMPLES).is_file()
     model = LanguageModel.load_from_checkpoint(tmp_path / "model.ckpt", weights_only=True)
     assert len(model.sample("import ", length=5)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_recipe_trains_in_shards_by_one_word(tmp_path: Path) -> None:
+    """Two islands of two, each with one model in shards; all ranks of an island gather it to write samples."""
+    done = command("recipe=char_gpt", "strategy=adpsgd_sharded", *TINY, f"hydra.run.dir={tmp_path}", devices=4)
+    assert done.returncode == 0, done.stderr
+    assert "4 workers in islands of 2" in done.stdout
+    summary = summary_of(tmp_path)
+    assert (summary["strategy"], summary["world_size"], summary["island"]) == ("adpsgd_sharded", 4, 2)
+    assert [worker["rank"] for worker in summary["workers"]] == [0, 1]
+    assert sum(worker["samples"] for worker in summary["workers"]) == 2 * 337  # each sequence once an epoch
+    assert all(worker["exchanges"] for worker in summary["workers"])
+    assert summary["test_bpc"] < 8.0
+    assert len((tmp_path / SAMPLES).read_text(encoding="utf-8").split("-" * 72)) == 3

@@ -13,7 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_gossip.algorithm.compression.pairwise import Wire, exchange_bytes
+from lightning_gossip.algorithm.compression.pairwise import exchange_bytes
+from lightning_gossip.algorithm.compression.wires import Wire
 from lightning_gossip.algorithm.topology.generators import complete, exponential, from_edges, ring
 from lightning_gossip.algorithm.topology.topology import Topology
 from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError

@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gossip.algorithm.compression.error_feedback_mean import MeanWire, mean_bytes
-from lightning_gossip.algorithm.outer import Outer, OuterState
+from lightning_gossip.algorithm.compression.error_feedback_mean import mean_bytes
+from lightning_gossip.algorithm.compression.wires import MeanWire
+from lightning_gossip.algorithm.outer import Outer
+from lightning_gossip.algorithm.slow_weights import OuterState
 from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.collectives import Collectives

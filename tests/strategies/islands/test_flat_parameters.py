@@ -1,0 +1,149 @@
+"""The parameters of a replicated island as views of flat vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.strategies.islands import flat_parameters
+from lightning_gossip.strategies.islands.flat_parameters import FlatParameters, FlatStates, share_of
+
+
+def model(seed: int = 0) -> nn.Module:
+    """Of 43 float32 elements in two layouts, 3 of float64, and what is frozen."""
+    torch.manual_seed(seed)
+    made = nn.ModuleDict({"conv": nn.Conv2d(2, 3, (2, 2)), "out": nn.Linear(3, 4), "frozen": nn.Linear(2, 2)})
+    made.conv.weight.data = made.conv.weight.data.contiguous(memory_format=torch.channels_last)
+    made["frozen"].requires_grad_(False)
+    made.register_parameter("scale", nn.Parameter(torch.randn(3, dtype=torch.float64)))
+    return made
+
+
+class Island:
+    """The collectives of islands whose ranks are called one after the other: each takes from the others' tensors."""
+
+    def __init__(self, shares: Sequence[Sequence[Tensor]]) -> None:
+        self.shares = shares  # of each rank
+        self.rank = 0
+
+    def broadcast(self, tensor: Tensor, *, group_src: int, async_op: bool) -> Any:
+        if group_src != self.rank:
+            tensor.copy_(next(share for share in self.shares[group_src] if share.dtype == tensor.dtype))
+        return self
+
+    def all_gather(self, into: Sequence[Tensor], mine: Tensor) -> None:
+        for place, shares in zip(into, self.shares, strict=True):
+            place.copy_(next(share for share in shares if share.dtype == mine.dtype))
+
+    def wait(self) -> None:
+        """All is done already."""
+
+
+def test_parameters_are_the_same_objects_with_their_strides_in_one_vector_for_each_type() -> None:
+    net, plain = model(), model()
+    objects = dict(net.named_parameters())
+    flat = FlatParameters(net, 2)
+    assert flat.names == {"conv.weight", "conv.bias", "out.weight", "out.bias", "scale"}
+    for name, parameter in net.named_parameters():
+        theirs = plain.get_parameter(name)
+        assert parameter is objects[name]
+        assert torch.equal(parameter, theirs)
+        assert parameter.stride() == theirs.stride()
+    shares = [flat.share(index) for index in (0, 1)]
+    assert [[share.numel() for share in of] for of in shares] == [[2, 22], [2, 22]]  # 3 and 43, padded
+    assert [share.dtype for share in shares[0]] == [torch.float64, torch.float32]
+    with torch.no_grad():
+        shares[1][1].fill_(1.0)
+        shares[1][0].fill_(2.0)
+    assert net.out.bias.tolist() == [1.0] * 4
+    assert net.scale[2] == 2.0
+    assert (net.conv.weight != plain.conv.weight).sum() == 2  # its last two of 24 elements
+
+
+def test_what_has_other_memory_since_is_taken_back() -> None:
+    net = model()
+    flat = FlatParameters(net, 2)
+    net.out.weight.data = torch.full((4, 3), 5.0)
+    flat.take_back()
+    with torch.no_grad():
+        for index in (0, 1):
+            for share in flat.share(index):
+                share.mul_(2.0)
+    assert net.out.weight.tolist() == [[10.0] * 3] * 4
+
+
+def test_complex_parameters_are_refused_by_name() -> None:
+    net = nn.Module()
+    net.register_parameter("phase", nn.Parameter(torch.zeros(2, dtype=torch.complex64)))
+    with pytest.raises(ConfigurationError, match=r"The parameter phase is of type torch\.complex64"):
+        FlatParameters(net, 2)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_shares_that_are_handed_round_make_one_model(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    nets = [model(seed) for seed in range(size)]
+    flats = [FlatParameters(net, size) for net in nets]
+    before = [torch.cat([p.detach().double().flatten() for p in net.parameters() if p.requires_grad]) for net in nets]
+    island = Island([flat.share(rank) for rank, flat in enumerate(flats)])
+    monkeypatch.setattr(flat_parameters, "dist", island)
+    for island.rank, flat in enumerate(flats):
+        flat.hand_round()
+    after = [torch.cat([p.detach().double().flatten() for p in net.parameters() if p.requires_grad]) for net in nets]
+    assert all(torch.equal(after[0], theirs) for theirs in after)
+    owners = torch.stack([after[0] == theirs for theirs in before]).double().sum(1)
+    assert all(0 < share < len(after[0]) for share in owners)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_what_is_put_together_is_cut_again_for_islands_of_any_size(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    flat = FlatParameters(model(), size)
+    torch.manual_seed(1)
+    shares = [[torch.randn_like(share, dtype=torch.float32) for share in flat.share(rank)] for rank in range(size)]
+
+    class Pieces(Island):
+        def all_gather(self, into: Sequence[Tensor], mine: Tensor) -> None:
+            number = next(number for number, share in enumerate(self.shares[0]) if share is mine)
+            for place, of in zip(into, self.shares, strict=True):
+                place.copy_(of[number])
+
+    monkeypatch.setattr(flat_parameters, "dist", Pieces(shares))
+    whole = flat.whole(shares[0])
+    assert {name: tensor.shape for name, tensor in whole.items()} == {
+        name: parameter.shape for name, parameter in model().named_parameters() if not name.startswith("frozen")
+    }
+    for rank in range(size):
+        cut = flat.cut(whole, rank)
+        assert cut is not None
+        for mine, first in zip(cut, shares[rank], strict=True):
+            assert set(mine.tolist()) - {0.0} <= set(first.tolist())  # without what was padded
+    other = FlatParameters(model(), 4)  # another island's
+    again = [other.cut(whole, rank) for rank in range(4)]
+    assert sorted(x for share in again for part in share or [] for x in part.tolist() if x) == sorted(
+        x for tensor in whole.values() for x in tensor.flatten().tolist() if x
+    )
+    assert flat.cut({**whole, "out.bias": torch.zeros(5)}, 0) is None
+    assert flat.cut({}, 0) is None
+
+
+def test_states_of_optimizers_are_handed_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = [[torch.full((3, 2), float(rank)), torch.tensor(float(rank))] for rank in range(2)]
+    ranks = [FlatStates(of, rank, 2) for rank, of in enumerate(states)]
+    for rank in ranks:
+        rank.read()
+        rank.share += 10.0
+    island = Island([[rank.share] for rank in ranks])
+    monkeypatch.setattr(flat_parameters, "dist", island)
+    for island.rank, rank in enumerate(ranks):
+        rank.hand_round()
+    for of in states:
+        assert of[0].flatten().tolist() == [10.0] * 4 + [11.0] * 2
+        assert of[1].item() == 11.0
+
+
+def test_a_share_is_a_slice() -> None:
+    assert [share_of(torch.arange(6), index, 3).tolist() for index in range(3)] == [[0, 1], [2, 3], [4, 5]]
