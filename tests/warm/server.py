@@ -7,6 +7,7 @@ status. It ends with its standard input, and adopts whatever a script leaves beh
 from __future__ import annotations
 
 import ast
+import atexit
 import contextlib
 import ctypes
 import fcntl
@@ -21,6 +22,7 @@ import selectors
 import signal
 import socket
 import sys
+import sysconfig
 import types
 from pathlib import Path
 from typing import Any, NoReturn
@@ -233,6 +235,7 @@ def _run(arguments: list[str], base: list[str]) -> None:
 
 def main(listener: int, executable: str, log: str) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    atexit.register(_keep_libraries)  # the first to be registered is the last to be called
     base = [entry for entry in sys.path[1:] if entry not in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for module in PRELOADED:
@@ -252,6 +255,20 @@ def main(listener: int, executable: str, log: str) -> None:
     _become(request, executable)
     del request["received"]
     _run(request["arguments"], base)
+
+
+def _keep_libraries() -> None:
+    """The interpreter of a script ends as any other; to take torch apart would copy half a gigabyte that others share.
+
+    So what is imported from elsewhere stays, and the tables that C++ would destroy after the interpreter.
+    """
+    libc = ctypes.CDLL(None)
+    libc.on_exit(libc._exit, None)
+    libraries = tuple(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(libraries):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))
+            del sys.modules[name]
 
 
 def _leave() -> NoReturn:
