@@ -17,6 +17,7 @@ import psutil
 ROOT = Path(__file__).parents[2]
 HELPER = "warm-helper"  # name of a process of multiprocessing itself
 VARIABLE = "WARM_PYTHON"
+_END_S = 10.0  # milliseconds, but for a busy machine
 
 
 class _Server:
@@ -54,7 +55,15 @@ class _Server:
     def close(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.wait()
+        try:
+            self.process.wait(_END_S)
+        except subprocess.TimeoutExpired:  # a process that was forked from this one has the other end of its input, too
+            with contextlib.suppress(psutil.NoSuchProcess):
+                forks = psutil.Process(self.pid)
+                for process in (*forks.children(recursive=True), forks):
+                    process.kill()
+            self.process.kill()
+            self.process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
