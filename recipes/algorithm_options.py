@@ -25,6 +25,7 @@ _OF_STRATEGY = {  # by the target of the configuration
     "lightning_gossip.EAMSGDStrategy": ("eamsgd_options", "EAMSGDOptions"),
     "lightning_gossip.PeriodicAveragingStrategy": ("periodic_averaging.protocol", "AveragingOptions"),
     "lightning_gossip.QSGDStrategy": ("options", "EpochEndOptions"),
+    "lightning_gossip.ShardedADPSGDStrategy": ("adpsgd.options", "GossipOptions"),
 }
 _OBJECTS = {  # that options hold
     "lightning_gossip.Outer": ("outer", "Outer"),
@@ -54,7 +55,8 @@ def check_algorithm(cfg: DictConfig) -> None:
     _made(_OF_ALL, given)
     options = _made(_OF_STRATEGY[target], given)
     devices, nodes = (OmegaConf.select(cfg, f"trainer.{name}") for name in ("devices", "num_nodes"))
-    if options is not None and hasattr(options, "check") and given.get("island", 1) == 1 and is_integer(devices, 1):
+    each_rank_gossips = given.get("island", 1) == 1 and "data_parallel_size" not in given
+    if options is not None and hasattr(options, "check") and each_rank_gossips and is_integer(devices, 1):
         options.check(devices * (nodes if is_integer(nodes, 1) else 1))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlparse
 
 import torch.distributed as dist
@@ -316,6 +316,13 @@ def losses_told() -> Iterator[None]:
         yield
     except dist.DistError as error:
         raise store_lost() from error
+
+
+def raise_told(failure: BaseException) -> NoReturn:
+    """Raise what has ended a thread; where that is the loss of the store, a PeerError in the place of torch's own."""
+    if isinstance(failure, dist.DistError):
+        raise store_lost() from failure
+    raise failure
 
 
 def store_lost() -> PeerError:

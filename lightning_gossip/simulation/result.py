@@ -35,6 +35,7 @@ class Result:
         spans: every worker's activities by rank, if asked for.
         staleness_in_order: of every worker's updates, if asked for.
         events: of the simulation that were processed.
+        island: ranks that train together and are one member; 1 without islands.
     """
 
     strategy: str
@@ -52,6 +53,7 @@ class Result:
     spans: Sequence[Sequence[Span]] | None
     staleness_in_order: Sequence[Sequence[int]] | None
     events: int
+    island: int
 
     @property
     def epoch_times_s(self) -> list[float]:
@@ -94,6 +96,7 @@ class Result:
             "strategy": self.strategy,
             "topology": self.topology,
             "world_size": len(self.workers),
+            "island": self.island,
             "epochs": len(self.epochs),
             "train_loss": None if last is None else last.loss,
             "test_acc": None if last is None else last.accuracy,

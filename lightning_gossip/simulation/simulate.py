@@ -155,6 +155,7 @@ def _result(strategy: Strategy, run: Run, events: int) -> Result:
         spans=record.spans,
         staleness_in_order=record.staleness,
         events=events,
+        island=run.islands.size,
     )
 
 

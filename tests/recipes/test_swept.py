@@ -23,10 +23,10 @@ EPOCHS = 5  # models trained apart for less may still have a useful mean
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
-    """Three jobs of AD-PSGD, each going on from its own models: gossiping, not, and one that fails."""
+    """Three jobs of AD-PSGD, each going on from its own models: gossiping, not, and one whose value the job alone looks up."""
     folder = tmp_path_factory.mktemp("swept")
     done = command(
-        *("--multirun", "strategy.at_rendezvous=evaluate", "strategy.exchanges_per_step=1,0,-1", "logger=wandb"),
+        *("--multirun", "strategy.at_rendezvous=evaluate", "strategy.exchanges_per_step=1,0,${oc.env:NOWHERE}", "logger=wandb"),
         f"recipe.epochs={EPOCHS}",
         f"hydra.sweep.dir={folder}",
         devices=4,  # two models trained apart may have a useful mean
@@ -84,9 +84,10 @@ def test_a_job_that_fails_leaves_the_others_and_the_sweep_says_so_at_its_end(swe
     assert sorted(path.parent.name for path in folder.glob("*/summary.json")) == ["0", "1"]
     assert done.returncode == 1
     end = done.stdout[done.stdout.index("2 of 3 jobs finished") :]
-    assert "job 2 failed: ConfigurationError: exchanges_per_step=-1" in end
+    assert "job 2 failed: InterpolationResolutionError: " in end
     note = (folder / "2" / FAILED).read_text()
-    assert note.startswith("ConfigurationError: exchanges_per_step=-1")
+    assert note.startswith("InterpolationResolutionError: ")
+    assert "'NOWHERE' not found" in note
     assert "Traceback" in note
 
 

@@ -331,7 +331,9 @@ def test_all_end_when_too_few_are_left_or_none_may_die(options: dict[str, Any], 
     assert outcomes[2] == DIED
     if options == {"on_peer_failure": "raise"}:
         assert len(_epoch(tmp_path, 1)) < SAMPLES  # inside the epoch
-    assert all("PeerError" in outcomes[rank] and "ank 2" in outcomes[rank] for rank in (0, 1)), outcomes
+    assert all("PeerError" in outcomes[rank] for rank in (0, 1)), outcomes
+    assert "ank 2" in outcomes[0]
+    assert "ank 2" in outcomes[1] or "The store of the job does not answer" in outcomes[1]  # rank 0 has it, and may end first
 
 
 def _killed_while_groups_are_made(folder: str, options: dict[str, Any]) -> tuple[str, float]:

@@ -10,6 +10,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -567,3 +568,20 @@ def test_the_sum_of_the_models_stays_over_hundreds_of_exchanges_however_they_are
     assert sum(gossip.counters.bytes_sent for gossip in cluster.gossips) == sum(cluster.counts) * exchange_bytes(
         wire, 3000, torch.float64
     )
+
+
+def test_the_loss_of_the_store_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own error says that bytes are missing, and not what has ended."""
+
+    def lost() -> tuple[int, Message]:
+        raise dist.DistNetworkError("Failed to recv, got 0 bytes.")
+
+    cluster = Cluster(ring(2))
+    with cluster.running():
+        cluster.open_all()
+        monkeypatch.setattr(cluster.transports[0], "next_message", lost)
+        cluster.transports[1].post(0, Message(Kind.SYNC, 0))  # the last one that it hears
+        assert eventually(lambda: cluster.failed)
+        with pytest.raises(PeerError, match="The store of the job does not answer") as raised:
+            cluster.gossips[0].raise_failure()
+    assert isinstance(raised.value.__cause__, dist.DistNetworkError)
