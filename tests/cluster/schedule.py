@@ -17,6 +17,7 @@ KINDS: dict[str, tuple[float, tuple[float, float]]] = {
 _GAP_S = 4.0  # mean time between two, without what they wait for
 _FIRST_S = 2.0
 _AGREED_S = 10.0  # after one: until the others have agreed without the worker, or with it again; longer than peer_timeout_s
+_LAST_S = 20.0  # from the end of the last one to the job's: whoever comes back imports, and waits for an epoch to begin
 
 
 class Trouble(NamedTuple):
@@ -58,7 +59,7 @@ def schedule(seed: int, *, workers: int, length_s: float) -> list[Trouble]:
     Args:
         seed: of all draws.
         workers: how many there are.
-        length_s: when the last one is over.
+        length_s: of the job; its last seconds are without any.
     """
     draw = random.Random(seed)
     made: list[Trouble] = []
@@ -72,6 +73,6 @@ def schedule(seed: int, *, workers: int, length_s: float) -> list[Trouble]:
             at_s = min(trouble.over_s for trouble in now)
         spared = {trouble.worker for trouble in now} | (set() if kind == "slow" else {stays})
         worker = draw.choice([rank for rank in range(workers) if rank not in spared])
-        if at_s + seconds > length_s:
+        if at_s + seconds + _LAST_S > length_s:
             return made
         made.append(Trouble(at_s, kind, worker, seconds))
