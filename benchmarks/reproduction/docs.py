@@ -25,7 +25,7 @@ def markdown(table: dict[str, Any]) -> str:
     """A table with its title and caption."""
     head = [table["columns"], ["---", *["---:"] * (len(table["columns"]) - 1)]]
     caption = f"\n{table['caption']}\n" if table["caption"] else ""
-    return f"**{table['title']}**\n\n" + "\n".join(_line(row) for row in [*head, *table["rows"]]) + f"\n{caption}"
+    return f"**{table['title']}**\n\n" + "\n".join(line(row) for row in [*head, *table["rows"]]) + f"\n{caption}"
 
 
 def with_tables(text: str) -> str:
@@ -43,7 +43,8 @@ def tables_in(text: str) -> list[tuple[str, int]]:
     return [(block["name"], int(block["number"])) for block in _BLOCK.finditer(text)]
 
 
-def _line(cells: Sequence[str]) -> str:
+def line(cells: Sequence[str]) -> str:
+    """A line of a table."""
     return "| " + " | ".join(cells) + " |"
 
 

@@ -25,6 +25,11 @@ _CAPTION = (
     " do; below: how many come to the mean minus it. × sooner, × fewer bytes: than DDP."
 )
 
+COLUMNS = (
+    *("", "lr", "loss at the end", "exch. a step", "hours", "GB"),
+    *("half: × sooner", "× fewer", "end: hours", "× sooner", "× fewer", "below"),
+)
+
 
 @dataclass(frozen=True)
 class Reached:
@@ -165,15 +170,18 @@ def show(results: Results, hosts: int) -> None:
     conditions = sorted({(run["scenario"], -run["rate_mbit"]) for run in reported(results, hosts=hosts)})
     for scenario, negative in sorted(conditions, key=lambda pair: (list(SCENARIOS).index(pair[0]), pair[1])):
         condition = Condition(hosts, -negative, scenario)
-        found = rows(results, condition, target)
-        reference = next(row for row in found if row.contender == REFERENCE and row.length == 1.0)
         title = (
             f"{hosts} hosts, {condition.rate_mbit:g} Mb/s, {SCENARIOS[scenario]}; half: {target.half:.4f},"
             f" end: {target.mean:.4f} ± {target.deviation:.4f}"
         )
-        columns = ["", "lr", "loss at the end", "exch. a step", "hours", "GB"]
-        columns += ["half: × sooner", "× fewer", "end: hours", "× sooner", "× fewer", "below"]
-        print_table(title, columns, [_cells(row, reference) for row in found], caption=_CAPTION)
+        print_table(title, COLUMNS, cells(results, condition, target), caption=_CAPTION)
+
+
+def cells(results: Results, condition: Condition, target: Targets) -> list[list[str]]:
+    """The lines below :data:`COLUMNS`: of all contenders that have runs there."""
+    found = rows(results, condition, target)
+    reference = next(row for row in found if row.contender == REFERENCE and row.length == 1.0)
+    return [_cells(row, reference) for row in found]
 
 
 def _cells(row: Row, reference: Row) -> list[str]:

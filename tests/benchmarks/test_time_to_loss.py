@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-from benchmarks.time_to_loss import task
+from benchmarks.harness import RESULTS
+from benchmarks.time_to_loss import docs, task
 from benchmarks.time_to_loss.contenders import CONTENDERS, KNOWN
 from benchmarks.time_to_loss.hooks import Bfloat16, LowRank, compressed, share_of
 from benchmarks.time_to_loss.plan import LRS, planned
@@ -232,3 +233,9 @@ def test_the_settings_are_plain_values_and_the_small_model_has_the_size_that_is_
     settings = json.loads(json.dumps(task.settings()))
     assert settings["small_model"]["parameters"] == 120_576
     assert sum(shape.numel() for shape in task.shapes(task.LARGE)) * 4 == task.MODEL_BYTES
+
+
+def test_the_tables_of_the_page_are_those_of_the_results() -> None:
+    page = docs.PAGE.read_text()
+    results = Results(RESULTS / "time_to_loss.json", None)
+    assert docs.with_tables(page, results) == page, "run python -m benchmarks.time_to_loss.docs, and read the prose again"
