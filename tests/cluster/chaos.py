@@ -139,8 +139,8 @@ class _Run:
 
     def _begin(self, trouble: Trouble) -> None:
         net, host, process = self._job.net, self._job.hosts[trouble.worker], self._job.workers[trouble.worker]
-        if not process.runs:
-            return self._say(f"({trouble}: it has ended)")
+        if not process.runs or self._is_over:
+            return self._say(f"({trouble}: {'it has ended' if not process.runs else 'the job is over'})")
         self._troubled.add(trouble.worker)
         self._outcome.troubles[trouble.kind] += 1
         self._say(str(trouble))
@@ -185,6 +185,11 @@ class _Run:
             return None
         self._job.start(worker, by=by)
         return self._say(f"worker {worker} comes back by {by[0]}")
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether somebody has come to the job's end: who is outside still has nobody to be taken in by."""
+        return any(not process.runs and process.wait(10.0) == 0 for process in self._job.workers.values())
 
     def _others_train(self, worker: int) -> bool:
         return any(process.runs for other, process in self._job.workers.items() if other != worker)
