@@ -67,13 +67,13 @@ _FIRST: dict[str, Strategy] = {
     "gossip, .06 a step": few(),
     "gossip, .02 a step": few(exchanges_per_step=0.02),
     "outer (1, .5 n), local, k = 3": few(outer=Outer()),
-    "the same, int8": few(outer=Outer(), wire="int8"),
+    "outer (1, .5 n), local, k = 3, int8": few(outer=Outer(), wire="int8"),
     "outer (1, .5 n), all, k = 3": few(outer=Outer(momentum_of="all")),
     "outer (.7, .9 n), local, k = 3": few(outer=Outer(0.7, 0.9)),
     "outer (1, .5 n), local, k = 1": few(outer=Outer(), exchanges_per_step=0.02),
     "dense start .05, gossip .06, int8": few(wire="int8", dense_share=0.05),
     "noloco: dense start .05, outer (1, .5 n), local, k = 3, int8": few(outer=Outer(), wire="int8", dense_share=0.05),
-    "the same, H = 10": few(outer=Outer(), wire="int8", dense_share=0.05, local_steps=10),
+    "noloco, H = 10": few(outer=Outer(), wire="int8", dense_share=0.05, local_steps=10),
     "exact mean": exact(),
     "exact mean, (1, .5 n)": exact(outer=Outer()),
     "exact mean, (.7, .9 n) = diloco": exact(outer=Outer(0.7, 0.9)),
@@ -103,13 +103,19 @@ HUNDREDTH = (  # the least bytes
     "gossip, 1 a step",
     "gossip, .06 a step, int8",
     "gossip, .02 a step",
-    "the same, int8",
+    "outer (1, .5 n), local, k = 3, int8",
     "outer (1, .5 n), all, k = 3, int8",
     "dense start .01, gossip .06, int8",
     "dense start .01, outer (1, .5 n), local, k = 3, int8",
     "exact mean",
     "exact mean, (1, .5 n)",
     "exact mean, (.7, .9 n) = diloco",
+)
+LARGE = (  # where the batches are
+    "DDP",
+    "dense start .01, outer (1, .5 n), local, k = 3, int8",
+    "outer (1, .5 n), all, k = 3, int8",
+    "exact mean, (1, .5 n)",
 )
 
 
@@ -144,6 +150,7 @@ def settings(folder: Path) -> dict[str, Setting]:
         "8 samples a worker, 4,000 steps": Setting(digits, 8, 4000, (0.03, 0.05, 0.1, 0.2), SOME),
         "Fashion-MNIST, 128 samples a worker, 800 steps": Setting(fashion, 128, 800, (0.02, 0.05, 0.1, 0.2), HUNDREDTH),
         "Fashion-MNIST, 32 samples a worker, 800 steps": Setting(fashion, 32, 800, (0.01, 0.02, 0.05, 0.1), HUNDREDTH),
+        "Fashion-MNIST, 512 samples a worker, 800 steps": Setting(fashion, 512, 800, (0.1, 0.2, 0.4), LARGE),
         "Fashion-MNIST, 128 samples a worker, 3,200 steps": Setting(fashion, 128, 3200, (0.02, 0.05, 0.1), HUNDREDTH),
     }
 

@@ -16,6 +16,8 @@ KINDS: dict[str, tuple[float, tuple[float, float]]] = {
 }
 _GAP_S = 4.0  # mean time between two, without what they wait for
 _FIRST_S = 2.0
+_AGREED_S = 10.0  # after one: until the others have agreed without the worker, or with it again; longer than peer_timeout_s
+_LAST_S = 20.0  # from the end of the last one to the job's: whoever comes back imports, and waits for an epoch to begin
 
 
 class Trouble(NamedTuple):
@@ -37,19 +39,27 @@ class Trouble(NamedTuple):
     def until_s(self) -> float:
         return round(self.at_s + self.seconds, 3)
 
+    @property
+    def over_s(self) -> float:
+        """When all have agreed again."""
+        return round(self.until_s + (0.0 if self.kind == "slow" else _AGREED_S), 3)
+
     def __str__(self) -> str:
         return f"{self.kind} worker {self.worker} for {self.seconds:.1f} s"
 
 
 def schedule(seed: int, *, workers: int, length_s: float) -> list[Trouble]:
-    """Troubles of a run; at least half of the workers are all right at any time, and all are at the end.
+    """Troubles of a run; more than half of the workers are all right at any time (of two, one), and all are at the end.
+
+    That is what a job is promised to survive (docs/survival.md). Who was in trouble counts as so for a while: the others
+    have to agree who is in before the next one.
 
     One worker, drawn too, is only slowed down: who comes back needs somebody to be taken in by, however long that takes.
 
     Args:
         seed: of all draws.
         workers: how many there are.
-        length_s: when the last one is over.
+        length_s: of the job; its last seconds are without any.
     """
     draw = random.Random(seed)
     made: list[Trouble] = []
@@ -59,10 +69,10 @@ def schedule(seed: int, *, workers: int, length_s: float) -> list[Trouble]:
         at_s = round(at_s + draw.expovariate(1 / _GAP_S), 3)
         kind = draw.choices(list(KINDS), [weight for weight, _ in KINDS.values()])[0]
         seconds = round(draw.uniform(*KINDS[kind][1]), 3)
-        while len(now := [trouble for trouble in made if trouble.until_s > at_s]) >= max(1, workers // 2):
-            at_s = min(trouble.until_s for trouble in now)
+        while len(now := [trouble for trouble in made if trouble.over_s > at_s]) >= max(1, (workers - 1) // 2):
+            at_s = min(trouble.over_s for trouble in now)
         spared = {trouble.worker for trouble in now} | (set() if kind == "slow" else {stays})
         worker = draw.choice([rank for rank in range(workers) if rank not in spared])
-        if at_s + seconds > length_s:
+        if at_s + seconds + _LAST_S > length_s:
             return made
         made.append(Trouble(at_s, kind, worker, seconds))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
 from lightning_gossip.algorithm.membership.store import Reached
+from lightning_gossip.runtime.clock import Deadline
 from lightning_gossip.runtime.store_client import Space, client, cut_connections, end_when_lost
 from lightning_gossip.transport.network_interface import address_of
 from lightning_gossip.transport.threads import new_thread
@@ -28,6 +30,7 @@ MEETING, LOGS = "meeting", "logs"
 _BACKLOG = 2048  # as torch's store
 _REACH_S = 1.0  # for a host that is there to answer
 _ANSWER_S = 3.0  # for its store, on a busy machine
+_AGAIN_S = 1.0  # between two questions where the job's store is
 _AT_ONCE = 32  # hosts that are asked whether they answer
 _CALL_S = 5.0  # of a meeting's operations: milliseconds
 
@@ -147,6 +150,32 @@ class Stores:
             torch.distributed.DistError: if there is none.
         """
         return Space(LOGS, self._open(address, _CALL_S))
+
+    def follow(self, member: str, *, timeout_s: float) -> Store:
+        """A connection with the job's store, wherever a member says that it is.
+
+        It may have been lost a moment ago: while it does not answer, the member is asked again, since those that are left
+        agree on another one.
+
+        Args:
+            member: address of the store that it keeps.
+            timeout_s: for how long, and of the store's calls, in seconds.
+
+        Raises:
+            torch.distributed.DistError: if it never answers.
+        """
+        deadline = Deadline.after(timeout_s)
+        while True:
+            try:
+                return self.connect(timeout_s=timeout_s)
+            except dist.DistError as error:
+                if not deadline.left_s:
+                    raise
+                log.warning("%s The worker at %s is asked again where it is.", error, member)
+            time.sleep(min(_AGAIN_S, deadline.left_s))
+            if (found := locate(member)) is not None:
+                self.adopt(*found)
+                self.publish(*found)
 
     def enter(self, address: str) -> tuple[Reached, Store | None]:
         """Connect with the meeting at an address."""

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from torch._C._distributed_c10d import Store
 
@@ -132,15 +132,18 @@ def begin(
     survives_store = survival.survives and survival.store is None and groups is None
     lost_s = (1.0 if survives_store else _LOST) * survival.peer_timeout_s
     with losses_told():
-        where = _present_store() if survives_store else None
+        master = address_text(
+            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        )  # or any member's, of one that comes later
+        where = locate(master) if survives_store else None
         if where is None:
             store = connect(survival.store, rank=initial_rank, timeout_s=timeout_s, lost_s=lost_s, interface=interface)
         stores = None
         if survives_store:
-            first = where or _Where(0, address_text(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
-            stores = Stores(first.address, _own_address(), interface=interface, lost_s=lost_s, view=first.view)
+            view, address = where or (0, master)
+            stores = Stores(address, _own_address(), interface=interface, lost_s=lost_s, view=view)
             if where is not None:
-                store = stores.connect(timeout_s=timeout_s)
+                store = stores.follow(master, timeout_s=timeout_s)
         me = WorkerId(initial_rank, store.add(f"{prefix}/incarnation/{initial_rank}", 1))
         late = initial_rank >= workers or me.incarnation > 1 or store.check([f"{prefix}/members"])
         theirs = store.compare_set(f"{prefix}/version", "", version.mine()).decode()
@@ -176,22 +179,11 @@ def begin(
     return made
 
 
-class _Where(NamedTuple):
-    view: int
-    address: str
-
-
 def _own_address() -> str:
     try:
         return endpoint().address
     except ConfigurationError:  # all hear of it when they meet
         return "127.0.0.1"
-
-
-def _present_store() -> _Where | None:
-    """Where the job's store is, if the process at MASTER_ADDR and MASTER_PORT is a worker that tells that."""
-    found = locate(address_text(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
-    return None if found is None else _Where(*found)
 
 
 def keys_of(launch: int) -> str:

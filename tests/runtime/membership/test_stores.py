@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import socket
 
+import pytest
+import torch.distributed as dist
+
 from lightning_gossip.algorithm.membership.store import Reached
+from lightning_gossip.runtime.membership import stores
 from lightning_gossip.runtime.membership.stores import Stores, address_text, locate, reach_all
 
 
@@ -30,3 +34,33 @@ def test_one_that_listens_one_that_has_ended_and_one_that_only_accepts_are_told_
         ended.close()
         assert reach_all(addresses) == [Reached.OPEN, Reached.REFUSED, Reached.SILENT]
     assert reach_all([]) == []
+
+
+def test_who_comes_while_the_jobs_store_is_lost_is_told_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "_AGAIN_S", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as ended:
+        lost = address_text("127.0.0.1", ended.getsockname()[1])
+    member, other = (Stores(lost, "127.0.0.1", lost_s=6.0) for _ in range(2))
+    joiner = Stores(lost, "127.0.0.1", lost_s=6.0)
+    asked: list[str] = []
+
+    def agreed(address: str) -> tuple[int, str] | None:
+        """The members agree between the first question and the second."""
+        asked.append(address)
+        if len(asked) == 2:
+            member.publish(1, other.own)
+        return locate(address)
+
+    monkeypatch.setattr(stores, "locate", agreed)
+    joiner.follow(member.own, timeout_s=5.0).set("here", "1")
+    assert asked == [member.own] * 2
+    assert (joiner.view, joiner.address) == (1, other.own)
+    assert locate(joiner.own) == (1, other.own)
+
+
+def test_a_store_that_nobody_replaces_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as ended:
+        lost = address_text("127.0.0.1", ended.getsockname()[1])
+    member = Stores(lost, "127.0.0.1", lost_s=6.0)
+    with pytest.raises(dist.DistError, match="cannot be reached"):
+        Stores(lost, "127.0.0.1", lost_s=6.0).follow(member.own, timeout_s=0.1)
