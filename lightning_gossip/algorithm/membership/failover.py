@@ -33,6 +33,8 @@ stores that believe to be the job's, one misses so many of its workers that it e
 
 A worker that was silent and is found to have ended may have gone on meanwhile, with others, and have come to the job's end. So
 the end of those that might have been enough counts only if it was found in time: before anybody can have excluded this worker.
+Nobody excludes one that says in the store that it rests between two uses: then that matters only of those that were enough to
+open another one.
 
 What a view begins with: the members by the latest result that somebody of the quorum has read; all who have not registered have
 failed; that result. If somebody has acted by it, it is settled; else those that wait for it settle it anew. A round without a
@@ -90,6 +92,8 @@ class Registration(NamedTuple):
         taking_part: those of its last round.
         news: as it has read them, with what it has found out.
         ended: workers whose processes ended before they can have gone on without this one.
+        ended_here: those whose processes ended before they can have excluded this one in the store of its view: more of them,
+            if it rested there.
     """
 
     worker: WorkerId
@@ -101,6 +105,7 @@ class Registration(NamedTuple):
     taking_part: tuple[Span, ...]
     news: bytes
     ended: frozenset[WorkerId]
+    ended_here: frozenset[WorkerId]
 
 
 class Opened(NamedTuple):
@@ -147,6 +152,9 @@ class Meeting:
         registered = {one.worker for one in said}
         self.present = tuple(worker for worker in self.members if worker in registered and worker not in self._failed)
         self._in_time = in_time.union(*(one.ended for one in said))
+        # what a store that others have left since says keeps nobody from being excluded in theirs
+        here = [one.ended_here for one in said if self.best is not None and one.view == self.best.view]
+        self._in_time_here = self._in_time.union(*here)
         self.missing = [worker for worker in self.members if worker not in registered and worker not in self._failed]
         self.is_complete = not self.missing
 
@@ -170,13 +178,14 @@ class Meeting:
     def _may_have_gone_on(self, least: int | None) -> bool:
         """Whether those that were silent, and then ended, may have come to the job's end before: unless they were too few.
 
-        They may have acted by the last result, and so have been enough among the members by that.
+        They may have acted by the last result, and so have been enough among the members by that. With the store of the last
+        view they went on only if they excluded those that are here, and in another one only if they were enough to open it.
         """
         assert self.best is not None
-        gone = self._in_time.union(self.present)
         return any(
-            has_quorum(set(members) - gone, members, self._in_time, at_store=True, least=least)
+            has_quorum(set(members) - ended - {*self.present}, members, ended, at_store=at_store, least=least)
             for members in (self.members, workers_of(self.best.proposed))
+            for ended, at_store in ((self._in_time_here, True), (self._in_time, False))
             if members
         )
 
@@ -243,6 +252,7 @@ class Failover:
         self._looks = 0  # at those that are missing
         self._contact_s = now_s()  # when this worker was last heard in a store of the job, or heard a member from outside
         self._ended: frozenset[WorkerId] = frozenset()  # found in time: before the others can have excluded this worker
+        self._ended_here: frozenset[WorkerId] = frozenset()  # ″ can have excluded it in this store, where it may have rested
 
     def lose(self, moves: int) -> None:
         """Note that another thread has lost the store that this worker had after so many moves."""
@@ -262,7 +272,7 @@ class Failover:
             yield from self._monitor.tick(self._may_go_on)
             if not self._monitor.is_outside or self._monitor.hears_a_member():
                 self._contact_s = began_s
-            self._ended = self._monitor.ended()
+            self._ended = self._ended_here = self._monitor.ended()
             if self._monitor.is_abandoned:
                 yield from self._find()  # perhaps they go on elsewhere
         except StoreLostError:
@@ -319,6 +329,8 @@ class Failover:
         self._monitor.process_ended(worker)
         if at_s < self._contact_s + self._monitor.suspect_after_s:
             self._ended |= {worker}
+        if at_s < self._monitor.kept_until_s(self._contact_s):
+            self._ended_here |= {worker}
 
     def _ended_in_time(self) -> frozenset[WorkerId]:
         """Of those that ended later, when this worker was silent, nobody knows whether they went on without it."""
@@ -436,6 +448,7 @@ class Failover:
             spans_of(rounds.taking_part),
             monitor.told().encode(),
             self._ended_in_time(),
+            self._ended_here,
         )
         if known.result:
             yield Write(f"{view}/result/{monitor.me}", known.result)

@@ -131,6 +131,8 @@ class Monitor:
         self._has_told_address = False  # to this store
         self._moved = False  # to another store than the first
         self._renounced = False  # this worker may not go on under its present identity
+        self._rests_from_s: float | None = None  # since when this store has said that this worker rests, or rested last
+        self._rests_until_s = 0.0  # when it began to say the contrary
         self._ended: set[WorkerId] = set()  # their processes are known to have ended
         # found out here, and to be added to the news
         self._found = {WorkerId(me.initial_rank, earlier) for earlier in range(1, me.incarnation)}
@@ -178,6 +180,7 @@ class Monitor:
         self._found = {WorkerId(me.initial_rank, earlier) for earlier in range(1, me.incarnation)}
         self._ended |= self._found
         self._renounced = self._has_told_address = False
+        self._rests_from_s = None
         self._lost.clear()
 
     def begin_use(self, use: int) -> None:
@@ -186,6 +189,10 @@ class Monitor:
 
     def rest(self, resting: bool) -> None:
         """Say whether heartbeats stop between two uses."""
+        if resting and not self._sent.resting:
+            self._rests_from_s = None
+        elif self._sent.resting and not resting:
+            self._rests_until_s = self._now_s()
         self._sent = replace(self._sent, resting=resting)
 
     def connection_lost(self, worker: WorkerId) -> None:
@@ -209,6 +216,7 @@ class Monitor:
         """Go on with another store, in which these news are, and no heartbeat yet."""
         self._moved = True
         self._has_told_address = False
+        self._rests_from_s = None
         self._seen.clear()
         self._counted.clear()
         self._detector.listen_anew()
@@ -259,6 +267,17 @@ class Monitor:
     def suspect_after_s(self) -> float:
         """Seconds without a heartbeat before which nobody excludes a worker whose process has not ended."""
         return self._detector.suspect_after_s
+
+    def kept_until_s(self, contact_s: float) -> float:
+        """Until when nobody with this store can have excluded this worker, which was in touch at a time, in seconds.
+
+        While it says that it rests nobody does, if it has said so before anybody could.
+        """
+        until_s = contact_s + self.suspect_after_s
+        if self._islands is None and self._rests_from_s is not None and self._rests_from_s < until_s:
+            rests_until_s = self._now_s() if self._sent.resting else self._rests_until_s
+            return max(until_s, rests_until_s + self.suspect_after_s)
+        return until_s  # of an island that has lost a rank those that rest are excluded, too
 
     @property
     def has_aborted(self) -> bool:
@@ -389,7 +408,10 @@ class Monitor:
             self.hosts[self.me] = self.address
             yield Write(self._host_key(self.me), self.address.encode())
         self._sent = replace(self._sent, count=self._sent.count + 1)
-        yield Write(self._heartbeat_key(self.me), json.dumps(vars(self._sent)).encode())
+        sent = self._sent
+        yield Write(self._heartbeat_key(self.me), json.dumps(vars(sent)).encode())
+        if sent.resting and self._rests_from_s is None:
+            self._rests_from_s = self._now_s()
         if self._read is None:
             self._take((yield Decide(self._news_key, News().encode())))
 
