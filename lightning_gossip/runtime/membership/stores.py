@@ -165,13 +165,16 @@ class Stores:
             torch.distributed.DistError: if it never answers.
         """
         deadline = Deadline.after(timeout_s)
+        told: str | None = None  # of which store that does not answer
         while True:
             try:
                 return self.connect(timeout_s=timeout_s)
             except dist.DistError as error:
                 if not deadline.left_s:
                     raise
-                log.warning("%s The worker at %s is asked again where it is.", error, member)
+                if told != self.address:
+                    log.warning("%s The worker at %s is asked again where it is.", error, member)
+                told = self.address
             time.sleep(min(_AGAIN_S, deadline.left_s))
             if (found := locate(member)) is not None:
                 self.adopt(*found)

@@ -58,9 +58,11 @@ def test_who_comes_while_the_jobs_store_is_lost_is_told_of_the_next_one(monkeypa
     assert locate(joiner.own) == (1, other.own)
 
 
-def test_a_store_that_nobody_replaces_is_given_up() -> None:
+def test_a_store_that_nobody_replaces_is_given_up(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as ended:
         lost = address_text("127.0.0.1", ended.getsockname()[1])
     member = Stores(lost, "127.0.0.1", lost_s=6.0)
+    monkeypatch.setattr(stores, "_AGAIN_S", 0.01)
     with pytest.raises(dist.DistError, match="cannot be reached"):
-        Stores(lost, "127.0.0.1", lost_s=6.0).follow(member.own, timeout_s=0.1)
+        Stores(lost, "127.0.0.1", lost_s=6.0).follow(member.own, timeout_s=0.3)
+    assert caplog.text.count("is asked again where it is") == 1
