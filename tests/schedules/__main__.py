@@ -8,8 +8,10 @@ import logging
 import multiprocessing
 import os
 import re
+import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -80,11 +82,54 @@ def _kind(violation: str | None) -> str:
     return re.sub(r"[\d.]+", "…", violation or "")
 
 
+class _Stopped(Exception):
+    """Ctrl-C or SIGTERM."""
+
+
+def _stop(number: int, _: object) -> None:
+    signal.signal(number, signal.SIG_IGN)  # once is enough
+    raise _Stopped
+
+
+def _leave_signals_to_the_first() -> None:
+    """Of a process of the pool: a terminal sends Ctrl-C to all."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+class Tally:
+    """What has been run so far.
+
+    Args:
+        first: seed of each protocol.
+    """
+
+    def __init__(self, first: int) -> None:
+        self._first = first
+        self._run: Counter[str] = Counter()
+        self.broken: list[tuple[str, int, str]] = []
+
+    def note(self, protocol: str, seed: int, violation: str | None) -> None:
+        """One schedule has been run."""
+        self._run[protocol] += 1
+        if violation is not None:
+            self.broken.append((protocol, seed, violation))
+
+    def lines(self) -> Iterator[str]:
+        """How many of each protocol, from which seed, and which broke an invariant."""
+        for protocol, count in sorted(self._run.items()):
+            seeds = sorted(seed for broken, seed, _ in self.broken if broken == protocol)
+            broke = "none broke an invariant" if not seeds else f"{len(seeds)} broke an invariant: seeds {seeds}"
+            yield f"{protocol}: {count} schedules from seed {self._first}, {broke}."
+
+
 def main() -> int:
     options = _options()
     console = Console()
     torch.set_num_threads(1)
-    with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
+    with multiprocessing.get_context("fork").Pool(options.jobs, _leave_signals_to_the_first) as pool:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _stop)
         if options.selftest:
             jobs = [(protocol, fault) for protocol in options.protocols for fault in FAULTS[protocol]]
             return _selftest(pool.imap_unordered(_found, jobs), console)
@@ -92,20 +137,26 @@ def main() -> int:
         count = -(-options.schedules // len(options.protocols))
         seeds = range(options.first, options.first + count)
         schedules = [(protocol, seed) for seed in seeds for protocol in options.protocols]
-        failing: list[tuple[str, int, str]] = []
+        tally = Tally(options.first)
         columns = (TextColumn("schedules"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-            task = progress.add_task("", total=len(schedules))
-            for protocol, seed, violation in pool.imap_unordered(_one, schedules, chunksize=20):
-                progress.advance(task)
-                if violation is not None:
-                    failing.append((protocol, seed, violation))
-                    progress.console.print(f"{protocol}, seed {seed}: {violation}")
-        seconds = time.monotonic() - began_s
-        console.print(f"{len(schedules)} schedules in {seconds:.0f} s, {len(failing)} broke an invariant.")
-    if failing:
-        _keep(failing[0], console)
-    return 1 if failing else 0
+        stopped = False
+        try:
+            with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+                task = progress.add_task("", total=len(schedules))
+                for protocol, seed, violation in pool.imap_unordered(_one, schedules, chunksize=20):
+                    progress.advance(task)
+                    tally.note(protocol, seed, violation)
+                    if violation is not None:
+                        progress.console.print(f"{protocol}, seed {seed}: {violation}")
+        except _Stopped:
+            stopped = True
+        for line in tally.lines():
+            console.print(line, soft_wrap=True)
+        ended = f"Stopped before {len(schedules)} schedules were run" if stopped else f"{len(schedules)} schedules"
+        console.print(f"{ended}: {time.monotonic() - began_s:.0f} s.")
+    if tally.broken and not stopped:
+        _keep(tally.broken[0], console)
+    return 1 if tally.broken or stopped else 0
 
 
 def _keep(failing: tuple[str, int, str], console: Console) -> None:
