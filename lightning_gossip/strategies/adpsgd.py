@@ -288,7 +288,14 @@ class GossipAlgorithm(Algorithm):
             wire=self._strategy.gossip_options.wire,
             survives_store=self._members.survives_store,
         )
+        self._members.looked.append(self._gossip.look)
         self._gossip.start()
+
+    def _end_gossip(self) -> None:
+        if self._gossip is not None:
+            if self._gossip.look in self._members.looked:
+                self._members.looked.remove(self._gossip.look)
+            self._gossip.close()
 
     @property
     def _reaction(self) -> Reaction:
@@ -343,8 +350,7 @@ class GossipAlgorithm(Algorithm):
 
     @override
     def follow_members(self) -> None:
-        if self._gossip is not None:
-            self._gossip.close()
+        self._end_gossip()
         if self._peers is not None:
             self._failed += self._peers.failed_exchanges
         self._restored_picker = None  # of the ranks before
@@ -501,8 +507,7 @@ class GossipAlgorithm(Algorithm):
 
     @override
     def close(self, *, together: bool) -> None:
-        if self._gossip is not None:
-            self._gossip.close()
+        self._end_gossip()
 
     @override
     def request_sync(self) -> None:

@@ -179,6 +179,10 @@ class ChangingPeers(Generic[M]):
         neighbours = [alive[rank] for rank in picker.neighbours]
         return [peer for peer in neighbours if self._monitor.verdict(self._members[peer]) is Verdict.SUSPECTED]
 
+    def has_failed(self, peer: int) -> bool:
+        """Whether a peer has failed, as far as is known here. Reads nothing that changes, so any thread may ask."""
+        return self._monitor.verdict(self._members[peer]) is Verdict.FAILED
+
     def missing_s(self, peer: int) -> float:
         """How long this worker would rather not exchange with a peer, because their link is slow; 0 if it may."""
         return 0.0 if self._links is None else self._links.missing_s(peer, at_s=self._now_s())

@@ -10,6 +10,7 @@ read outside the lock, which is held for the copy of a chunk and for its merge.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,6 +22,7 @@ from lightning_gossip.algorithm.adpsgd.replica import PublishedModel
 from lightning_gossip.algorithm.compression.pairwise import Codec, Plain
 from lightning_gossip.algorithm.tensors.finite import all_finite
 from lightning_gossip.algorithm.tensors.flat import chunk_slices
+from lightning_gossip.errors import PeerError
 from lightning_gossip.transport.base import Pending, Transport
 
 
@@ -39,10 +41,33 @@ class Outcome:
     mine_finite: bool = True
 
 
+class _Turn:
+    """One exchange, as long as it may touch this worker's model; ``lock`` is held wherever it does, and free while it waits."""
+
+    def __init__(self, peer: int) -> None:
+        self.lock = threading.Lock()
+        self._peer = peer
+        self._is_over = False
+
+    def end(self) -> None:
+        """From now on it touches nothing any more, and the chunks that it waits for are its own."""
+        with self.lock:
+            self._is_over = True
+
+    def check(self) -> None:
+        """Called with the lock held.
+
+        Raises:
+            PeerError: if this exchange was given up.
+        """
+        if self._is_over:
+            raise PeerError(f"The exchange with rank {self._peer} was given up.", rank=self._peer, phase="exchange")
+
+
 class Exchanger:
     """Streams a model through a transport: snapshot a chunk, send it while receiving the peer's, merge; several at once.
 
-    The buffers are allocated once: 2 · ``depth`` chunks as they are sent. Used by one thread at a time.
+    The buffers are allocated once: 2 · ``depth`` chunks as they are sent. Used by one thread at a time; :meth:`give_up` by any.
 
     Args:
         transport: where to.
@@ -68,6 +93,7 @@ class Exchanger:
         self.timeout_s = timeout_s
         self._refuses = refuse_nonfinite
         self._buffers: list[tuple[Tensor, Tensor]] = []
+        self._turn = _Turn(-1)  # of the exchange under way, or of the last one
 
     def run(self, peer: int, model: PublishedModel, codec: Codec | None = None) -> Outcome:
         """Average with a peer that runs the same at the same time.
@@ -91,7 +117,8 @@ class Exchanger:
                 model.merge(chunk, difference)
 
         outcome = Outcome()
-        outcome.bytes_sent = self._greet(peer, code) + self._stream(peer, model, code, merge)
+        turn = self._turn = _Turn(peer)
+        outcome.bytes_sent = self._greet(peer, code, turn) + self._stream(peer, model, code, merge, turn)
         return outcome
 
     def give(self, peer: int, model: PublishedModel) -> Outcome:
@@ -100,7 +127,8 @@ class Exchanger:
         Raises:
             PeerError: as :meth:`run`.
         """
-        return Outcome(self._stream(peer, model, Plain(model.dtype), lambda chunk, mine, theirs: None))
+        turn = self._turn = _Turn(peer)
+        return Outcome(self._stream(peer, model, Plain(model.dtype), lambda chunk, mine, theirs: None, turn))
 
     def take(self, peer: int, model: PublishedModel, into: Tensor) -> Outcome:
         """Take the model of a peer that gives it.
@@ -118,61 +146,77 @@ class Exchanger:
         """
         outcome = Outcome(mine_finite=False)
         plain = Plain(model.dtype)
-        outcome.bytes_sent = self._stream(peer, model, plain, lambda chunk, mine, theirs: _put(into, chunk, theirs))
+        turn = self._turn = _Turn(peer)
+        outcome.bytes_sent = self._stream(peer, model, plain, lambda chunk, mine, theirs: _put(into, chunk, theirs), turn)
         outcome.refused = not all_finite(into)
         return outcome
+
+    def give_up(self) -> None:
+        """Leave the exchange under way to its thread, and its buffers with it: it takes in nothing any more. From any thread.
+
+        Waits at most as long as a chunk takes to be merged. Afterwards another exchange may begin.
+        """
+        self._turn.end()
+        self._buffers = []
 
     def release(self) -> None:
         """Give the buffers back; the next run allocates them again."""
         self._buffers = []
 
-    def _greet(self, peer: int, codec: Codec) -> int:
+    def _greet(self, peer: int, codec: Codec, turn: _Turn) -> int:
         """Swap the codec's greeting, if it has one; returns the bytes sent."""
         mine = codec.greeting()
         if mine is None:
             return 0
         theirs = torch.empty_like(mine)
         self._transport.swap(peer, mine, theirs).wait(self.timeout_s)
-        codec.agree(theirs)
+        with turn.lock:
+            turn.check()
+            codec.agree(theirs)
         return mine.nbytes
 
-    def _stream(self, peer: int, model: PublishedModel, codec: Codec, arrived: _Arrived) -> int:
+    def _stream(self, peer: int, model: PublishedModel, codec: Codec, arrived: _Arrived, turn: _Turn) -> int:
         """Swap all chunks; returns the bytes sent."""
         granules = max(1, self._chunk_bytes // (model.dtype.itemsize * codec.granule))
         chunks = chunk_slices(model.numel, granules * codec.granule)
         if not chunks:
             return 0
-        self._allocate(codec, chunks[0].stop)
+        buffers = self._allocate(codec, chunks[0].stop)
         bytes_sent = 0
         in_flight: deque[tuple[slice, Tensor, Tensor, Pending]] = deque()
 
         def finish() -> None:
             chunk, mine, theirs, pending = in_flight.popleft()
             pending.wait(self.timeout_s)
-            arrived(chunk, mine, theirs)
+            with turn.lock:
+                turn.check()
+                arrived(chunk, mine, theirs)
 
         for number, chunk in enumerate(chunks):
             if len(in_flight) == self._depth:
                 finish()
             length = chunk.stop - chunk.start
             size = codec.payload_numel(length)
-            mine, theirs = (buffer[:size] for buffer in self._buffers[number % self._depth])
-            model.snapshot(chunk, codec.room(mine, length))
-            codec.encode(chunk, mine)
+            mine, theirs = (buffer[:size] for buffer in buffers[number % self._depth])
+            with turn.lock:
+                turn.check()
+                model.snapshot(chunk, codec.room(mine, length))
+                codec.encode(chunk, mine)
             in_flight.append((chunk, mine, theirs, self._transport.swap(peer, mine, theirs)))
             bytes_sent += mine.nbytes
         while in_flight:
             finish()
         return bytes_sent
 
-    def _allocate(self, codec: Codec, length: int) -> None:
+    def _allocate(self, codec: Codec, length: int) -> list[tuple[Tensor, Tensor]]:
         size, dtype = codec.payload_numel(length), codec.payload_dtype
-        if self._buffers and self._buffers[0][0].numel() >= size and self._buffers[0][0].dtype == dtype:
-            return
-        self._buffers = [
-            (torch.empty(size, dtype=dtype, device="cpu"), torch.empty(size, dtype=dtype, device="cpu"))
-            for _ in range(self._depth)
-        ]
+        buffers = self._buffers
+        if not (buffers and buffers[0][0].numel() >= size and buffers[0][0].dtype == dtype):
+            buffers = self._buffers = [
+                (torch.empty(size, dtype=dtype, device="cpu"), torch.empty(size, dtype=dtype, device="cpu"))
+                for _ in range(self._depth)
+            ]
+        return buffers
 
 
 class _Arrived(Protocol):

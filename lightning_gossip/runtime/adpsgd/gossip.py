@@ -15,6 +15,11 @@ effect is under way. The replica's own is held for one copy, of a chunk (gossip 
 where parameters are on a device, for no copy and no wait. Neither is held across the network.
 
 A failure on a gossip thread ends that thread, is kept, and is raised on the training thread at its next step.
+
+Gloo wakes nobody who waits for a chunk of which a part has come when the connection closes, and nothing that another thread
+does wakes it before its deadline. So when the failure detector has found that the peer of the exchange under way has failed,
+another thread goes on with the protocol in the place of the one that waits (:meth:`Gossip.look`). That one ends at its deadline
+and touches nothing any more.
 """
 
 from __future__ import annotations
@@ -60,6 +65,24 @@ from lightning_gossip.transport.threads import new_thread
 log = logging.getLogger(__name__)
 
 _CUT_OFF_S = 0.2  # for threads that nothing holds up
+
+
+class _GivenUp(Exception):
+    """Another thread goes on in the place of this one."""
+
+
+class _Exchange:
+    """That under way.
+
+    Args:
+        peer: its rank.
+        steps: of the protocol, which wait for the end.
+    """
+
+    def __init__(self, peer: int, steps: Steps) -> None:
+        self.peer = peer
+        self.steps = steps
+        self.thread = threading.current_thread()
 
 
 class Gossip:
@@ -116,7 +139,7 @@ class Gossip:
         )
         self._lock = threading.Lock()
         self._averages = threading.Condition()  # guards the next two
-        self._averaging = 0  # averages under way
+        self._under_way: _Exchange | None = None
         self._may_average = True
         self._waiting: list[tuple[Wait, threading.Condition]] = []
         self._threads: list[threading.Thread] = []
@@ -204,7 +227,7 @@ class Gossip:
         deadline = Deadline.after(self._peers.drain_s)
         with self._averages:
             self._may_average = False
-            self._averages.wait_for(lambda: self._averaging == 0, deadline.left_s)
+            self._averages.wait_for(lambda: self._under_way is None, deadline.left_s)
 
     def request_sync(self) -> None:
         """Ask all workers to synchronise after their current step."""
@@ -248,6 +271,23 @@ class Gossip:
         """Whether the store of requests is lost: there are no exchanges any more, and the members go to another store."""
         return self._survives_store and isinstance(self._protocol.failure, dist.DistError)
 
+    def look(self) -> None:
+        """Give up the exchange under way, if the failure detector has found that its peer has failed. From any thread."""
+        exchange = self._under_way
+        if exchange is None or not self._peers.has_failed(exchange.peer):
+            return
+        with self._averages:
+            if self._under_way is not exchange:
+                return
+            self._exchanger.give_up()
+            self._under_way = None
+            self._averages.notify_all()
+        failed = PeerError(f"Rank {exchange.peer} has failed in an exchange.", rank=exchange.peer, phase="exchange")
+        thread = new_thread(exchange.thread.name, self._guarded, lambda: self._run(exchange.steps, failed))
+        with self._lock:
+            self._threads = [thread if each is exchange.thread else each for each in self._threads]
+            thread.start()
+
     def close(self, *, timeout_s: float = 10.0) -> None:
         """End the threads and free the transport. May be called twice.
 
@@ -259,14 +299,15 @@ class Gossip:
             if not self._protocol.stop():
                 return
             self._wake()
+            threads = list(self._threads)
         if self.is_cut_off:  # its listener has ended; one that waits for an answer ends by its own deadline
             timeout_s = min(timeout_s, _CUT_OFF_S)
         else:
             self._tell_listener()
         deadline = Deadline.after(timeout_s)
-        for thread in self._threads:
+        for thread in threads:
             thread.join(deadline.left_s)
-        alive = [thread.name for thread in self._threads if thread.is_alive()]
+        alive = [thread.name for thread in threads if thread.is_alive()]
         if alive and not self.is_cut_off:
             log.warning("rank %d: its threads %s did not end within %.3g s", transport.rank, ", ".join(alive), timeout_s)
         transport.close()  # a thread that is late finds it closed, and ends by that
@@ -287,9 +328,13 @@ class Gossip:
                 self._protocol.fail(error)
                 self._wake()
 
-    def _run(self, steps: Steps) -> None:
-        """Run a generator of the protocol to its end, on the calling thread."""
-        result: Any = None
+    def _run(self, steps: Steps, result: Any = None) -> None:
+        """Run a generator of the protocol on the calling thread, to its end or until another thread goes on with it.
+
+        Args:
+            steps: the generator.
+            result: of the effect that it waits for, if it has been run before.
+        """
         error: BaseException | None = None
         while True:
             with self._lock:
@@ -305,7 +350,9 @@ class Gossip:
                     continue
             result, error = None, None
             try:
-                result = self._do(effect)
+                result = self._average(effect, steps) if isinstance(effect, Average) else self._do(effect)
+            except _GivenUp:
+                return
             except PeerError as lost:
                 result = lost
             except BaseException as raised:  # noqa: BLE001 - thrown into the generator, which tidies up and lets it out
@@ -336,8 +383,6 @@ class Gossip:
                 return answer_of(self._transport.await_reply(peer, timeout_s))
             case Reply(peer, answer):
                 self._reply(peer, answer)
-            case Average(peer, gives, timeout_s):
-                return self._average(peer, gives, timeout_s)
             case Probe(peer):
                 self._transport.probe(peer)
             case Announce(peer, session):
@@ -350,17 +395,23 @@ class Gossip:
         else:
             self._transport.reply(peer, answer_to_wire(answer))
 
-    def _average(self, peer: int, gives: bool, timeout_s: float) -> Averaged:
+    def _average(self, average: Average, steps: Steps) -> Averaged:
+        peer, exchange = average.peer, _Exchange(average.peer, steps)
         with self._averages:
             if not self._may_average:
                 raise PeerError(f"The exchange with rank {peer} came too late: the store is lost.", rank=peer, phase="exchange")
-            self._averaging += 1
+            self._under_way = exchange
         try:
-            return self._averaged(peer, gives, timeout_s)
+            return self._averaged(peer, average.gives, average.timeout_s)
         finally:
-            with self._averages:
-                self._averaging -= 1
-                self._averages.notify_all()
+            self._end(exchange)
+
+    def _end(self, exchange: _Exchange) -> None:
+        with self._averages:
+            if self._under_way is not exchange:
+                raise _GivenUp
+            self._under_way = None
+            self._averages.notify_all()
 
     def _averaged(self, peer: int, gives: bool, timeout_s: float) -> Averaged:
         started_s = now_s()

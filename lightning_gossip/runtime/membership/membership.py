@@ -61,6 +61,7 @@ class Membership(Workers):
     Attributes:
         store: the training thread's connection; another one when the store was lost.
         changed: called after each change of the members or their groups.
+        looked: called by the failure detector's thread after each look at the others; returns soon.
         groups: of the members.
     """
 
@@ -104,7 +105,8 @@ class Membership(Workers):
         self._connected = 0  # moves from store to store, when the training thread connected last
         self._failures: dict[type, Exception] = {}  # of the last attempt, by its effect
         self._guard = GroupGuard()
-        monitor.looked = self._guard.look
+        self.looked: list[Callable[[], None]] = [self._guard.look]
+        monitor.looked = self._tell_look
         # the groups that were made last; held, their connections would stay when they are destroyed
         self._noted: list[Callable[[], dist.ProcessGroup | None]] = []
         self._operations = StoreOperations(
@@ -490,6 +492,10 @@ class Membership(Workers):
         self._failures[effect] = error
         _let_go(error)
         return protocol.Outcome(reason_of(error), may_pass(error))
+
+    def _tell_look(self) -> None:
+        for call in tuple(self.looked):
+            call()
 
     def _tell_change(self) -> None:
         self._set_deadline()
