@@ -368,8 +368,7 @@ class Hosted(World):
         worker = next(worker for worker in reversed(self.workers) if worker.began_as.initial_rank == whom)
         if not worker.alive or worker.end is not None or not any(e.alive for e in self.workers if e is not worker):
             return
-        heartbeat = self._store_of(worker).get(f"p/heartbeat/{worker.membership.me}", b"")
-        if not worker.membership.rounds.agreed or worker.rests or b'"resting": true' in heartbeat:
+        if not worker.membership.rounds.agreed or self._rests(worker):
             return  # nobody notices that a worker has ended that sends no heartbeats yet, or none between two uses
         self.ended_s[whom] = self.now_s
         self.unclear = True
@@ -378,11 +377,15 @@ class Hosted(World):
         for each in self.workers:
             each.frozen_s = max(each.frozen_s, 2 * SHORT_S)
 
+    def _rests(self, worker: Worker) -> bool:
+        """Whether it rests between two uses, is about to, or says so still."""
+        heartbeat = self._store_of(worker).get(f"p/heartbeat/{worker.membership.me}", b"")
+        return worker.rests or b'"resting": true' in heartbeat
+
     def _note_loss(self) -> None:
-        rests = any(b'"resting": true' in self._store_of(w).get(f"p/heartbeat/{w.membership.me}", b"") for w in self.workers)
-        if rests or not all(worker.membership.rounds.agreed for worker in self.workers if worker.alive):
+        if any(map(self._rests, self.workers)) or not all(worker.membership.rounds.agreed for worker in self.workers if worker.alive):
             self.primary_lost = True
-            self.last_loss_s += TIMEOUT_S  # who waits for the first meeting does so until then
+            self.last_loss_s += TIMEOUT_S * len(self.program)  # who waits for the first meeting does so in each use
             for worker in self.workers:
                 worker.frozen_s = max(worker.frozen_s, 2 * SHORT_S)
 
