@@ -25,6 +25,7 @@ from typing_extensions import override
 
 from lightning_gossip.algorithm.membership.failover import Failover
 from lightning_gossip.algorithm.membership.membership import DeleteBelow, OwnFailureError
+from lightning_gossip.algorithm.membership.monitor import hosts_key, hosts_of
 from lightning_gossip.algorithm.membership.rounds import Survivable
 from lightning_gossip.algorithm.membership.store import (
     Adopt,
@@ -77,6 +78,7 @@ class Hosted(World):
         self.primary_lost = False
         self.done_s: dict[str, float] = {}  # when a worker was seen to be done, by the address of its store
         self.unclear = False  # hosts or the network have failed
+        self._prepares_s = 0.0  # what the next worker that comes back takes from its first answer to its first heartbeat
         super().__init__(choices, **replacements)
         self.fails = any(kind == "fail" for _, kind, _, _ in self.faults)
         self.agent = bool(choices.below(2))
@@ -116,7 +118,12 @@ class Hosted(World):
         )
         worker.job = job
         worker.failover.view = job[1]
-        worker.connected, worker.adopted_s = 0, self.now_s
+        worker.connected, worker.began_s, worker.adopted_s = 0, self.now_s, self.now_s
+        worker.prepares_s = self._prepares_s if late else 0.0
+        told = json.loads(self._space(job).get("p/members", b"[]")) if late else members
+        worker.told = {WorkerId(*one) for one in told}  # who the members were when it came
+        if late:  # with the first answer that it gets
+            worker.monitor.hosts |= hosts_of(self._space(job).get(hosts_key("p")))
         self.servers[str(me)] = {}
         self._owners[str(me)] = worker
         self._publish(worker, *reversed(job))
@@ -129,7 +136,15 @@ class Hosted(World):
         self._space((str(worker.began_as), "meet"))["where"] = json.dumps([view, address]).encode()
 
     @override
+    def _train(self, worker: Worker) -> Generator[Any, Any, None]:
+        if worker.prepares_s:
+            yield Pause(worker.prepares_s)
+        yield from super()._train(worker)
+
+    @override
     def _beat(self, worker: Worker) -> Generator[Any, Any, None]:
+        if worker.prepares_s:
+            yield Pause(worker.prepares_s)
         while not worker.stops:
             worker.failover.stopped = worker.rests
             if worker.rests:
@@ -357,7 +372,7 @@ class Hosted(World):
         ):
             self.faults.pop(0)  # nobody could tell it where the store is
         else:
-            before_s = self.last_loss_s
+            before_s, self._prepares_s = self.last_loss_s, how if kind == "restart" and how > SHORT_S else 0.0
             super()._strike()
             self.last_loss_s = max(before_s, self.last_loss_s)
 
@@ -383,7 +398,9 @@ class Hosted(World):
         return worker.rests or b'"resting": true' in heartbeat
 
     def _note_loss(self) -> None:
-        if any(map(self._rests, self.workers)) or not all(worker.membership.rounds.agreed for worker in self.workers if worker.alive):
+        if any(map(self._rests, self.workers)) or not all(
+            worker.membership.rounds.agreed for worker in self.workers if worker.alive
+        ):
             self.primary_lost = True
             self.last_loss_s += TIMEOUT_S * len(self.program)  # who waits for the first meeting does so in each use
             for worker in self.workers:
@@ -435,13 +452,17 @@ class Hosted(World):
     def _might_admit(self, member: Worker, outside: Worker) -> bool:
         """Whether a worker goes on as a member, and one outside knows it, and has been able to reach it all the time."""
         goes_on = member.alive and member.end is None and member.monitor.broken is None and not member.membership.outside
+        if self.now_s < outside.began_s + 4 * FAIL_AFTER_S:
+            return goes_on and member.began_as in outside.told  # it has not looked for as long as it should
+        if not goes_on or member.job is None or member.job[0] not in self.servers:
+            return False  # it looks for the next store itself, or will
         since_s = self.now_s - 4 * FAIL_AFTER_S
-        one, other = member.began_as.initial_rank, outside.began_as.initial_rank
-        was_cut = any(until_s > since_s and (one in side) != (other in side) for _, until_s, side in self.parts)
-        is_there = member.job is not None and member.adopted_s < since_s  # and does not look for the next store itself
+        hosts = {member.began_as.initial_rank, outside.began_as.initial_rank, self._host_of(member.job[0])}
+        was_cut = any(until_s > since_s and hosts & side and hosts - side for _, until_s, side in self.parts)
+        is_there = member.adopted_s < since_s
         is_known = str(member.began_as) in outside.monitor.hosts.values()
         was_frozen = max(member.frozen_until_s, outside.frozen_until_s) >= since_s
-        return goes_on and is_there and is_known and not was_cut and not was_frozen
+        return is_there and is_known and not was_cut and not was_frozen
 
     def _is_unclear(self) -> bool:
         """Whether somebody was silent for long who may be alive."""

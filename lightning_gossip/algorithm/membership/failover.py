@@ -48,7 +48,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import ClassVar, NamedTuple
 
 from lightning_gossip.algorithm.membership.joining import admitters_lost
-from lightning_gossip.algorithm.membership.monitor import Monitor
+from lightning_gossip.algorithm.membership.monitor import Monitor, hosts_key
 from lightning_gossip.algorithm.membership.news import News
 from lightning_gossip.algorithm.membership.quorum import has_quorum
 from lightning_gossip.algorithm.membership.rounds import Known, Rounds, no_quorum
@@ -525,6 +525,7 @@ class Failover:
         yield Adopt(view, address)
         if opened is not None:
             news: bytes = yield Decide(f"{prefix}/news", opened.news)
+            yield Decide(hosts_key(prefix), monitor.told_hosts(opened.present))
             yield Decide(f"{prefix}/members", json.dumps(opened.present).encode())
             for rank, incarnation in opened.incarnations.items():
                 yield Decide(f"{prefix}/incarnation/{rank}", str(incarnation).encode())

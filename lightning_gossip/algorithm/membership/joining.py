@@ -3,6 +3,7 @@
 | key | written by | says |
 |---|---|---|
 | ``members`` | the first member, when they change | who they are; while it is missing the job has not begun |
+| ``stores`` (:mod:`.monitor`) | ″, before that | where they keep their stores |
 | ``incarnation/<rank>`` | each process that starts or was excluded | how many there were with this initial rank |
 | ``news`` (:mod:`.news`) | a worker outside | that it asks to join, and what its model and data are |
 | ``grant/<worker>`` | every member | where the job is, or why this worker does not fit |
@@ -17,7 +18,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from lightning_gossip.algorithm.membership.monitor import Monitor, replaced
+from lightning_gossip.algorithm.membership.monitor import Monitor, hosts_key, replaced
 from lightning_gossip.algorithm.membership.store import Count, Delete, Encode, Pause, Read, Restore, Steps, Write
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import ConfigurationError, PeerError
@@ -62,7 +63,9 @@ class Joining:
     # -- of members --------------------------------------------------------------------------------------------------
 
     def tell_members(self, members: Sequence[WorkerId]) -> Steps[None]:
-        """Write down who the members are, and so that the job has begun."""
+        """Write down who the members are, and so that the job has begun; before it, where they keep their stores."""
+        if self._monitor.address is not None:
+            yield Write(hosts_key(self._prefix), self._monitor.told_hosts(members))
         yield Write(f"{self._prefix}/members", json.dumps(members).encode())
 
     def has_begun(self) -> Steps[bool]:

@@ -347,9 +347,9 @@ class Membership:
             self.generation += 1
             tried = True
         yield from self._forget_groups(self.generation)
+        yield from self.on_store(lambda: self._monitor.learn_hosts(self.members))
         if self.rank == 0:
             yield from self.on_store(lambda: self.joining.tell_members(self.members))
-        yield from self.on_store(lambda: self._monitor.learn_hosts(self.members))
         yield TellChange()
 
     def on_store(self, steps: Callable[[], Steps[T]]) -> Steps[T]:

@@ -9,6 +9,7 @@ has found out all get to know. Here the store carries both.
 | ``news`` | whoever finds out something (:mod:`.news`) | who has failed, who has aborted, who asks to join |
 | ``members`` | the first member, when they change | who they are, for workers that come later |
 | ``host/<worker>`` | its owner, where stores are kept in reserve | the address of the one that it keeps |
+| ``stores`` | whoever writes ``members``, before that | the addresses of theirs, for workers that come later |
 
 A tick asks the store twice: it writes the heartbeat, and reads those of the workers that it watches and the news. Nine
 workers or fewer watch each other. Of more each watches eight, at equal distances around the ring of the members, so that a
@@ -421,6 +422,10 @@ class Monitor:
             later = replace(wanted, number=self.news.number + 1)
             self._take((yield Swap(self._news_key, self._read, later.encode())))
 
+    def told_hosts(self, workers: Collection[WorkerId]) -> bytes:
+        """Where workers keep their stores, as far as that is known, for those that come later."""
+        return json.dumps([[*worker, self.hosts[worker]] for worker in workers if worker in self.hosts]).encode()
+
     def learn_hosts(self, workers: Sequence[WorkerId]) -> Steps[None]:
         """Read where workers keep their stores, if all have told that."""
         unknown = tuple(worker for worker in workers if worker not in self.hosts)
@@ -550,7 +555,8 @@ class Monitor:
     def _look_for_members(self) -> Steps[None]:
         record = yield Read(f"{self._prefix}/members")
         members = [] if record is None else [WorkerId(*worker) for worker in json.loads(record)]
-        yield from self.learn_hosts(members)
+        if self.address is not None and not self.hosts.keys() >= {*members}:
+            self.hosts |= hosts_of((yield Read(hosts_key(self._prefix))))
         if self.is_outside:  # else it has been admitted meanwhile
             failed = (worker for worker in members if self._detector.verdict(worker) is Verdict.FAILED)
             gone = {*failed, *(self.news.failed & {*members})}
@@ -591,6 +597,16 @@ class Monitor:
 
     def _heartbeat_key(self, worker: WorkerId) -> str:
         return f"{self._prefix}/heartbeat/{worker}"
+
+
+def hosts_key(prefix: str) -> str:
+    """Key of what :meth:`Monitor.told_hosts` says."""
+    return f"{prefix}/stores"
+
+
+def hosts_of(told: bytes | None) -> dict[WorkerId, str]:
+    """What :meth:`Monitor.told_hosts` has said: addresses of stores; none if nobody has said it."""
+    return {} if told is None else {WorkerId(rank, incarnation): address for rank, incarnation, address in json.loads(told)}
 
 
 def _around(members: Sequence[WorkerId], me: WorkerId, failed: Any) -> tuple[WorkerId, ...]:

@@ -322,6 +322,16 @@ class Membership(Workers):
         self._perform(self._protocol.hello(use, intact=intact, about=endpoint, check=check))
         if self.groups.made and not self._are_noted():
             self._note_groups()
+        self._tell_others()
+
+    def _tell_others(self) -> None:
+        stores, hosts = self.monitor.stores, self.monitor.protocol.hosts
+        if stores is None:
+            return
+        try:
+            stores.tell_others([hosts[worker] for worker in self.members if worker in hosts and worker != self.me])
+        except dist.DistError as error:
+            log.info("%s: those that come by its address hear of no other: %s", self.me.spoken, error)
 
     def rest(self) -> None:
         """Stop heartbeats between two uses of a Trainer.
@@ -498,6 +508,7 @@ class Membership(Workers):
             call()
 
     def _tell_change(self) -> None:
+        self._tell_others()
         self._set_deadline()
         for call in self.changed:
             call()

@@ -13,14 +13,13 @@ import socket
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
 from lightning_gossip.algorithm.membership.store import Reached
 from lightning_gossip.runtime.clock import Deadline
-from lightning_gossip.runtime.store_client import Space, client, cut_connections, end_when_lost
+from lightning_gossip.runtime.store_client import Space, client, cut_connections, end_when_lost, look_up
 from lightning_gossip.transport.network_interface import address_of
 from lightning_gossip.transport.threads import new_thread
 
@@ -99,6 +98,7 @@ class Stores:
 
     Attributes:
         view, address: of the job's store.
+        others: addresses of the stores that members keep, as this worker was told before it was one.
         own: address of the store that this worker keeps.
     """
 
@@ -111,6 +111,7 @@ class Stores:
         self._reserve = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
         self._lost_s = lost_s
         self.view, self.address = view, first
+        self.others: list[str] = []
         self.own = address_text(host, self._reserve.port)
         self.publish(view, first)
 
@@ -122,9 +123,13 @@ class Stores:
         """Tell those that come to this worker where it waits for others."""
         self._tell("seeks", view, address)
 
-    def _tell(self, key: str, view: int, address: str) -> None:
+    def tell_others(self, others: Sequence[str]) -> None:
+        """Tell those that come to this worker where the others keep their stores: it may end before they are admitted."""
+        self._tell("others", *others)
+
+    def _tell(self, key: str, *told: int | str) -> None:
         # by a new connection: leave() cuts all with this worker's store, if it is the job's
-        Space(MEETING, client(*parse(self.own), timeout_s=_CALL_S)).set(key, json.dumps([view, address]))
+        Space(MEETING, client(*parse(self.own), timeout_s=_CALL_S)).set(key, json.dumps(told))
 
     def adopt(self, view: int, address: str) -> None:
         """The job's store is here now."""
@@ -154,11 +159,11 @@ class Stores:
     def follow(self, member: str, *, timeout_s: float) -> Store:
         """A connection with the job's store, wherever a member says that it is.
 
-        It may have been lost a moment ago: while it does not answer, the member is asked again, since those that are left
-        agree on another one.
+        It may have been lost a moment ago: while it does not answer, the members that are known are asked one after the other,
+        since those that are left agree on another one.
 
         Args:
-            member: address of the store that it keeps.
+            member: address of the store that one of them keeps.
             timeout_s: for how long, and of the store's calls, in seconds.
 
         Raises:
@@ -166,6 +171,7 @@ class Stores:
         """
         deadline = Deadline.after(timeout_s)
         told: str | None = None  # of which store that does not answer
+        asked = -1
         while True:
             try:
                 return self.connect(timeout_s=timeout_s)
@@ -176,7 +182,11 @@ class Stores:
                     log.warning("%s The worker at %s is asked again where it is.", error, member)
                 told = self.address
             time.sleep(min(_AGAIN_S, deadline.left_s))
-            if (found := locate(member)) is not None:
+            asked += 1
+            known = list(dict.fromkeys([member, *self.others]))
+            found, others = ask(known[asked % len(known)])
+            self.others = others or self.others
+            if found is not None and found[0] >= self.view:
                 self.adopt(*found)
                 self.publish(*found)
 
@@ -199,13 +209,18 @@ class Stores:
         return store if view == 0 else Space(f"view/{view}", store)
 
 
-def locate(address: str) -> tuple[int, str] | None:
-    """View and address of the job's store, as the worker says that keeps the one at this address; None if nobody does."""
+def ask(address: str) -> tuple[tuple[int, str] | None, list[str]]:
+    """What the worker says that keeps the store at an address, if one does.
+
+    Returns:
+        View and address of the job's store, and the addresses of those that other members keep.
+    """
     _, store = reach(address)
     if store is None:
-        return None
-    found: Any = Space(MEETING, store).compare_set("where", " ", " ")
-    if found == b" ":
-        return None
-    view, there = json.loads(found)
-    return int(view), str(there)
+        return None, []
+    meeting = Space(MEETING, store)
+    where, others = look_up(meeting, "where"), look_up(meeting, "others")
+    if where is None:
+        return None, []
+    view, there = json.loads(where)
+    return (int(view), str(there)), [] if others is None else json.loads(others)

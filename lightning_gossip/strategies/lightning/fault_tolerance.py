@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from lightning_gossip import version
 from lightning_gossip.algorithm.checks import check_integer
 from lightning_gossip.algorithm.islands.places import Islands
+from lightning_gossip.algorithm.membership.monitor import hosts_key, hosts_of
 from lightning_gossip.algorithm.membership.rounds import Survivable
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import ConfigurationError
@@ -20,9 +22,9 @@ from lightning_gossip.runtime.islands.groups import IslandGroups
 from lightning_gossip.runtime.membership import membership
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
-from lightning_gossip.runtime.membership.stores import Stores, address_text, locate
+from lightning_gossip.runtime.membership.stores import Stores, address_text, ask
 from lightning_gossip.runtime.process_end import call_at_exit
-from lightning_gossip.runtime.store_client import another, connect, losses_told, parse_address
+from lightning_gossip.runtime.store_client import another, connect, look_up, losses_told, parse_address
 from lightning_gossip.strategies.options import check_choice, seconds_of
 from lightning_gossip.transport.endpoint import endpoint
 
@@ -121,6 +123,7 @@ def begin(
         :meth:`Membership.join`.
     """
     prefix = f"{keys}/members"
+    hosts: dict[WorkerId, str] = {}  # addresses of the stores that members keep, of one that comes later
     kept = membership.kept(prefix)
     if kept is not None:
         return kept
@@ -135,7 +138,7 @@ def begin(
         master = address_text(
             os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         )  # or any member's, of one that comes later
-        where = locate(master) if survives_store else None
+        where, others = ask(master) if survives_store else (None, [])
         if where is None:
             store = connect(survival.store, rank=initial_rank, timeout_s=timeout_s, lost_s=lost_s, interface=interface)
         stores = None
@@ -143,20 +146,29 @@ def begin(
             view, address = where or (0, master)
             stores = Stores(address, _own_address(), interface=interface, lost_s=lost_s, view=view)
             if where is not None:
+                stores.others = others
                 store = stores.follow(master, timeout_s=timeout_s)
-        me = WorkerId(initial_rank, store.add(f"{prefix}/incarnation/{initial_rank}", 1))
-        late = initial_rank >= workers or me.incarnation > 1 or store.check([f"{prefix}/members"])
-        theirs = store.compare_set(f"{prefix}/version", "", version.mine()).decode()
-        if late or not version.understands(theirs):  # else all hear of it in the first round
-            version.check([theirs, version.mine()], ["the job", f"rank {initial_rank}"])
-        monitor = HeartbeatMonitor(
-            another(store),
-            prefix,
-            me,
-            fail_after_s=survival.peer_timeout_s,
-            stores=stores,
-            islands=None if groups is None else groups.islands,
-        )
+        while True:
+            try:
+                if stores is not None:  # with the first answer, since the store may be lost before the next one
+                    hosts |= hosts_of(look_up(store, hosts_key(prefix)))
+                    stores.others = list(hosts.values()) or stores.others
+                me, late = _introduced(store, prefix, initial_rank, workers)
+                second = another(store)
+                break
+            except dist.DistError:
+                if stores is None or not stores.others:
+                    raise
+                store = stores.follow(master, timeout_s=timeout_s)
+    monitor = HeartbeatMonitor(
+        second,
+        prefix,
+        me,
+        fail_after_s=survival.peer_timeout_s,
+        stores=stores,
+        islands=None if groups is None else groups.islands,
+    )
+    monitor.protocol.hosts |= hosts
     members = [me] if late else [WorkerId(rank, 1) for rank in range(workers)]
     made = Membership(
         store,
@@ -177,6 +189,16 @@ def begin(
     if late:
         log.warning("Rank %d comes later than the others: it will be admitted at the beginning of an epoch.", initial_rank)
     return made
+
+
+def _introduced(store: Store, prefix: str, initial_rank: int, workers: int) -> tuple[WorkerId, bool]:
+    """The identity of this worker in a store of the job, and whether the others have begun without it."""
+    me = WorkerId(initial_rank, store.add(f"{prefix}/incarnation/{initial_rank}", 1))
+    late = initial_rank >= workers or me.incarnation > 1 or store.check([f"{prefix}/members"])
+    theirs = store.compare_set(f"{prefix}/version", "", version.mine()).decode()
+    if late or not version.understands(theirs):  # else all hear of it in the first round
+        version.check([theirs, version.mine()], ["the job", f"rank {initial_rank}"])
+    return me, late
 
 
 def _own_address() -> str:

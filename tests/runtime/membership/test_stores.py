@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from lightning_gossip.algorithm.membership.store import Reached
 from lightning_gossip.runtime.membership import stores
-from lightning_gossip.runtime.membership.stores import Stores, address_text, locate, reach_all
+from lightning_gossip.runtime.membership.stores import Stores, address_text, ask, reach_all
 
 
 def test_a_worker_that_has_left_its_own_store_as_the_jobs_still_says_there_where_it_is() -> None:
@@ -20,7 +20,7 @@ def test_a_worker_that_has_left_its_own_store_as_the_jobs_still_says_there_where
     one.leave()
     one.seek(3, "127.0.0.1 2")
     one.publish(3, "127.0.0.1 2")
-    assert locate(one.own) == (3, "127.0.0.1 2")
+    assert ask(one.own) == ((3, "127.0.0.1 2"), [])
 
 
 def test_one_that_listens_one_that_has_ended_and_one_that_only_accepts_are_told_apart() -> None:
@@ -44,18 +44,18 @@ def test_who_comes_while_the_jobs_store_is_lost_is_told_of_the_next_one(monkeypa
     joiner = Stores(lost, "127.0.0.1", lost_s=6.0)
     asked: list[str] = []
 
-    def agreed(address: str) -> tuple[int, str] | None:
+    def agreed(address: str) -> tuple[tuple[int, str] | None, list[str]]:
         """The members agree between the first question and the second."""
         asked.append(address)
         if len(asked) == 2:
             member.publish(1, other.own)
-        return locate(address)
+        return ask(address)
 
-    monkeypatch.setattr(stores, "locate", agreed)
+    monkeypatch.setattr(stores, "ask", agreed)
     joiner.follow(member.own, timeout_s=5.0).set("here", "1")
     assert asked == [member.own] * 2
     assert (joiner.view, joiner.address) == (1, other.own)
-    assert locate(joiner.own) == (1, other.own)
+    assert ask(joiner.own)[0] == (1, other.own)
 
 
 def test_a_store_that_nobody_replaces_is_given_up(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -66,3 +66,21 @@ def test_a_store_that_nobody_replaces_is_given_up(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(dist.DistError, match="cannot be reached"):
         Stores(lost, "127.0.0.1", lost_s=6.0).follow(member.own, timeout_s=0.3)
     assert caplog.text.count("is asked again where it is") == 1
+
+
+def test_who_comes_by_a_member_that_ends_with_the_jobs_store_finds_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "_AGAIN_S", 0.01)
+    ended = Stores("127.0.0.1 1", "127.0.0.1", lost_s=6.0)  # keeps the job's store, and is who the joiner comes by
+    other = Stores(ended.own, "127.0.0.1", lost_s=6.0)
+    for member in (ended, other):
+        member.publish(1, ended.own)
+        member.tell_others([other.own, ended.own])
+    where, others = ask(ended.own)
+    assert where is not None
+    joiner = Stores(where[1], "127.0.0.1", lost_s=6.0, view=where[0])
+    joiner.others = others
+    by = ended.own
+    del ended, member  # its process ends
+    other.publish(2, other.own)
+    joiner.follow(by, timeout_s=20.0).set("here", "1")
+    assert (joiner.view, joiner.address) == (2, other.own)
