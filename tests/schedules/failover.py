@@ -9,6 +9,7 @@ time; one with a process that has ended is lost at once, unless its host has end
 |---|---|
 | all that come out of one call have the same result, on whichever side of a partition they are | at each call |
 | who was killed excepted, all go on after the loss of a store, unless hosts or the network have failed | at the end |
+| if a partition is all that happens, who was excluded meanwhile goes back soon after it | when it does |
 | if a long partition, or the end of a host, is all that happens, more than half go on, all of them | at the end |
 | after a partition, or the end of hosts, at most one side goes on, and the other says why it ends | at the end |
 """
@@ -57,6 +58,7 @@ from tests.schedules.violation import Violation, judge
 LONG_S = 30.0  # a trouble that is longer has the job go on elsewhere
 LOST_S = 6.0  # that the kernel waits for a host that does not answer
 CONNECT_S = 1.0
+BACK_S = 2 * FAIL_AFTER_S  # that a worker may take to go back to the others, who exclude it meanwhile
 ENDS_S = 10.0  # after which the process of a worker that is done has ended
 _PRIMARY = "primary"
 _OPERATIONS = frozenset((Decide, Swap, Write, Count, Read, ReadAll, Await, Delete, DeleteBelow))
@@ -120,6 +122,7 @@ class Hosted(World):
         worker.failover.view = job[1]
         worker.connected, worker.began_s, worker.adopted_s = 0, self.now_s, self.now_s
         worker.prepares_s = self._prepares_s if late else 0.0
+        worker.began_s += worker.prepares_s
         told = json.loads(self._space(job).get("p/members", b"[]")) if late else members
         worker.told = {WorkerId(*one) for one in told}  # who the members were when it came
         if late:  # with the first answer that it gets
@@ -303,15 +306,17 @@ class Hosted(World):
                 worker.job = None
             case Probe(addresses):
                 return [self._reached(worker, address) for address in addresses]
-            case Enter(address):
+            case Enter(address, view):
                 reached = self._reached(worker, address)
-                thread.server = (address, "meet") if reached is Reached.OPEN else None
+                thread.server = (address, "meet" if view is None else view) if reached is Reached.OPEN else None
                 return reached
             case Adopt(view, address):
                 worker.job, worker.adopted_s = (address, view), self.now_s
                 thread.server = worker.job
                 if view < worker.failover._promised and not worker.membership.outside and not self._is_unclear():
                     raise Violation(f"{worker.began_as.spoken} gives its identity up, and nobody was silent for long")
+                if not worker.membership.outside and view <= max(worker.failover.view, worker.failover._promised - 1):
+                    self._check_is_soon(worker)
             case Publish(view, address):
                 self._publish(worker, view, address)
                 self._check_view(worker, view)
@@ -328,6 +333,12 @@ class Hosted(World):
         if isinstance(outcome, PeerError):
             return thread.steps.throw(outcome)
         return super()._sent(thread, outcome)
+
+    def _check_is_soon(self, worker: Worker) -> None:
+        """Who was cut off is not long in finding that the others have excluded it, when the network carries again."""
+        if [kind for _, kind, _, _ in self._all_faults] == ["part"] and self.now_s > self.parts[0][1] + BACK_S:
+            late_s = self.now_s - self.parts[0][1]
+            raise Violation(f"{worker.began_as.spoken} goes back to the others {late_s:.1f} s after it could")
 
     def _check_view(self, worker: Worker, view: int) -> None:
         """Whoever goes on knows that all who have not come have failed: nobody waits for them once more."""

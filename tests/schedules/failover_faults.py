@@ -10,7 +10,7 @@ from typing_extensions import override
 from lightning_gossip.algorithm.membership.failover import Failover, Meeting, Opened
 from lightning_gossip.algorithm.membership.news import News
 from lightning_gossip.algorithm.membership.rounds import Known, Rounds
-from lightning_gossip.algorithm.membership.store import Steps
+from lightning_gossip.algorithm.membership.store import Count, Steps
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 
 
@@ -19,16 +19,33 @@ class ActsAtOnce(Rounds):
 
     @override
     def _settle(self, number: int, members: Sequence[WorkerId]) -> Steps[bool]:
+        yield Count(f"{self._key(number)}/known/0")
         return True
-        yield
 
 
-class ExcludesWithoutQuorum(Rounds):
-    """Whoever has the store goes on, however many are silent."""
+class EndsWithoutQuorum(Rounds):
+    """Whoever has the store ends rounds, however many are silent."""
 
     @override
     def _check_quorum(self, present: Collection[WorkerId], members: Sequence[WorkerId]) -> None:
         return
+
+
+class ExcludesWithoutQuorum(Failover):
+    """Whoever has the store tells of silent workers as failed, however many they are."""
+
+    @override
+    def _may_go_on(self, present: Collection[WorkerId]) -> bool:
+        return True
+
+
+class LooksAheadOnly(Failover):
+    """A worker does not find out that the others have stayed where it was, and have excluded it."""
+
+    @override
+    def _look_back(self, view: int, address: str) -> Steps[None]:
+        return
+        yield
 
 
 class _AnyMayOpen(Meeting):
@@ -88,7 +105,9 @@ class ReturnsToAnOlderStore(Failover):
 
 FAULTS: dict[str, dict[str, Any]] = {
     "acts by a result that others may not know": {"rounds": ActsAtOnce},
-    "ends rounds without a quorum": {"rounds": ExcludesWithoutQuorum},
+    # either check alone keeps two sides apart (decisions/034)
+    "excludes silent workers without a quorum": {"rounds": EndsWithoutQuorum, "failover": ExcludesWithoutQuorum},
+    "looks ahead only": {"failover": LooksAheadOnly},
     "opens a store without a quorum": {"failover": OpensWithoutQuorum},
     "brings no result to the next store": {"failover": ForgetsTheResult},
     "waits for members that did not come": {"failover": WaitsForTheMissing},

@@ -29,7 +29,9 @@ stores that believe to be the job's, one misses so many of its workers that it e
 | it has opened | Adopt, and bring news, members and incarnations | goes on; excluded if it was too late |
 | one that is missing waits elsewhere for a later view | | goes there |
 | nobody has come for twice that time, and no quorum | | to the next one; after a while the end |
-| the time is over, and some worker still is in an earlier view | Adopt | as a worker that was excluded: under a new identity |
+| those that are missing have stayed in the view that it has left, and have excluded it there | Adopt | as a worker that was \
+excluded: under a new identity |
+| the time is over, and some worker still is in an earlier view | Adopt | ″ |
 
 A worker that was silent and is found to have ended may have gone on meanwhile, with others, and have come to the job's end. So
 the end of those that might have been enough counts only if it was found in time: before anybody can have excluded this worker.
@@ -250,7 +252,9 @@ class Failover:
         self._elsewhere: dict[WorkerId, tuple[int, str]] = {}  # views that others are in, and do not leave
         self._here: tuple[WorkerId, ...] = ()  # who was at the last meeting
         self._ahead: WorkerId | None = None  # one that waits for a later view elsewhere
+        self._excluded_in: tuple[int, str] | None = None  # a view that others are in, and have excluded this worker
         self._looks = 0  # at those that are missing
+        self._has_looked = False
         self._contact_s = now_s()  # when this worker was last heard in a store of the job, or heard a member from outside
         self._ended: frozenset[WorkerId] = frozenset()  # found in time: before the others can have excluded this worker
         self._ended_here: frozenset[WorkerId] = frozenset()  # ″ can have excluded it in this store, where it may have rested
@@ -270,6 +274,9 @@ class Failover:
             if self._lost:
                 raise StoreLostError
             began_s = self._now_s()
+            if not self._has_looked and self._monitor.is_outside:
+                self._contact_s = began_s  # it may have taken long from its first answer to here
+            self._has_looked = True
             yield from self._monitor.tick(self._may_go_on)
             if not self._monitor.is_outside or self._monitor.hears_a_member():
                 self._contact_s = began_s
@@ -299,10 +306,10 @@ class Failover:
             if (not candidates and self._monitor.hosts) or self._is_left_alone_at_admission():
                 break  # all have ended
             for view, worker in candidates:
-                if self.stopped or (yield from self._try(view, worker)):
+                if self.stopped or (yield from self._try(view, worker)) or (yield from self._go_back()):
                     return
                 while self._now_s() < give_up_s and (ahead := self._take_ahead()) is not None:
-                    if self.stopped or (yield from self._try(self._next_view(ahead), ahead)):
+                    if self.stopped or (yield from self._try(self._next_view(ahead), ahead)) or (yield from self._go_back()):
                         return
                 if self._now_s() >= give_up_s:
                     break
@@ -320,7 +327,7 @@ class Failover:
         return self._has_lost_admitters() and self._monitor.ended() >= others
 
     def _begin_search(self) -> None:
-        self._elsewhere, self._ahead, self._here = {}, None, ()
+        self._elsewhere, self._ahead, self._here, self._excluded_in = {}, None, (), None
 
     def _take_ahead(self) -> WorkerId | None:
         ahead, self._ahead = self._ahead, None
@@ -409,19 +416,26 @@ class Failover:
 
     def _give_up(self) -> Steps[None]:
         """Nobody is there with whom this worker may go on under its identity."""
-        if self._elsewhere and not self._monitor.is_outside:
-            view, address = max(self._elsewhere.values())
-            try:
-                if (yield Enter(address)) is Reached.OPEN and (yield from self._adopt(view, address, renounces=True)):
-                    return
-            except StoreLostError:
-                pass  # it was the last hope
+        if self._elsewhere and not self._monitor.is_outside and (yield from self._renounce(*max(self._elsewhere.values()))):
+            return
         if self._monitor.is_outside:
             raise self._monitor.left_alone()
         if self._has_lost_admitters():
             raise admitters_lost(self._monitor.me)
         me, members = self._monitor.me, self._rounds.agreed or (self._monitor.me,)
         raise no_quorum(me, self._here or (me,), members)
+
+    def _go_back(self) -> Steps[bool]:
+        """Go to those that have excluded this worker, as another one; whether it has."""
+        found, self._excluded_in = self._excluded_in, None
+        return found is not None and (yield from self._renounce(*found))
+
+    def _renounce(self, view: int, address: str) -> Steps[bool]:
+        """Go on in a view that others are in, under another identity; False if its store is lost, too."""
+        try:
+            return (yield Enter(address)) is Reached.OPEN and (yield from self._adopt(view, address, renounces=True))
+        except StoreLostError:
+            return False
 
     # -- where workers meet ------------------------------------------------------------------------------------------
 
@@ -437,7 +451,7 @@ class Failover:
             yield from self._register(view)
             if (yield from self._await_opened(view, address, came_s)):
                 return (yield from self._adopt(view, address))
-            if self.stopped or self._ahead is not None:
+            if self.stopped or self._ahead is not None or self._excluded_in is not None:
                 return False
 
     def _target(self, view: int) -> Steps[int]:
@@ -488,7 +502,7 @@ class Failover:
             late_s = self._now_s() - came_s - _TURN_S * meeting.place(self._monitor.me)
             if late_s >= 0.0 and not meeting.is_complete and self._now_s() >= probed_s:
                 yield from self._look_around(meeting.missing, view, address)
-                if self._ahead is not None:
+                if self._ahead is not None or self._excluded_in is not None:
                     return False
                 probed_s = self._now_s() + _PROBE_S  # from its end: what does not answer takes longer than that
             elif late_s >= 0.0 and meeting.may_open(self._least, in_vain=late_s >= self._silent_s):
@@ -502,6 +516,7 @@ class Failover:
         """Find out who of those that are missing has ended, and whether one of the others waits elsewhere for a later view.
 
         Without that two sides of a network that was cut would go after each other from store to store when it is whole again.
+        One that has stayed where this worker was may have excluded it there, with others: then nobody comes here any more.
         """
         there = yield from self._probe(missing)
         if not there:
@@ -512,8 +527,17 @@ class Failover:
             here, sought = yield from self._ask(one)
             if any(place is not None and place[0] > view for place in (here, sought)):
                 self._ahead = one
+            elif here is not None and one in self._elsewhere and here[0] >= self.view:
+                yield from self._look_back(*here)
         if (yield Enter(address)) is not Reached.OPEN:
             raise StoreLostError
+
+    def _look_back(self, view: int, address: str) -> Steps[None]:
+        """Find out whether those in a view have excluded this worker."""
+        if (yield Enter(address, view)) is Reached.OPEN:
+            news = yield Read(f"{self._prefix}/news")
+            if news is not None and self._monitor.me in News.decode(news).failed:
+                self._excluded_in = view, address
 
     def _adopt(self, view: int, address: str, *, renounces: bool = False) -> Steps[bool]:
         """Go on with a store that has opened, and bring what every store of the job has."""

@@ -145,9 +145,14 @@ class Enter(NamedTuple):
     """Connect this thread with the store that a worker keeps, where workers meet. The result is a :class:`Reached`.
 
     From then on this thread's operations go there.
+
+    Args:
+        address: of the store.
+        view: whose keys are to be read there, without going on in it; None for those of the meeting.
     """
 
     address: str
+    view: int | None = None
 
 
 class Adopt(NamedTuple):

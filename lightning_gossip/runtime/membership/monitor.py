@@ -355,7 +355,7 @@ class HeartbeatMonitor:
             return {Probe: lambda effect: [Reached.SILENT] * len(effect.addresses)}
 
         def enter(effect: Enter) -> Reached:
-            reached, store = stores.enter(effect.address)
+            reached, store = stores.enter(effect.address, effect.view)
             log.info("%s: looks for the next store at %s: %s", self.me.spoken, effect.address, reached.value)
             if store is not None:
                 self._operations.use(store)

@@ -190,12 +190,13 @@ class Stores:
                 self.adopt(*found)
                 self.publish(*found)
 
-    def enter(self, address: str) -> tuple[Reached, Store | None]:
-        """Connect with the meeting at an address."""
+    def enter(self, address: str, view: int | None = None) -> tuple[Reached, Store | None]:
+        """Connect with the meeting at an address, or with the keys of a view there."""
         reached, store = reach(address)
-        if store is not None:
-            end_when_lost(parse(address)[1], self._lost_s)
-        return reached, None if store is None else Space(MEETING, store)
+        if store is None:
+            return reached, None
+        end_when_lost(parse(address)[1], self._lost_s)
+        return reached, Space(MEETING, store) if view is None else self._in_view(view, store)
 
     def _open(self, address: str, timeout_s: float) -> TCPStore:
         reached, store = reach(address, timeout_s=timeout_s)
