@@ -383,7 +383,9 @@ class Hosted(World):
         return worker.rests or b'"resting": true' in heartbeat
 
     def _note_loss(self) -> None:
-        if any(map(self._rests, self.workers)) or not all(worker.membership.rounds.agreed for worker in self.workers if worker.alive):
+        if any(map(self._rests, self.workers)) or not all(
+            worker.membership.rounds.agreed for worker in self.workers if worker.alive
+        ):
             self.primary_lost = True
             self.last_loss_s += TIMEOUT_S * len(self.program)  # who waits for the first meeting does so in each use
             for worker in self.workers:
