@@ -15,7 +15,7 @@ from recipes.simulated.modules import PlannedRun, trained
 from recipes.vision.classifier import Classifier
 from recipes.vision.data import FashionMnistData
 
-BATCH_SIZE, VALIDATION_IMAGES, HELD_OUT = 32, 5000, 2000
+BATCH_SIZE, VALIDATION_IMAGES, HELD_OUT = 32, 5000, 1000
 MODEL = "fashion_resnet8_groupnorm"  # whose loss is one model's: no buffers that differ from worker to worker
 FOLDER = Path(os.environ.get("FASHION_MNIST", "/usr/share/datasets/fashion-mnist"))
 
@@ -58,8 +58,8 @@ FASHION_MNIST = Task(
     model_bytes=4 * 25_557_032,
     compute_s=0.15,
     rates_mbit=(1000, 200),
-    lrs=(0.05, 0.1, 0.2, 0.4),
-    steps=320,
+    lrs=(0.05, 0.1, 0.2),
+    steps=240,
     batch_size=BATCH_SIZE,
     build=build,
     about=about,

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-from benchmarks.time_to_loss import docs, language
+from benchmarks.time_to_loss import docs, images, language
 from benchmarks.time_to_loss.contenders import CONTENDERS, KNOWN
 from benchmarks.time_to_loss.hooks import Bfloat16, LowRank, compressed, share_of
 from benchmarks.time_to_loss.language import CHAR_GPT
@@ -26,6 +26,7 @@ from lightning_gossip.simulation import Cluster, Constant, Quadratic, Steps
 from lightning_gossip.simulation.problems.sgd import SGD
 from lightning_gossip.simulation.record import Recording
 from lightning_gossip.simulation.run import Run as SimulatedRun
+from tests.recipes.vision.generated import fashion_mnist
 
 SHAPES = [torch.Size((40, 30)), torch.Size((30,)), torch.Size((6, 5, 5)), torch.Size((3, 4))]
 NUMEL = sum(shape.numel() for shape in SHAPES)
@@ -145,6 +146,20 @@ def test_models_that_no_link_changes_are_timed_as_if_they_were_trained_there(
         assert timed["curve"]["s"] == pytest.approx(there["curve"]["s"])
         for key in ("steps", "loss", "gb"):
             assert timed["curve"][key] == there["curve"][key]
+
+
+def test_images_learn_in_as_many_epochs_as_their_number_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "FOLDER", fashion_mnist(tmp_path))  # 48 images
+    monkeypatch.setattr(images, "VALIDATION_IMAGES", 8)
+    monkeypatch.setattr(images, "images", images.images.__wrapped__)
+    task = replace(images.FASHION_MNIST, steps=32, batch_size=4)
+    work = task.work(steps=task.steps, hosts=4, samples=40)
+    assert (work.number, work.batches) == (13, 128 // 13)
+    found = list(execute(Run("ddp", 0.1, 1.0, CALM, 0), task))
+    assert {entry["rate_mbit"] for entry in found} == {1000, 200}
+    curve = found[0]["curve"]
+    assert curve["steps"][-1] == 13 * 3  # 9 batches an epoch, filled up to 12 for four
+    assert len(set(curve["loss"])) > 10
 
 
 def entry(contender: str, seed: int, losses: list[float], *, lr: float = 4e-3, hour: float = 1.0) -> dict[str, Any]:
