@@ -465,15 +465,24 @@ class Hosted(World):
         goes_on = member.alive and member.end is None and member.monitor.broken is None and not member.membership.outside
         if self.now_s < outside.began_s + 4 * FAIL_AFTER_S:
             return goes_on and member.began_as in outside.told  # it has not looked for as long as it should
-        if not goes_on or member.job is None or member.job[0] not in self.servers:
-            return False  # it looks for the next store itself, or will
         since_s = self.now_s - 4 * FAIL_AFTER_S
-        hosts = {member.began_as.initial_rank, outside.began_as.initial_rank, self._host_of(member.job[0])}
-        was_cut = any(until_s > since_s and hosts & side and hosts - side for _, until_s, side in self.parts)
-        is_there = member.adopted_s < since_s
+        one, other = member.began_as.initial_rank, outside.began_as.initial_rank
+        was_cut = self._was_cut(one, other, since_s)
+        # and does not look for the next store itself, or is about to
+        is_there = member.job is not None and member.adopted_s < since_s and self._reaches(member, member.job[0], since_s)
         is_known = str(member.began_as) in outside.monitor.hosts.values()
         was_frozen = max(member.frozen_until_s, outside.frozen_until_s) >= since_s
-        return is_there and is_known and not was_cut and not was_frozen
+        return goes_on and is_there and is_known and not was_cut and not was_frozen
+
+    def _was_cut(self, one: int, other: int, since_s: float) -> bool:
+        """Whether two hosts were apart at some time since then."""
+        return any(until_s > since_s and (one in side) != (other in side) for _, until_s, side in self.parts)
+
+    def _reaches(self, worker: Worker, address: str, since_s: float) -> bool:
+        """Whether a worker has been able to reach a store all the time since then."""
+        host = self._host_of(address)
+        is_up = address in self.servers and host not in self.ended_s
+        return is_up and not self._was_cut(worker.began_as.initial_rank, host, since_s)
 
     def _is_unclear(self) -> bool:
         """Whether somebody was silent for long who may be alive."""
