@@ -115,5 +115,10 @@ FAULTS: dict[str, dict[str, Any]] = {
     "returns to an older store": {"failover": ReturnsToAnOlderStore},
 }
 
-_IN_ROUNDS_ONLY = ("leaves the next store for the last one's loss",)
+_IN_ROUNDS_ONLY = (
+    "leaves the next store for the last one's loss",
+    "acts by a result that others may not know",
+    "excludes silent workers without a quorum",
+    "brings no result to the next store",
+)
 BY_THE_CLOCK = {fault: kinds for fault, kinds in FAULTS.items() if fault not in _IN_ROUNDS_ONLY}

@@ -22,7 +22,6 @@ from lightning_gossip.algorithm.adpsgd.replica import PublishedModel
 from lightning_gossip.algorithm.compression.pairwise import Codec, Plain
 from lightning_gossip.algorithm.tensors.finite import all_finite
 from lightning_gossip.algorithm.tensors.flat import chunk_slices
-from lightning_gossip.errors import PeerError
 from lightning_gossip.transport.base import Pending, Transport
 
 
@@ -41,12 +40,15 @@ class Outcome:
     mine_finite: bool = True
 
 
+class GivenUpError(Exception):
+    """The exchange of this thread was given up, and goes on without it: nobody is told."""
+
+
 class _Turn:
     """One exchange, as long as it may touch this worker's model; ``lock`` is held wherever it does, and free while it waits."""
 
-    def __init__(self, peer: int) -> None:
+    def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._peer = peer
         self._is_over = False
 
     def end(self) -> None:
@@ -58,10 +60,10 @@ class _Turn:
         """Called with the lock held.
 
         Raises:
-            PeerError: if this exchange was given up.
+            GivenUpError: if this exchange was given up.
         """
         if self._is_over:
-            raise PeerError(f"The exchange with rank {self._peer} was given up.", rank=self._peer, phase="exchange")
+            raise GivenUpError
 
 
 class Exchanger:
@@ -93,7 +95,7 @@ class Exchanger:
         self.timeout_s = timeout_s
         self._refuses = refuse_nonfinite
         self._buffers: list[tuple[Tensor, Tensor]] = []
-        self._turn = _Turn(-1)  # of the exchange under way, or of the last one
+        self._turn = _Turn()  # of the exchange under way, or of the last one
 
     def run(self, peer: int, model: PublishedModel, codec: Codec | None = None) -> Outcome:
         """Average with a peer that runs the same at the same time.
@@ -117,7 +119,7 @@ class Exchanger:
                 model.merge(chunk, difference)
 
         outcome = Outcome()
-        turn = self._turn = _Turn(peer)
+        turn = self._turn = _Turn()
         outcome.bytes_sent = self._greet(peer, code, turn) + self._stream(peer, model, code, merge, turn)
         return outcome
 
@@ -127,7 +129,7 @@ class Exchanger:
         Raises:
             PeerError: as :meth:`run`.
         """
-        turn = self._turn = _Turn(peer)
+        turn = self._turn = _Turn()
         return Outcome(self._stream(peer, model, Plain(model.dtype), lambda chunk, mine, theirs: None, turn))
 
     def take(self, peer: int, model: PublishedModel, into: Tensor) -> Outcome:
@@ -146,7 +148,7 @@ class Exchanger:
         """
         outcome = Outcome(mine_finite=False)
         plain = Plain(model.dtype)
-        turn = self._turn = _Turn(peer)
+        turn = self._turn = _Turn()
         outcome.bytes_sent = self._stream(peer, model, plain, lambda chunk, mine, theirs: _put(into, chunk, theirs), turn)
         outcome.refused = not all_finite(into)
         return outcome

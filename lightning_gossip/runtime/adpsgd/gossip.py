@@ -53,7 +53,7 @@ from lightning_gossip.algorithm.adpsgd.replica import PublishedModel
 from lightning_gossip.algorithm.compression.pairwise import Codec, make_codec
 from lightning_gossip.algorithm.compression.wires import Wire
 from lightning_gossip.errors import PeerError, ProtocolError
-from lightning_gossip.runtime.adpsgd.exchange import Exchanger
+from lightning_gossip.runtime.adpsgd.exchange import Exchanger, GivenUpError
 from lightning_gossip.runtime.adpsgd.messages import answer_of, answer_to_wire, request_of, request_to_wire
 from lightning_gossip.runtime.adpsgd.nonfinite_guard import GossipCounters, Health, Reaction
 from lightning_gossip.runtime.clock import Deadline, Timeline, now_s
@@ -65,10 +65,6 @@ from lightning_gossip.transport.threads import new_thread
 log = logging.getLogger(__name__)
 
 _CUT_OFF_S = 0.2  # for threads that nothing holds up
-
-
-class _GivenUp(Exception):
-    """Another thread goes on in the place of this one."""
 
 
 class _Exchange:
@@ -351,7 +347,7 @@ class Gossip:
             result, error = None, None
             try:
                 result = self._average(effect, steps) if isinstance(effect, Average) else self._do(effect)
-            except _GivenUp:
+            except GivenUpError:
                 return
             except PeerError as lost:
                 result = lost
@@ -409,7 +405,7 @@ class Gossip:
     def _end(self, exchange: _Exchange) -> None:
         with self._averages:
             if self._under_way is not exchange:
-                raise _GivenUp
+                raise GivenUpError
             self._under_way = None
             self._averages.notify_all()
 
