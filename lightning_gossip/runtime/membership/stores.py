@@ -49,12 +49,13 @@ def parse(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def reach(address: str, *, timeout_s: float = _CALL_S) -> tuple[Reached, TCPStore | None]:
+def reach(address: str, *, timeout_s: float = _CALL_S, answer_s: float = _ANSWER_S) -> tuple[Reached, TCPStore | None]:
     """Connect with the store at an address, if there is one, within a second or so.
 
     Args:
         address: of :func:`address_text`.
         timeout_s: of the store's calls, in seconds.
+        answer_s: how long to wait for a store whose host answers, in seconds.
     """
     host, port = parse(address)
     try:
@@ -67,14 +68,14 @@ def reach(address: str, *, timeout_s: float = _CALL_S) -> tuple[Reached, TCPStor
 
     def connect() -> None:
         try:
-            found.append(client(host, port, timeout_s=timeout_s, connect_s=_ANSWER_S))
+            found.append(client(host, port, timeout_s=timeout_s, connect_s=answer_s))
         except dist.DistError as error:
             log.debug("no store answers at %s: %s", address, error)
 
     # torch waits for the first answer without a deadline, and a process that is stopped gives none
     thread = new_thread("gossip-connects-with-a-store", connect)
     thread.start()
-    thread.join(_ANSWER_S)
+    thread.join(answer_s)
     return (Reached.OPEN, found[0]) if found else (Reached.SILENT, None)
 
 
@@ -125,7 +126,12 @@ class Stores:
 
     def tell_others(self, others: Sequence[str]) -> None:
         """Tell those that come to this worker where the others keep their stores: it may end before they are admitted."""
-        self._tell("others", *others)
+        told = json.dumps(others)
+        try:
+            # no new connection, if it can be helped: torch looks up the name of each on the thread that serves
+            Space(MEETING, self._reserve).set("others", told)
+        except dist.DistError:  # cut by leave()
+            self._tell("others", *others)
 
     def _tell(self, key: str, *told: int | str) -> None:
         # by a new connection: leave() cuts all with this worker's store, if it is the job's
@@ -210,13 +216,17 @@ class Stores:
         return store if view == 0 else Space(f"view/{view}", store)
 
 
-def ask(address: str) -> tuple[tuple[int, str] | None, list[str]]:
+def ask(address: str, *, answer_s: float = _ANSWER_S) -> tuple[tuple[int, str] | None, list[str]]:
     """What the worker says that keeps the store at an address, if one does.
+
+    Args:
+        address: of :func:`address_text`.
+        answer_s: how long to wait for a store whose host answers, in seconds.
 
     Returns:
         View and address of the job's store, and the addresses of those that other members keep.
     """
-    _, store = reach(address)
+    _, store = reach(address, answer_s=answer_s)
     if store is None:
         return None, []
     meeting = Space(MEETING, store)
