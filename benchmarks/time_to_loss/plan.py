@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from benchmarks.time_to_loss.contenders import CONTENDERS, GRID, KNOWN, REFERENCE
 from benchmarks.time_to_loss.results import Results
 from benchmarks.time_to_loss.runs import TUNING_SEED, Run
-from benchmarks.time_to_loss.task import RATES_MBIT, Condition
+from benchmarks.time_to_loss.task import Condition, Task
 
-LRS = (2e-3, 4e-3, 8e-3, 1.6e-2)  # of DDP
 SEEDS = (0, 1, 2)
 HOSTS = (4, 8)
 LONGER = 2.0
@@ -44,15 +43,16 @@ def tuned_diloco(results: Results) -> tuple[str, float] | None:
     return min(losses, key=lambda pair: losses[pair])
 
 
-def planned(results: Results, *, seeds: tuple[int, ...] = SEEDS) -> Iterator[Run]:
+def planned(results: Results, task: Task, *, seeds: tuple[int, ...] = SEEDS) -> Iterator[Run]:
     """All runs, as far as what is known says them.
 
     Args:
         results: so far.
+        task: that is trained.
         seeds: that are reported.
     """
     few = HOSTS[0]
-    yield from (Run(REFERENCE, lr, 1.0, TUNED_AT, TUNING_SEED) for lr in LRS)
+    yield from (Run(REFERENCE, lr, 1.0, TUNED_AT, TUNING_SEED) for lr in task.lrs)
     lr = ddp_lr(results)
     if lr is None:
         return
@@ -78,17 +78,17 @@ def planned(results: Results, *, seeds: tuple[int, ...] = SEEDS) -> Iterator[Run
         yield from _on_links([*unseen, *first, *rows], 1.0, few, "equal", seed, [SHOWN_MBIT])
         yield from _on_links(shown, LONGER, few, "slow_worker", seed, [SHOWN_MBIT])
     for seed in seeds:
-        yield from _on_links(shown, LONGER, few, "equal", seed, RATES_MBIT)
+        yield from _on_links(shown, LONGER, few, "equal", seed, task.rates_mbit)
         yield from _on_links(rows[:1], LONGER, few, "equal", seed, [SHOWN_MBIT])
     for seed in seeds:
-        yield from _on_links(asynchronous, 1.0, few, "equal", seed, RATES_MBIT)
-        yield from _on_links(asynchronous, 1.0, few, "slow_worker", seed, RATES_MBIT)
-        yield from _on_links(asynchronous, 1.0, few, "slow_link", seed, RATES_MBIT)
+        yield from _on_links(asynchronous, 1.0, few, "equal", seed, task.rates_mbit)
+        yield from _on_links(asynchronous, 1.0, few, "slow_worker", seed, task.rates_mbit)
+        yield from _on_links(asynchronous, 1.0, few, "slow_link", seed, task.rates_mbit)
     for seed in seeds:
         yield from _on_links(rows, LONGER, few, "equal", seed, [SHOWN_MBIT])
     for seed in seeds:
-        yield from _on_links(rows, 1.0, HOSTS[1], "equal", seed, RATES_MBIT)
-        yield from _on_links(asynchronous, 1.0, HOSTS[1], "slow_worker", seed, RATES_MBIT)
+        yield from _on_links(rows, 1.0, HOSTS[1], "equal", seed, task.rates_mbit)
+        yield from _on_links(asynchronous, 1.0, HOSTS[1], "slow_worker", seed, task.rates_mbit)
 
 
 def _on_links(

@@ -15,7 +15,7 @@ from benchmarks.harness import axes_of, console, print_table, spread
 from benchmarks.time_to_loss.contenders import GRID, KNOWN, REFERENCE
 from benchmarks.time_to_loss.results import Entry, Results
 from benchmarks.time_to_loss.runs import TUNING_SEED
-from benchmarks.time_to_loss.task import MODEL_BYTES, SCENARIOS, Condition
+from benchmarks.time_to_loss.task import SCENARIOS, Condition
 from lightning_gossip.simulation.cluster.collective_costs import all_reduce_bytes, all_reduce_s
 
 _HAS_ONE_MODEL = ("ddp", "ddp_bf16", "ddp_powersgd")
@@ -80,7 +80,7 @@ def targets(results: Results, hosts: int) -> Targets | None:
     return Targets(statistics.fmean(finals), statistics.stdev(finals), statistics.fmean(halves))
 
 
-def reached(run: Entry, target: float) -> Reached | None:
+def reached(run: Entry, target: float, *, model_bytes: int) -> Reached | None:
     """When a run's mean model was so good, in a line between two points; None if it never was.
 
     Where the models differ from worker to worker the mean is nobody's: the seconds and bytes of one all-reduce are added.
@@ -94,8 +94,8 @@ def reached(run: Entry, target: float) -> Reached | None:
     values = [_between(curve[name], place, share) for name in ("s", "steps", "gb")]
     if run["contender"] not in _HAS_ONE_MODEL and place < len(losses) - 1:
         condition = Condition(run["hosts"], run["rate_mbit"], run["scenario"])
-        values[0] += all_reduce_s(condition.links, range(run["hosts"]), MODEL_BYTES)
-        values[2] += all_reduce_bytes(run["hosts"], MODEL_BYTES) / 1e9
+        values[0] += all_reduce_s(condition.links, range(run["hosts"]), model_bytes)
+        values[2] += all_reduce_bytes(run["hosts"], model_bytes) / 1e9
     return Reached(*values)
 
 
@@ -142,10 +142,13 @@ def rows(results: Results, condition: Condition, target: Targets) -> list[Row]:
     found: dict[tuple[str, float, float], list[Entry]] = {}
     for run in reported(results, **where):
         found.setdefault((run["contender"], run["length"], run["lr"]), []).append(run)
-    names = list(KNOWN)
+    names, model_bytes = list(KNOWN), results.settings["model_bytes"]
     made = []
     for (name, length, lr), runs in sorted(found.items(), key=lambda item: (names.index(item[0][0]), item[0][1:])):
-        hits, half = ([hit for run in runs if (hit := reached(run, loss)) is not None] for loss in (target.within, target.half))
+        hits, half = (
+            [hit for run in runs if (hit := reached(run, loss, model_bytes=model_bytes)) is not None]
+            for loss in (target.within, target.half)
+        )
         below = sum(min(run["curve"]["loss"]) <= target.below for run in runs)
         made.append(Row(name, lr, length, runs, hits, half, below))
     return made
@@ -222,7 +225,7 @@ def plot(results: Results, hosts: int, scenario: str, path: Path) -> None:
         panels[0, column].set(title=f"{rate_mbit:g} Mb/s", xlabel="virtual hours", xscale="log")
         panels[1, column].set(xlabel="GB sent by a host", xscale="log")
         for axes in panels[:, column]:
-            axes.set_ylabel("held-out loss, nats a byte")
+            axes.set_ylabel("held-out loss, nats")
             if target is not None:
                 axes.axhline(target.within, color="black", lw=0.8, ls=":")
     handles = [_handle(*line) for line in lines]

@@ -26,11 +26,11 @@ class Results:
 
     def __init__(self, path: Path, settings: dict[str, Any] | None) -> None:
         self.path = path
-        self.settings = None if settings is None else json.loads(json.dumps(settings))
+        self.settings: dict[str, Any] = json.loads(json.dumps(settings or {}))
         self.runs: list[Entry] = []
         if path.exists():
             kept = json.loads(path.read_text())
-            if self.settings is None or kept["settings"] == self.settings:
+            if settings is None or kept["settings"] == self.settings:
                 self.settings, self.runs = kept["settings"], kept["runs"]
 
     def has(self, run: Run) -> bool:

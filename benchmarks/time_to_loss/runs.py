@@ -10,13 +10,11 @@ from typing import Any
 
 from typing_extensions import override
 
-from benchmarks.time_to_loss import task
 from benchmarks.time_to_loss.contenders import KNOWN
 from benchmarks.time_to_loss.hooks import Compressed
-from benchmarks.time_to_loss.task import BATCH_SIZE, MODEL_BYTES, RATES_MBIT, SCENARIOS, Condition
+from benchmarks.time_to_loss.task import SCENARIOS, Condition, Task
 from lightning_gossip.algorithm.periodic_averaging.period import Observation, PeriodController, PeriodState, count_step
 from lightning_gossip.simulation import (
-    Epochs,
     PeriodicAveraging,
     Quadratic,
     Recording,
@@ -53,16 +51,6 @@ class Run:
         """Whether its models are the same on all links."""
         return KNOWN[self.contender].waits
 
-    @property
-    def steps(self) -> int:
-        """Of each worker, if all are equally fast."""
-        return round(task.STEPS * self.length)
-
-    @property
-    def strategy(self) -> Strategy:
-        """That is run."""
-        return KNOWN[self.contender].strategy()
-
     def described(self) -> dict[str, Any]:
         """As it is in the file."""
         condition = self.condition
@@ -96,27 +84,26 @@ class Replayed(PeriodController):
         return count_step(state, state.since + 1 if observation.step in self.steps else state.since + 2)
 
 
-def execute(run: Run) -> Iterator[dict[str, Any]]:
+def execute(run: Run, task: Task) -> Iterator[dict[str, Any]]:
     """Its entries for the file: one, or one for each condition of so many hosts."""
+    strategy = KNOWN[run.contender].strategy(task)
     if not run.waits:
-        result = _simulated(run, run.condition, run.strategy)
-        yield {**run.described(), **_measures(result, run.condition)}
+        yield {**run.described(), **_measures(_simulated(run, task, run.condition, strategy), run.condition, task)}
         return
     free = replace(run.condition, rate_mbit=math.inf, scenario="equal")
-    learned = _simulated(run, free, run.strategy)
-    timed_strategy = run.strategy
-    if isinstance(timed_strategy, PeriodicAveraging):
-        timed_strategy = replace(timed_strategy, period=Replayed(_averaged(learned)))
-    elif isinstance(timed_strategy, Compressed):
-        timed_strategy = Compressed(share=timed_strategy.share)
-    for rate_mbit in RATES_MBIT:
+    learned = _simulated(run, task, free, strategy)
+    if isinstance(strategy, PeriodicAveraging):
+        strategy = replace(strategy, period=Replayed(_averaged(learned)))
+    elif isinstance(strategy, Compressed):
+        strategy = Compressed(share=strategy.share)
+    for rate_mbit in task.rates_mbit:
         for scenario in SCENARIOS:
             condition = Condition(run.condition.hosts, rate_mbit, scenario)
-            timed = _simulated(run, condition, timed_strategy, learns=False)
+            timed = _simulated(run, task, condition, strategy, learns=False)
             assert [point.steps for point in timed.points[: len(learned.points)]] == [point.steps for point in learned.points]
             points = [now._replace(loss=then.loss) for now, then in zip(timed.points, learned.points, strict=False)]
             result = replace(timed, points=points, ended=learned.ended)
-            yield {**run.described(), **condition_of(condition), **_measures(result, condition)}
+            yield {**run.described(), **condition_of(condition), **_measures(result, condition, task)}
 
 
 def condition_of(condition: Condition) -> dict[str, Any]:
@@ -124,20 +111,21 @@ def condition_of(condition: Condition) -> dict[str, Any]:
     return {"rate_mbit": condition.rate_mbit, "scenario": condition.scenario}
 
 
-def _simulated(run: Run, condition: Condition, strategy: Strategy, *, learns: bool = True) -> Result:
-    hosts = condition.hosts
+def _simulated(run: Run, task: Task, condition: Condition, strategy: Strategy, *, learns: bool = True) -> Result:
+    hosts, steps = condition.hosts, round(task.steps * run.length)
+    trained, optimizer = task.problem(lr=run.lr, steps=steps, hosts=hosts)
     # a quadratic of one coordinate: the same points in time, and nothing to learn
-    objective, optimizer = task.problem(lr=run.lr, steps=run.steps, hosts=hosts) if learns else (Quadratic([0.0]), None)
+    objective = trained if learns else Quadratic([0.0])
     return simulate(
         strategy,
-        condition.cluster,
-        work=Epochs(number=1, batches=hosts * run.steps, batch_size=BATCH_SIZE),
+        condition.cluster(task.step_s),
+        work=task.work(steps=steps, hosts=hosts, samples=trained.samples),
         links=condition.links,
         objective=objective,
-        optimizer=optimizer,
-        model_bytes=MODEL_BYTES,
+        optimizer=optimizer if learns else None,
+        model_bytes=task.model_bytes,
         seed=run.seed,
-        recording=Recording(trace=True, evaluate_every=hosts * run.steps // POINTS),
+        recording=Recording(trace=True, evaluate_every=hosts * steps // POINTS),
     )
 
 
@@ -163,13 +151,13 @@ def _sent(result: Result) -> Sequence[tuple[float, float]]:
     return [(time_s, total * number / len(times)) for number, time_s in enumerate(times, start=1)]
 
 
-def _measures(result: Result, condition: Condition) -> dict[str, Any]:
+def _measures(result: Result, condition: Condition, task: Task) -> dict[str, Any]:
     sent = _sent(result)
     steps = [round(point.steps / condition.hosts, 2) for point in result.points]
     sent_by = [max((nbytes for time_s, nbytes in sent if time_s <= point.time_s), default=0.0) for point in result.points]
     asynchronous = result.topology is not None
     if asynchronous:  # the mean at the end is not in a worker's account
-        sent_by[-1] += all_reduce_bytes(condition.hosts, MODEL_BYTES)
+        sent_by[-1] += all_reduce_bytes(condition.hosts, task.model_bytes)
     return {
         "ended": result.ended,
         "topology": result.topology,

@@ -1,40 +1,25 @@
-"""What is trained, and what it stands for.
+"""What is trained, on which hosts, and what it stands for.
 
 The model that learns is small, so that a run is some ten seconds of one core. What takes virtual time, a step's computing and
-the bytes of a model on its way, is a large one's: GPT-2 with 124,439,808 parameters in float32, on an A10 that makes 40 % of
-its 125 TFLOP/s with 123 k tokens a step, 6 · 124.4e6 · 123e3 / 50e12 = 1.8 s (reckoned, not measured).
+the bytes of a model on its way, is a large one's.
 """
 
 from __future__ import annotations
 
-import hashlib
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 
-from lightning_gossip.simulation import Cluster, Links, Uniform
+from lightning_gossip.simulation import Cluster, Epochs, Links, Uniform
 from lightning_gossip.simulation.problems.modules import ModuleObjective
 from lightning_gossip.simulation.problems.torch_optimizers import TorchOptimizer
-from recipes.simulated.modules import PlannedRun, trained
-from recipes.text import corpus
-from recipes.text.data import TextData
-from recipes.text.language_model import LanguageModel
+from recipes.simulated.modules import PlannedRun
 
-MODEL_BYTES = 4 * 124_439_808
-COMPUTE_S, SPREAD = 1.8, 0.1
 LATENCY_S = 1e-3
 SLOW_WORKER, SLOW_LINK = 4.0, 10.0
-RATES_MBIT = (1000, 200, 50)
-
-STEPS = 320  # of each worker, if all are equally fast
-BATCH_SIZE, LENGTH = 4, 64  # sequences of a worker's step, bytes of each
-CHARACTERS = 2_200_000  # of the text: no run has a sequence twice
-HELD_OUT = 128  # sequences of the validation text
-SMALL = {"layers": 2, "heads": 4, "width": 64, "sequence_length": LENGTH}
-LARGE = {"layers": 12, "heads": 12, "width": 768, "sequence_length": 1024, "vocabulary": 50_257}
-CLIP_NORM = 1.0
 
 SCENARIOS = {
     "equal": "equal workers and links",
@@ -57,11 +42,10 @@ class Condition:
     rate_mbit: float
     scenario: str
 
-    @property
-    def cluster(self) -> Cluster:
-        """The workers."""
+    def cluster(self, step_s: Uniform) -> Cluster:
+        """The workers, by what a step takes."""
         slow = {self.hosts - 1: SLOW_WORKER} if self.scenario == "slow_worker" else {}
-        return Cluster(self.hosts, Uniform(COMPUTE_S, SPREAD), slowdown=slow)
+        return Cluster(self.hosts, step_s, slowdown=slow)
 
     @property
     def links(self) -> Links:
@@ -70,42 +54,71 @@ class Condition:
         return Links(latency_s=LATENCY_S, bandwidth=self.rate_mbit * 1e6 / 8, slow=slow)
 
 
-@cache
-def text() -> TextData:
-    """Of Python's standard library."""
-    data = TextData(max_characters=CHARACTERS, sequence_length=LENGTH, batch_size=BATCH_SIZE)
-    data.setup("fit")
-    return data
+@dataclass(frozen=True)
+class Task:
+    """A recipe's module on its data.
 
+    Args:
+        name: of the recipe.
+        file: of its results, without its ending.
+        title: in help and figures.
+        model_bytes: of the model that it stands for.
+        compute_s: of that one's step, in seconds.
+        spread: of a step: uniform between 1 ± so much of it.
+        rates_mbit: of the links.
+        lrs: of DDP, that are tried.
+        steps: of each worker, if all are equally fast.
+        batch_size: samples of a worker's step.
+        build: the problem, with this learning rate, of a run of so many steps.
+        about: what else must be equal for runs to be compared.
+    """
 
-def problem(*, lr: float, steps: int, hosts: int) -> tuple[ModuleObjective, TorchOptimizer]:
-    """The recipe's module with its optimizer, its warm-up and cosine over so many steps, its clipping."""
-    planned = PlannedRun(steps, 1, hosts)
-    return trained(lambda: LanguageModel(**SMALL, lr=lr), text(), planned, clip_norm=CLIP_NORM, held_out=HELD_OUT)  # type: ignore[arg-type]
+    name: str
+    file: str
+    title: str
+    model_bytes: int
+    compute_s: float
+    rates_mbit: tuple[int, ...]
+    lrs: tuple[float, ...]
+    steps: int
+    batch_size: int
+    build: Callable[[float, PlannedRun], tuple[ModuleObjective, TorchOptimizer]]
+    about: Callable[[], dict[str, Any]]
+    spread: float = 0.1
 
+    @property
+    def step_s(self) -> Uniform:
+        """What a step takes, in seconds."""
+        return Uniform(self.compute_s, self.spread)
 
-def shapes(sizes: dict[str, int]) -> list[torch.Size]:
-    """Of the parameters of a model."""
-    with torch.device("meta"):
-        return [parameter.shape for parameter in LanguageModel(**sizes).parameters()]  # type: ignore[arg-type]
+    def problem(self, *, lr: float, steps: int, hosts: int) -> tuple[ModuleObjective, TorchOptimizer]:
+        """The recipe's module with its optimizer and its schedule over so many steps."""
+        return self.build(lr, PlannedRun(steps, 1, hosts))
 
+    def work(self, *, steps: int, hosts: int, samples: int | None) -> Epochs:
+        """So many steps of so many hosts; in several epochs where the data has fewer samples.
 
-def settings() -> dict[str, Any]:
-    """What must be equal for runs to be compared."""
-    return {
-        "small_model": {**SMALL, "parameters": sum(shape.numel() for shape in shapes(SMALL))},
-        "text_sha256": hashlib.sha256(corpus.standard_library()[:CHARACTERS].encode()).hexdigest()[:16],
-        "model_bytes": MODEL_BYTES,
-        "compute_s": COMPUTE_S,
-        "spread": SPREAD,
-        "latency_s": LATENCY_S,
-        "steps": STEPS,
-        "batch_size": BATCH_SIZE,
-        "held_out_sequences": HELD_OUT,
-        "clip_norm": CLIP_NORM,
-    }
+        Args:
+            steps: of each host.
+            hosts: n.
+            samples: of the data; None: as many as are needed.
+        """
+        batches = hosts * steps
+        number = 1 if samples is None else math.ceil(batches * self.batch_size / samples)
+        return Epochs(number=number, batches=batches // number, batch_size=self.batch_size)
 
+    def settings(self) -> dict[str, Any]:
+        """What must be equal for runs to be compared."""
+        return {
+            **self.about(),
+            "model_bytes": self.model_bytes,
+            "compute_s": self.compute_s,
+            "spread": self.spread,
+            "latency_s": LATENCY_S,
+            "steps": self.steps,
+            "batch_size": self.batch_size,
+        }
 
-def shapes_in_order() -> list[torch.Size]:
-    """Of the small model's parameters, as a flat model has them."""
-    return problem(lr=1e-3, steps=1, hosts=1)[0].shapes
+    def shapes(self) -> list[torch.Size]:
+        """Of the small model's parameters, as a flat model has them."""
+        return self.problem(lr=1e-3, steps=1, hosts=1)[0].shapes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +13,32 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-from benchmarks.harness import RESULTS
-from benchmarks.time_to_loss import docs, task
+from benchmarks.time_to_loss import docs, images, language
 from benchmarks.time_to_loss.contenders import CONTENDERS, KNOWN
 from benchmarks.time_to_loss.hooks import Bfloat16, LowRank, compressed, share_of
-from benchmarks.time_to_loss.plan import LRS, planned
+from benchmarks.time_to_loss.language import CHAR_GPT
+from benchmarks.time_to_loss.plan import planned
 from benchmarks.time_to_loss.report import plot, ratio, reached, rows, show, targets
 from benchmarks.time_to_loss.results import Results
 from benchmarks.time_to_loss.runs import TUNING_SEED, Run, execute
-from benchmarks.time_to_loss.task import RATES_MBIT, SCENARIOS, Condition
+from benchmarks.time_to_loss.task import SCENARIOS, Condition
 from lightning_gossip.simulation import Cluster, Constant, Quadratic, Steps
 from lightning_gossip.simulation.problems.sgd import SGD
 from lightning_gossip.simulation.record import Recording
 from lightning_gossip.simulation.run import Run as SimulatedRun
+from tests.recipes.vision.generated import fashion_mnist
 
 SHAPES = [torch.Size((40, 30)), torch.Size((30,)), torch.Size((6, 5, 5)), torch.Size((3, 4))]
 NUMEL = sum(shape.numel() for shape in SHAPES)
 CALM = Condition(4, 200, "equal")
+SHORT = replace(CHAR_GPT, steps=32)
+SETTINGS = {"steps": 1, "model_bytes": CHAR_GPT.model_bytes}
 
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task, "SMALL", {**task.SMALL, "layers": 1, "width": 8})
-    monkeypatch.setattr(task, "STEPS", 32)
-    monkeypatch.setattr(task, "HELD_OUT", 4)
+    monkeypatch.setattr(language, "SMALL", {**language.SMALL, "layers": 1, "width": 8})
+    monkeypatch.setattr(language, "HELD_OUT", 4)
 
 
 class Bucket:
@@ -134,15 +137,29 @@ def test_only_what_saves_half_is_sent_as_low_rank_matrices() -> None:
 def test_models_that_no_link_changes_are_timed_as_if_they_were_trained_there(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entries = {(entry["rate_mbit"], entry["scenario"]): entry for entry in execute(Run(name, 4e-3, 1.0, CALM, 0))}
-    assert set(entries) == {(rate, scenario) for rate in RATES_MBIT for scenario in SCENARIOS}
+    entries = {(entry["rate_mbit"], entry["scenario"]): entry for entry in execute(Run(name, 4e-3, 1.0, CALM, 0), SHORT)}
+    assert set(entries) == {(rate, scenario) for rate in SHORT.rates_mbit for scenario in SCENARIOS}
     monkeypatch.setattr("benchmarks.time_to_loss.runs.Run.waits", False)  # trained there
     for condition in (CALM, Condition(4, 50, "slow_worker")):
-        (there,) = execute(Run(name, 4e-3, 1.0, condition, 0))
+        (there,) = execute(Run(name, 4e-3, 1.0, condition, 0), SHORT)
         timed = entries[condition.rate_mbit, condition.scenario]
         assert timed["curve"]["s"] == pytest.approx(there["curve"]["s"])
         for key in ("steps", "loss", "gb"):
             assert timed["curve"][key] == there["curve"][key]
+
+
+def test_images_learn_in_as_many_epochs_as_their_number_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "FOLDER", fashion_mnist(tmp_path))  # 48 images
+    monkeypatch.setattr(images, "VALIDATION_IMAGES", 8)
+    monkeypatch.setattr(images, "images", images.images.__wrapped__)
+    task = replace(images.FASHION_MNIST, steps=32, batch_size=4)
+    work = task.work(steps=task.steps, hosts=4, samples=40)
+    assert (work.number, work.batches) == (13, 128 // 13)
+    found = list(execute(Run("ddp", 0.1, 1.0, CALM, 0), task))
+    assert {entry["rate_mbit"] for entry in found} == {1000, 200}
+    curve = found[0]["curve"]
+    assert curve["steps"][-1] == 13 * 3  # 9 batches an epoch, filled up to 12 for four
+    assert len(set(curve["loss"])) > 10
 
 
 def entry(contender: str, seed: int, losses: list[float], *, lr: float = 4e-3, hour: float = 1.0) -> dict[str, Any]:
@@ -164,7 +181,7 @@ def entry(contender: str, seed: int, losses: list[float], *, lr: float = 4e-3, h
 
 
 def filled(path: Path) -> Results:
-    results = Results(path, {"steps": 1})
+    results = Results(path, SETTINGS)
     results.add([entry("ddp", seed, [4.0, 3.0, final], hour=10.0) for seed, final in enumerate((1.9, 2.0, 2.1))])
     results.add([entry("adpsgd", 0, [4.0, 2.0, 1.5]), entry("adpsgd", 1, [4.0, 3.0, 2.5])])
     return results
@@ -175,15 +192,15 @@ def test_a_loss_is_reached_between_two_points_and_a_mean_has_to_be_made(tmp_path
     target = targets(results, 4)
     assert target is not None
     assert (target.within, target.below) == (pytest.approx(2.1), pytest.approx(1.9))
-    ddp = reached(results.of(contender="ddp", seed=1)[0], 2.5)
+    ddp = reached(results.of(contender="ddp", seed=1)[0], 2.5, model_bytes=CHAR_GPT.model_bytes)
     assert ddp is not None
     assert (ddp.s, ddp.steps, ddp.gb) == (pytest.approx(15 * 3600), pytest.approx(15), pytest.approx(150))
-    gossip = reached(results.of(contender="adpsgd", seed=0)[0], 3.0)
+    gossip = reached(results.of(contender="adpsgd", seed=0)[0], 3.0, model_bytes=CHAR_GPT.model_bytes)
     assert gossip is not None
-    an_all_reduce_s = 1.5 * task.MODEL_BYTES / CALM.links.bandwidth
+    an_all_reduce_s = 1.5 * CHAR_GPT.model_bytes / CALM.links.bandwidth
     assert gossip.s == pytest.approx(1800 + an_all_reduce_s, abs=0.1)
-    assert gossip.gb == pytest.approx(50 + 1.5 * task.MODEL_BYTES / 1e9)
-    assert reached(results.of(contender="adpsgd", seed=1)[0], 2.1) is None
+    assert gossip.gb == pytest.approx(50 + 1.5 * CHAR_GPT.model_bytes / 1e9)
+    assert reached(results.of(contender="adpsgd", seed=1)[0], 2.1, model_bytes=CHAR_GPT.model_bytes) is None
 
 
 def test_rows_count_the_seeds_that_reach_the_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,20 +224,20 @@ def test_rows_count_the_seeds_that_reach_the_target(tmp_path: Path, capsys: pyte
 
 def test_the_plan_follows_what_was_found_and_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
-    results = Results(path, {"steps": 1})
-    first = list(planned(results))
-    assert [run.lr for run in first] == list(LRS)
-    results.add([entry("ddp", TUNING_SEED, [4.0, 2.0 + abs(lr - LRS[1])], lr=lr) for lr in LRS])
-    second = [run for run in planned(results) if not results.has(run)]
+    results = Results(path, SETTINGS)
+    first = list(planned(results, CHAR_GPT))
+    assert [run.lr for run in first] == list(CHAR_GPT.lrs)
+    results.add([entry("ddp", TUNING_SEED, [4.0, 2.0 + abs(lr - CHAR_GPT.lrs[1])], lr=lr) for lr in CHAR_GPT.lrs])
+    second = [run for run in planned(results, CHAR_GPT) if not results.has(run)]
     assert {run.seed for run in second} == {TUNING_SEED}
-    assert {run.lr / LRS[1] for run in second} <= {1.0, 0.5}
+    assert {run.lr / CHAR_GPT.lrs[1] for run in second} <= {1.0, 0.5}
     for run in second:
         better = 1.0 if run.contender == "diloco_25_1_0.5" else 2.0
         results.add([entry(run.contender, TUNING_SEED, [4.0, better + run.lr], lr=run.lr)])
-    third = [run for run in planned(Results(path, {"steps": 1})) if not results.has(run)]
+    third = [run for run in planned(Results(path, SETTINGS), CHAR_GPT) if not results.has(run)]
     assert {run.contender for run in third} == {*CONTENDERS, "diloco_25_1_0.5"}
-    assert {run.lr / LRS[1] for run in third if run.contender == "adpsgd"} == {0.5}
-    assert not Results(path, {"steps": 2}).runs  # of other settings
+    assert {run.lr / CHAR_GPT.lrs[1] for run in third if run.contender == "adpsgd"} == {0.5}
+    assert not Results(path, {**SETTINGS, "steps": 2}).runs  # of other settings
 
 
 def test_every_contender_has_a_colour_and_a_marker_of_its_own() -> None:
@@ -230,12 +247,11 @@ def test_every_contender_has_a_colour_and_a_marker_of_its_own() -> None:
 
 
 def test_the_settings_are_plain_values_and_the_small_model_has_the_size_that_is_said() -> None:
-    settings = json.loads(json.dumps(task.settings()))
+    settings = json.loads(json.dumps(CHAR_GPT.settings()))
     assert settings["small_model"]["parameters"] == 120_576
-    assert sum(shape.numel() for shape in task.shapes(task.LARGE)) * 4 == task.MODEL_BYTES
+    assert sum(shape.numel() for shape in language.shapes(language.LARGE)) * 4 == CHAR_GPT.model_bytes
 
 
 def test_the_tables_of_the_page_are_those_of_the_results() -> None:
     page = docs.PAGE.read_text()
-    results = Results(RESULTS / "time_to_loss.json", None)
-    assert docs.with_tables(page, results) == page, "run python -m benchmarks.time_to_loss.docs, and read the prose again"
+    assert docs.with_tables(page, docs.kept()) == page, "run python -m benchmarks.time_to_loss.docs, and read the prose again"

@@ -368,8 +368,7 @@ class Hosted(World):
         worker = next(worker for worker in reversed(self.workers) if worker.began_as.initial_rank == whom)
         if not worker.alive or worker.end is not None or not any(e.alive for e in self.workers if e is not worker):
             return
-        heartbeat = self._store_of(worker).get(f"p/heartbeat/{worker.membership.me}", b"")
-        if not worker.membership.rounds.agreed or worker.rests or b'"resting": true' in heartbeat:
+        if not worker.membership.rounds.agreed or self._rests(worker):
             return  # nobody notices that a worker has ended that sends no heartbeats yet, or none between two uses
         self.ended_s[whom] = self.now_s
         self.unclear = True
@@ -378,11 +377,17 @@ class Hosted(World):
         for each in self.workers:
             each.frozen_s = max(each.frozen_s, 2 * SHORT_S)
 
+    def _rests(self, worker: Worker) -> bool:
+        """Whether it rests between two uses, is about to, or says so still."""
+        heartbeat = self._store_of(worker).get(f"p/heartbeat/{worker.membership.me}", b"")
+        return worker.rests or b'"resting": true' in heartbeat
+
     def _note_loss(self) -> None:
-        rests = any(b'"resting": true' in self._store_of(w).get(f"p/heartbeat/{w.membership.me}", b"") for w in self.workers)
-        if rests or not all(worker.membership.rounds.agreed for worker in self.workers if worker.alive):
+        if any(map(self._rests, self.workers)) or not all(
+            worker.membership.rounds.agreed for worker in self.workers if worker.alive
+        ):
             self.primary_lost = True
-            self.last_loss_s += TIMEOUT_S  # who waits for the first meeting does so until then
+            self.last_loss_s += TIMEOUT_S * len(self.program)  # who waits for the first meeting does so in each use
             for worker in self.workers:
                 worker.frozen_s = max(worker.frozen_s, 2 * SHORT_S)
 
@@ -434,11 +439,22 @@ class Hosted(World):
         goes_on = member.alive and member.end is None and member.monitor.broken is None and not member.membership.outside
         since_s = self.now_s - 4 * FAIL_AFTER_S
         one, other = member.began_as.initial_rank, outside.began_as.initial_rank
-        was_cut = any(until_s > since_s and (one in side) != (other in side) for _, until_s, side in self.parts)
-        is_there = member.job is not None and member.adopted_s < since_s  # and does not look for the next store itself
+        was_cut = self._was_cut(one, other, since_s)
+        # and does not look for the next store itself, or is about to
+        is_there = member.job is not None and member.adopted_s < since_s and self._reaches(member, member.job[0], since_s)
         is_known = str(member.began_as) in outside.monitor.hosts.values()
         was_frozen = max(member.frozen_until_s, outside.frozen_until_s) >= since_s
         return goes_on and is_there and is_known and not was_cut and not was_frozen
+
+    def _was_cut(self, one: int, other: int, since_s: float) -> bool:
+        """Whether two hosts were apart at some time since then."""
+        return any(until_s > since_s and (one in side) != (other in side) for _, until_s, side in self.parts)
+
+    def _reaches(self, worker: Worker, address: str, since_s: float) -> bool:
+        """Whether a worker has been able to reach a store all the time since then."""
+        host = self._host_of(address)
+        is_up = address in self.servers and host not in self.ended_s
+        return is_up and not self._was_cut(worker.began_as.initial_rank, host, since_s)
 
     def _is_unclear(self) -> bool:
         """Whether somebody was silent for long who may be alive."""

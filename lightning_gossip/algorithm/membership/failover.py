@@ -47,6 +47,7 @@ import json
 from collections.abc import Callable, Collection, Iterator
 from typing import ClassVar, NamedTuple
 
+from lightning_gossip.algorithm.membership.joining import admitters_lost
 from lightning_gossip.algorithm.membership.monitor import Monitor
 from lightning_gossip.algorithm.membership.news import News
 from lightning_gossip.algorithm.membership.quorum import has_quorum
@@ -295,7 +296,7 @@ class Failover:
         give_up_s = (self._contact_s if self._monitor.is_outside else self._now_s()) + _PATIENCE * self._silent_s
         while self._now_s() < give_up_s:
             candidates = list(self._candidates())
-            if not candidates and self._monitor.hosts:
+            if (not candidates and self._monitor.hosts) or self._is_left_alone_at_admission():
                 break  # all have ended
             for view, worker in candidates:
                 if self.stopped or (yield from self._try(view, worker)):
@@ -307,6 +308,16 @@ class Failover:
                     break
             yield Pause(_LOOK_S)
         yield from self._give_up()
+
+    def _has_lost_admitters(self) -> bool:
+        """Whether this worker has been admitted, but has acted by no result yet, and the members of before have ended."""
+        agreed, monitor = self._rounds.agreed, self._monitor
+        return bool(agreed) and not monitor.is_outside and monitor.me not in agreed and monitor.ended().issuperset(agreed)
+
+    def _is_left_alone_at_admission(self) -> bool:
+        """Whether nobody is left with whom a worker that has just been admitted could go on."""
+        others = {*self._rounds.taking_part} - {self._monitor.me}
+        return self._has_lost_admitters() and self._monitor.ended() >= others
 
     def _begin_search(self) -> None:
         self._elsewhere, self._ahead, self._here = {}, None, ()
@@ -407,6 +418,8 @@ class Failover:
                 pass  # it was the last hope
         if self._monitor.is_outside:
             raise self._monitor.left_alone()
+        if self._has_lost_admitters():
+            raise admitters_lost(self._monitor.me)
         me, members = self._monitor.me, self._rounds.agreed or (self._monitor.me,)
         raise no_quorum(me, self._here or (me,), members)
 

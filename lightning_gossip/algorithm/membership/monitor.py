@@ -150,6 +150,7 @@ class Monitor:
         self._hears_a_member = False
         # of the round that the training thread waits for
         self.waiting_for: str | None = None
+        self._looks, self._looks_next_s = 0, 0.0  # at workers that rest
         self._changes = 0  # of the news that a round depends on
         self._known_changes = 0  # to the thread that waits
 
@@ -391,6 +392,7 @@ class Monitor:
         for worker in self._watched:
             if worker in self._counted and worker not in self._seen:
                 self._detector.heard_nothing(worker, at_s=at_s)
+        yield from self._look_at_one_that_rests()
         if not self.is_outside:
             yield from self._exclude(may_go_on)
             self._found |= self._of_dead_islands()
@@ -475,6 +477,18 @@ class Monitor:
             self._found |= failed
         elif not may_go_on(others):
             raise StoreLostError
+
+    def _look_at_one_that_rests(self) -> Steps[None]:
+        """Find out whether it has ended, one at a time: no heartbeat tells that, and a round may wait for it."""
+        rest = [worker for worker in self._watched if worker in self._resting - self._ended]
+        if self.waiting_for is None or not rest or self._now_s() < self._looks_next_s:
+            return
+        self._looks += 1
+        one = rest[self._looks % len(rest)]
+        yield from self._probe([one])
+        self._looks_next_s = self._now_s() + self.suspect_after_s
+        if one in self._ended:
+            self._detector.process_ended(one)
 
     def _probe(self, failed: Collection[WorkerId]) -> Steps[None]:
         """Look whether the processes of workers that have failed have ended, where that can be seen by their stores."""
