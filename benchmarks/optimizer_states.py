@@ -21,7 +21,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from benchmarks.harness import RESULTS, console, print_table, spread, write_results
-from benchmarks.time_to_loss import task
+from benchmarks.time_to_loss.language import CHAR_GPT
 from lightning_gossip.simulation import Cluster, Constant, Epochs, PeriodicAveraging, Recording, simulate
 from lightning_gossip.simulation.problems.torch_optimizers import StackedTorch, TorchOptimizer
 
@@ -85,12 +85,12 @@ class _Stacked(StackedTorch):
 
 def learn(row: Row, lr: float, seed: int) -> dict[str, Any]:
     """One run: the loss of the mean model at the end, and what a worker has sent."""
-    objective, optimizer = task.problem(lr=lr, steps=STEPS, hosts=HOSTS)
+    objective, optimizer = CHAR_GPT.problem(lr=lr, steps=STEPS, hosts=HOSTS)
     options = {name: getattr(optimizer, name) for name in ("kind", "groups", "lrs", "clip_norm")}
     result = simulate(
         PeriodicAveraging(period=row.period, optimizer_state="average", at_rendezvous="evaluate"),
         Cluster(HOSTS, Constant(1.0)),
-        work=Epochs(number=1, batches=HOSTS * STEPS, batch_size=task.BATCH_SIZE),
+        work=Epochs(number=1, batches=HOSTS * STEPS, batch_size=CHAR_GPT.batch_size),
         objective=objective,
         optimizer=Seldom(**options, row=row),
         seed=seed,
@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="show what was measured before")
     kept = RESULTS / "optimizer_states.json"
     done = json.loads(kept.read_text())["runs"] if kept.exists() else {}
-    results: dict[str, Any] = {**task.settings(), "hosts": HOSTS, "steps": STEPS, "runs": done}
+    results: dict[str, Any] = {**CHAR_GPT.settings(), "hosts": HOSTS, "steps": STEPS, "runs": done}
     if not parser.parse_args().table:
         torch.set_num_threads(1)
         for lr in LRS:
