@@ -1,9 +1,10 @@
 """Is what a plan recommends the best of what it has looked at, and does it reach the target?
 
-Twelve clusters, from 2 to 64 workers, from 1 kB/s to 100 Gb/s, with and without a worker that is ten times slower. For each the
-planner measures curvature and noise on the recipe (digits, one hidden layer), and chooses among all strategies with the present
-number of workers. Then every candidate is simulated with real gradients, with the learning rate that the plan has for it and
-with the recipe's own, until the mean model's loss is at the plan's target; so is DDP with the recipe's, for comparison.
+Twelve clusters, from 2 to 64 workers, from 1 kB/s to 100 Gb/s, with and without a worker that is ten times slower, and four
+more, on which the planner was first run when all of its constants had been chosen. For each the planner measures curvature and
+noise on the recipe (digits, one hidden layer), and chooses among all strategies with the present number of workers. Then every
+candidate is simulated with real gradients, with the learning rate that the plan has for it and with the recipe's own, until the
+mean model's loss is at the plan's target; so is DDP with the recipe's, for comparison.
 
     python -m benchmarks.planning [--quick] [--situations NUMBER ...]
 """
@@ -36,6 +37,7 @@ TARGET = 0.1  # of the loss where curvature and noise are measured
 SEEDS = (0, 1)
 STRATEGIES = ("ddp", "adpsgd", "apsgd", "periodic_averaging", "dpsgd", "qsgd")
 _STEPS = 1_500  # of a worker, at most
+_LOOKED_AT = 16  # workers' own models
 _LATE = 1.5  # times the best so far: a candidate that takes longer is given up
 
 
@@ -83,6 +85,11 @@ SITUATIONS = (
     Situation(32, 1.25e8, 10.0),
     Situation(64, 1e6),
     Situation(64, 1.25e10, 10.0),
+    # not looked at while the planner was made
+    Situation(4, 1e5),
+    Situation(16, 1e5, 4.0),
+    Situation(32, 1e4),
+    Situation(64, 1e5),
 )
 
 
@@ -92,18 +99,21 @@ class Truth(NamedTuple):
     name: str
     lr: float
     seconds: float  # mean over the seeds; infinite if one of them does not reach the target in time
+    share_apart: float | None = None  # of the workers' own losses there, that is of their distance to the mean model
 
 
 def simulated(
     cfg: DictConfig, scenario: Scenario, strategy: Strategy, lr: float, target: float, *, seeds: Sequence[int], at_most_s: float
-) -> float:
-    """Virtual seconds until the loss is at the target, the mean over the seeds; infinite if one takes longer than allowed."""
+) -> tuple[float, float | None]:
+    """Virtual seconds until the loss is at the target, and the share of the workers' own losses that is of their distance to
+    the mean model then; means over the seeds. Infinite and None if one takes longer than allowed."""
     options = scenario.problem.optimizer
     assert options is not None
     optimizer = SGD(lr=lr, momentum=options.momentum, weight_decay=options.weight_decay)
     work: Any = scenario.work
+    assert scenario.problem.objective is not None
     epochs = max(1, math.ceil(_STEPS * cfg.trainer.devices / work.batches))
-    seconds = []
+    seconds, shares = [], []
     for seed in seeds:
         result = simulate(
             strategy,
@@ -118,9 +128,13 @@ def simulated(
             until_s=None if math.isinf(at_most_s) else at_most_s,
         )
         if result.ended != "target":
-            return math.inf
+            return math.inf, None
         seconds.append(result.time_s)
-    return statistics.fmean(seconds)
+        assert result.models is not None
+        assert result.loss is not None
+        own = statistics.fmean(scenario.problem.objective.loss(model) for model in result.models[:_LOOKED_AT])
+        shares.append(1.0 - result.loss / own)
+    return statistics.fmean(seconds), statistics.fmean(shares)
 
 
 def candidates(
@@ -154,10 +168,10 @@ def judge(situation: Situation, *, seeds: Sequence[int] = SEEDS, strategies: Seq
     truths: list[Truth] = []
     for one, lr in sorted(settings.values(), key=lambda setting: setting[0].best_time_s):
         limit = _LATE * min((truth.seconds for truth in truths), default=math.inf)
-        seconds = simulated(cfg, scenario, one.strategy, lr, target, seeds=seeds, at_most_s=limit)
+        seconds, apart = simulated(cfg, scenario, one.strategy, lr, target, seeds=seeds, at_most_s=limit)
         is_chosen = one.strategy == best.strategy and lr == best.best_lr
-        truths.append(Truth(f"{one.name} (chosen)" if is_chosen else one.name, lr, seconds))
-    before = simulated(cfg, scenario, AllReduce(), now.lr, target, seeds=seeds, at_most_s=math.inf)
+        truths.append(Truth(f"{one.name} (chosen)" if is_chosen else one.name, lr, seconds, apart))
+    before, _ = simulated(cfg, scenario, AllReduce(), now.lr, target, seeds=seeds, at_most_s=math.inf)
     chosen = next(truth for truth in truths if truth.name.endswith("(chosen)"))
     soonest_of_all = min(truths, key=lambda truth: truth.seconds)
     return {
@@ -167,6 +181,9 @@ def judge(situation: Situation, *, seeds: Sequence[int] = SEEDS, strategies: Seq
         "exchanges_per_step": best.times.exchanges_per_step,
         "lr": best.best_lr,
         "share_apart": best.share_apart,
+        "simulated_share_apart": chosen.share_apart,
+        "curvature_along_loss": planner.known.curvature.along_loss,
+        "largest_curvature": planner.known.curvature.largest,
         "predicted_s": best.best_time_s,
         "simulated_s": chosen.seconds,
         "best": soonest_of_all.name,

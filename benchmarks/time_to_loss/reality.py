@@ -4,6 +4,12 @@
         --compute 0.3 --steps 16 --output benchmarks/results/network_char_gpt.json
     python -m benchmarks.time_to_loss.reality
 
+and of two workers, which have a core each:
+
+    python -m benchmarks.network --scenario rates --rates 200 --contenders ddp adpsgd --seeds 1 --work char_gpt --compute 0.3 \\
+        --steps 16 --workers 2 --output benchmarks/results/network_char_gpt_2.json
+    python -m benchmarks.time_to_loss.reality --runs benchmarks/results/network_char_gpt_2.json --output time_to_loss_reality_2
+
 The real workers train the small model with an emulated step of ``--compute`` seconds; their links are scaled, so that the model
 takes as many steps to send as the one that it stands for.
 """
@@ -68,7 +74,9 @@ def main() -> None:
     parser.add_argument(
         "--runs", type=Path, default=RESULTS / "network_char_gpt.json", help="what benchmarks.network has written"
     )
-    found = json.loads(parser.parse_args().runs.read_text())
+    parser.add_argument("--output", default="time_to_loss_reality", metavar="NAME", help="of the file in benchmarks/results")
+    options = parser.parse_args()
+    found = json.loads(options.runs.read_text())
     workers, compute_s = found["settings"]["workers"], found["settings"]["compute_s"]
     rows = []
     for run in found["runs"]:
@@ -98,7 +106,7 @@ def main() -> None:
         for row in rows
     ]
     print_table("Until the last worker's last step", columns, cells)
-    print(write_results("time_to_loss_reality", {"compute_s": compute_s, "workers": workers, "rows": rows}))
+    print(write_results(options.output, {"compute_s": compute_s, "workers": workers, "rows": rows}))
 
 
 if __name__ == "__main__":

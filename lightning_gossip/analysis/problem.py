@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import optimize
 
 from lightning_gossip.algorithm.checks import check_integer, check_not_negative, check_positive
 from lightning_gossip.algorithm.laws import FloatArray
@@ -88,3 +89,23 @@ class Problem:
     def losses(self) -> FloatArray:
         """½ h_i x_i(0)², the parts of the loss at the beginning."""
         return 0.5 * np.asarray(self.eigenvalues, dtype=np.float64) * self.distances**2
+
+    def flow_time(self, target: float) -> float:
+        """How long gradient flow, x' = −∇F, takes to a loss: learning rate times steps, for short ones without noise or delay.
+
+        What the same takes on a network, over this, says how much longer the network's way is: for any short steps, whatever
+        their strategy.
+
+        Args:
+            target: of the loss, above 0.
+
+        Returns:
+            0 if the loss is no higher at the beginning.
+        """
+        check_positive("target", target)
+        losses, rates = self.losses, 2.0 * np.asarray(self.eigenvalues, dtype=np.float64)
+        total = float(losses.sum())
+        if total <= target:
+            return 0.0
+        end = math.log(total / target) / float(rates.min())
+        return float(optimize.brentq(lambda t: float(losses @ np.exp(-rates * t)) - target, 0.0, end))

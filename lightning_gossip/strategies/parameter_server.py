@@ -125,8 +125,7 @@ class ServerWorker(Algorithm):
             self._say_that_it_has_failed(transport)
         if self._server is not None:
             self._server.close(together=together)
-        if together or self._server is None:
-            transport.close()
+        transport.close()  # who asks later finds it closed
 
     @override
     def request_sync(self) -> None:

@@ -41,12 +41,12 @@ class Kind(IntEnum):
     STOP = 5  # the listener may end
     PULL = 6  # to a parameter server: "send me the model"; an update comes first if the value, its forward passes, is not 0
     LEAVE = 7  # to a parameter server: "I come to a synchronisation point"; the same
-    FAILED = 8  # to a parameter server: the sender has failed, and sends nothing more
+    FAILED = 8  # to a parameter server, or its answer: the sender has failed, and sends nothing more
     QUEUED = 9  # answer: in an exchange with somebody else; ACCEPT or REFUSE follows when it is your turn
 
 
 INBOX = frozenset({Kind.EXCHANGE, Kind.SYNC, Kind.STOP, Kind.PULL, Kind.LEAVE, Kind.FAILED})
-REPLY = frozenset({Kind.ACCEPT, Kind.REFUSE, Kind.SYNC, Kind.QUEUED})
+REPLY = frozenset({Kind.ACCEPT, Kind.REFUSE, Kind.SYNC, Kind.QUEUED, Kind.FAILED})
 
 
 @dataclass(frozen=True)

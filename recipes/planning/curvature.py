@@ -46,11 +46,13 @@ class Curvature:
         eigenvalues: descending, all above 0.
         source: in words.
         noise: of one worker's gradients at the same point; None where that was not measured.
+        along_loss: mean curvature of the directions that the loss is in, each weighted by its part; None if it is not known.
     """
 
     eigenvalues: Sequence[float]
     source: str
     noise: GradientNoise | None = None
+    along_loss: float | None = None
 
     @property
     def largest(self) -> float:
@@ -60,7 +62,8 @@ class Curvature:
     def lowered(self, factor: float, why: str) -> Curvature:
         """All eigenvalues times a factor below 1, and the reason."""
         noise = None if self.noise is None else replace(self.noise, curvature=factor * self.noise.curvature)
-        return Curvature([factor * h for h in self.eigenvalues], f"{self.source}; {why}", noise)
+        along_loss = None if self.along_loss is None else factor * self.along_loss
+        return Curvature([factor * h for h in self.eigenvalues], f"{self.source}; {why}", noise, along_loss)
 
 
 def check(cfg: DictConfig) -> None:
@@ -91,6 +94,8 @@ def check(cfg: DictConfig) -> None:
         spectrum(cfg.eigenvalues)
     elif cfg.largest is not None:
         check_positive("curvature.largest", cfg.largest)
+    if cfg.along_loss is not None:
+        check_positive("curvature.along_loss", cfg.along_loss)
 
 
 def curvature_of(
@@ -109,17 +114,19 @@ def curvature_of(
     """
     options = cfg.curvature
     if options.eigenvalues is not None:
-        return Curvature(spectrum(options.eigenvalues)[::-1], "given")
+        return Curvature(spectrum(options.eigenvalues)[::-1], "given", along_loss=options.along_loss)
     if options.largest is not None:
-        return Curvature(_filled([options.largest], options.condition), "given: the largest")
+        return Curvature(_filled([options.largest], options.condition), "given: the largest", along_loss=options.along_loss)
     logged = _logged(run) if run is not None and options.source == "auto" else None
     if logged is not None:
         check_positive(f"{_LOGGED} of {run}", logged)
-        return Curvature(_filled([logged], options.condition), f"logged by {run}: the largest")
+        values = _filled([logged], options.condition)
+        return Curvature(values, f"logged by {run}: the largest", along_loss=options.along_loss)
     on_progress("curvature")
     leading, noise, at = _measured(cfg, workers)
     spectrum([leading[0]])
-    return Curvature(_filled([h for h in leading if h > 0.0], options.condition), f"measured {at}", noise)
+    along_loss = noise.along_loss if options.along_loss is None and noise is not None else options.along_loss
+    return Curvature(_filled([h for h in leading if h > 0.0], options.condition), f"measured {at}", noise, along_loss)
 
 
 def _filled(leading: Sequence[float], condition: float) -> list[float]:

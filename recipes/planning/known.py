@@ -168,9 +168,11 @@ class Known:
 
     @property
     def problem(self) -> Problem:
-        """The quadratic with this spectrum; at the beginning every direction has the same part of the loss."""
-        eigenvalues = self.curvature.eigenvalues
-        return Problem(eigenvalues=eigenvalues, start=[h**-0.5 for h in eigenvalues])
+        """The quadratic with this spectrum. At the beginning the directions' parts of the loss are powers of their curvatures,
+        such that the mean curvature along the loss is the known one; each has the same part where that is not known."""
+        eigenvalues, along_loss = self.curvature.eigenvalues, self.curvature.along_loss
+        parts = (1.0,) * len(eigenvalues) if along_loss is None else shares_of(eigenvalues, along_loss)
+        return Problem(eigenvalues=eigenvalues, start=[(part / h) ** 0.5 for part, h in zip(parts, eigenvalues, strict=True)])
 
     @property
     def variation(self) -> float:

@@ -140,3 +140,13 @@ def test_near_the_double_root_the_time_is_that_of_the_double_root(off: float) ->
     """There x is 2a(t + 4/3)e^{-t}, but for faster modes."""
     for sign in (-1.0, 1.0):
         assert hitting_time(math.exp(-1.0) * (1.0 + sign * off), constant(1.0), 1e-3) == pytest.approx(8.9294, abs=2e-3)
+
+
+def test_gradient_flow_takes_as_long_as_its_integral() -> None:
+    problem, step = Problem(eigenvalues=[2.0, 0.1], start=[1.0, 2.0]), 1e-3
+    x, time_s = problem.distances.copy(), 0.0
+    while 0.5 * float(np.asarray(problem.eigenvalues) @ x**2) > 0.05:
+        x -= step * np.asarray(problem.eigenvalues) * x
+        time_s += step
+    assert problem.flow_time(0.05) == pytest.approx(time_s, rel=1e-3)
+    assert problem.flow_time(10.0) == 0.0

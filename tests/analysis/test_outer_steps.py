@@ -13,7 +13,18 @@ from lightning_gossip.analysis import Problem
 from lightning_gossip.analysis.planning.dynamics import synchronous, with_outer_steps
 from lightning_gossip.analysis.second_moments.gradient_noise import gossip_spread, periodic_spread, synchronous_spread
 from lightning_gossip.analysis.second_moments.outer_steps import Rounds
-from lightning_gossip.simulation import ADPSGD, SGD, Cluster, Constant, Links, Quadratic, Recording, Steps, simulate
+from lightning_gossip.simulation import (
+    ADPSGD,
+    SGD,
+    Cluster,
+    Constant,
+    Links,
+    PeriodicAveraging,
+    Quadratic,
+    Recording,
+    Steps,
+    simulate,
+)
 
 N = 8
 NONE = Outer(lr=1.0, momentum=0.0)
@@ -65,6 +76,27 @@ def test_an_outer_step_that_changes_nothing_changes_no_rule(momentum: float, nes
     one, other = synchronous(problem, 1.0, **options), with_outer_steps(problem, 1.0, rounds, **options)  # type: ignore[arg-type]
     assert other.limit == pytest.approx(one.limit, rel=0.02)
     assert other.decay(0.05) == pytest.approx(one.decay(0.05), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("local_steps", "g", "grows"),
+    [(10, 0.06, False), (10, 0.095, True), (10, 0.14, False), (8, 0.14, True), (50, 0.095, False)],
+)
+def test_outer_steps_push_on_a_swing_of_the_inner_momentum(local_steps: int, g: float, grows: bool) -> None:
+    """In a band of curvatures, whose lower end is the limit; simulated with an exact mean."""
+    rounds = Rounds(Outer(), local_steps)
+    result = simulate(
+        PeriodicAveraging(period=local_steps, outer=Outer(), at_rendezvous="evaluate"),
+        Cluster(2, Constant(1.0)),
+        work=Steps(number=30 * local_steps),
+        objective=Quadratic([1.0], start_at=1.0),
+        optimizer=SGD(lr=g, momentum=0.9),
+    )
+    assert result.loss is not None
+    assert (result.loss > 0.5) == grows
+    assert (rounds.decay(g, momentum=0.9) < 0.0) == grows
+    limits = {8: 0.1183, 10: 0.0802, 50: 3.8}
+    assert rounds.limit(3.8, momentum=0.9) == pytest.approx(limits[local_steps], rel=0.03)
 
 
 def test_noise_keeps_up_what_simulated_workers_have() -> None:

@@ -216,6 +216,25 @@ def test_noise_is_given_or_measured_or_assumed() -> None:
     assert capped == pytest.approx(2.4)
 
 
+def test_the_loss_is_where_its_slope_says() -> None:
+    """Given, or measured: far below the largest curvatures, of which plans once had as much of the loss as of the others."""
+
+    def seen_of(*overrides: str) -> tuple[float, float]:
+        cfg = compose("planning", ["strategy=ddp", "trainer.devices=8", *overrides])
+        start = known.known_from(cfg, None, curvature.curvature_of(cfg, workers=8, run=None))
+        problem = start.problem
+        return float(problem.losses @ problem.eigenvalues) / float(problem.losses.sum()), start.curvature.largest
+
+    given, largest = seen_of("curvature.largest=3", "curvature.along_loss=0.1")
+    assert given == pytest.approx(0.1)
+    alike, _ = seen_of("curvature.largest=3")
+    assert alike > 0.25 * largest
+    measured, largest = seen_of()
+    assert measured < 0.15 * largest
+    with pytest.raises(ConfigurationError, match=r"curvature\.along_loss"):
+        curvature.check(compose("planning", ["curvature.largest=3", "curvature.along_loss=0"]).curvature)
+
+
 def test_a_recipe_of_images_is_planned_with_nesterov_s_momentum() -> None:
     for recipe, nesterov in (("digits_mlp", False), ("mnist_mlp", True)):
         cfg = compose("planning", [f"recipe={recipe}", "curvature.largest=4", "samples=1000", "model_bytes=1000"])

@@ -11,6 +11,7 @@ from lightning_gossip.algorithm import AdaptivePeriod, ConstantPeriod, PostLocal
 from lightning_gossip.algorithm.compression.wires import MeanWire
 from lightning_gossip.algorithm.outer import Outer
 from lightning_gossip.algorithm.periodic_averaging.period import Observation
+from lightning_gossip.algorithm.periodic_averaging.protocol import OptimizerStateRule
 from lightning_gossip.algorithm.slow_weights import OuterState
 from lightning_gossip.algorithm.topology.generators import make_sequence, ring, star
 from lightning_gossip.algorithm.topology.mixing import mixing_matrix
@@ -350,6 +351,52 @@ def test_momentum_is_kept_averaged_or_reset() -> None:
         finals[rule] = result.mean
     assert torch.allclose(finals["keep"], finals["average"])  # type: ignore[arg-type]  # linear: their means agree
     assert not torch.allclose(finals["keep"], finals["reset"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_averaged_momentum_moves_with_the_models_as_a_difference(overlap: int) -> None:
+    x, v = torch.ones(4, 3, dtype=torch.float64), torch.zeros(4, 3, dtype=torch.float64)
+    begun: dict[int, torch.Tensor] = {}
+    for step in range(1, 20):
+        v = 0.9 * v + gradients(x)
+        x = x - LR * v
+        if step % 4 == 0:
+            begun[step] = torch.stack([x, v])
+        if step - overlap in begun:
+            models = begun.pop(step - overlap)
+            differences = models.mean(1, keepdim=True) - models
+            x, v = x + differences[0], v + differences[1]
+    result = simulate(
+        PeriodicAveraging(period=4, overlap=overlap, optimizer_state="average", at_rendezvous="evaluate"),
+        Cluster(4, Constant(1.0)),
+        work=Steps(number=19),
+        objective=problem(4),
+        optimizer=SGD(lr=LR, momentum=0.9),
+    )
+    assert torch.allclose(result.models, x, rtol=1e-12)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wire", ["float32", "int8"])
+def test_averaged_momentum_takes_as_many_bytes_as_the_model_and_as_long(wire: MeanWire) -> None:
+    def sent(rule: OptimizerStateRule, momentum: float) -> tuple[float, float]:
+        """Of four averagings, the first ones left out: what they refer to is sent as it is."""
+        bytes_sent, times_s = [], []
+        for steps in (8, 24):
+            result = simulate(
+                PeriodicAveraging(period=4, optimizer_state=rule, wire=wire, at_rendezvous="evaluate"),
+                Cluster(4, Constant(1.0)),
+                work=Steps(number=steps),
+                objective=mlp(digits(), hidden=32),
+                optimizer=SGD(lr=LR, momentum=momentum),
+                links=Links(bandwidth=1e6),
+            )
+            bytes_sent.append(result.workers[0].bytes_sent)
+            times_s.append(result.time_s - steps)
+        return bytes_sent[1] - bytes_sent[0], times_s[1] - times_s[0]
+
+    kept, averaged = sent("keep", 0.9), sent("average", 0.9)
+    assert averaged == pytest.approx((2.0 * kept[0], 2.0 * kept[1]), rel=0.01)
+    assert sent("average", 0.0) == pytest.approx(kept)
 
 
 @pytest.mark.parametrize("name", ["adpsgd", "dpsgd", "apsgd", "periodic_averaging", "adaptive_averaging", "qsgd", "ddp"])

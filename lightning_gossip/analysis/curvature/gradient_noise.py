@@ -4,6 +4,11 @@
 
 tr Σ is the variance of a worker's gradient, and with McCandlish et al. (2018, arXiv 1812.06162) tr Σ/‖g‖² over the batch size
 their simple noise scale. h_ξ says what it costs that models part by noise: after a step γξ the loss is ½γ² tr(HΣ) higher.
+
+    ‖∇F‖² ≈ ‖ḡ‖² − tr Σ/B,   h_F = ‖∇F‖²/(2F) = Σ h_k F_k/F on a quadratic with the parts F_k
+
+h_F says where the loss is: a gradient flow lowers it at the rate 2 h_F. What is left of a network's loss is in flat directions,
+so h_F is far below the curvatures that a Hessian's largest eigenvalues show.
 """
 
 from __future__ import annotations
@@ -29,12 +34,19 @@ class GradientNoise:
         variance: tr Σ, unbiased.
         curvature: h_ξ, the mean curvature that the noise sees; negative where the loss curves downwards along it.
         batches: on which it was measured.
+        slope: ‖∇F‖², unbiased; at most 0 where the noise hides it.
     """
 
     loss: float
     variance: float
     curvature: float
     batches: int
+    slope: float = 0.0
+
+    @property
+    def along_loss(self) -> float | None:
+        """h_F, the mean curvature of the directions that the loss is in, if it can fall to 0; None if noise hides it."""
+        return self.slope / (2.0 * self.loss) if self.slope > 0.0 and self.loss > 0.0 else None
 
 
 def gradient_noise(
@@ -83,4 +95,5 @@ def gradient_noise(
         noise = hessian.gradient(index)[1] - mean
         along += float(noise @ hessian.product(noise))
         length += float(noise @ noise)
-    return GradientNoise(float(np.mean(losses)), variance, along / length if length else 0.0, hessian.batches)
+    slope = float(mean @ mean) - variance / hessian.batches
+    return GradientNoise(float(np.mean(losses)), variance, along / length if length else 0.0, hessian.batches, slope)

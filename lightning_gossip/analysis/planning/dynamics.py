@@ -231,7 +231,7 @@ def with_outer_steps(
     def decay(g: float) -> float:
         return rounds.decay(g, momentum=momentum, nesterov=nesterov)
 
-    limit = limit_of(decay, own_limit(momentum, nesterov=nesterov))
+    limit = rounds.limit(own_limit(momentum, nesterov=nesterov), momentum=momentum, nesterov=nesterov)
     return Dynamics(problem, steps_per_s, limit / max(problem.eigenvalues), lambda g: Falling(decay(g)))
 
 

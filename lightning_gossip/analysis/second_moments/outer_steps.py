@@ -9,6 +9,10 @@ and the outer momentum v. In units of γ for x and p:
 All is linear, and merges change x only: under gossip the outer momentum sees own progress, so the mean of all workers obeys the
 same recursion, as it does with an exact mean before each outer step. The round map is R = O Tᴴ; per own step the mean decays
 by −ln ρ(R)/H. [Derived here; checked against simulated workers.]
+
+With inner momentum a direction swings, with a period of about 2π/√g steps. Where half of that is near H, outer steps push the
+swing on: for β = 0.9 and (η, μ) = (1, 0.5) directions with g from 0.08 to 0.11 grow at H = 10, from 0.12 to 0.17 at H = 8, and
+none below 3.5 at H ≥ 20, after which the inner momentum is forgotten.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ from lightning_gossip.algorithm.outer import Outer
 from lightning_gossip.analysis.second_moments.gradient_noise import own_step
 
 _STATES = 4  # x, m, p, v
+_LEAST = 1e-3  # of the largest damping: the least that is looked at for a band that grows
+_RATIO = 1.02  # of two that are looked at
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,17 @@ class Rounds:
         turn, _ = self.steps(np.array([g]), momentum, nesterov)
         radius = np.abs(np.linalg.eigvals(self.turn @ np.linalg.matrix_power(turn[0], self.local_steps))).max()
         return -math.log(max(float(radius), 1e-12)) / self.local_steps
+
+    def limit(self, highest: float, *, momentum: float = 0.0, nesterov: bool = False) -> float:
+        """The least g at which the mean model grows, to two per cent; ``highest`` if there is none below.
+
+        A network has directions of all curvatures up to its largest, so one that grows is met however narrow its band is.
+        """
+        g: FloatArray = np.geomspace(_LEAST, 1.0, math.ceil(-math.log(_LEAST) / math.log(_RATIO))) * highest
+        turns, _ = self.steps(g, momentum, nesterov)
+        radii = np.abs(np.linalg.eigvals(self.turn @ np.linalg.matrix_power(turns, self.local_steps))).max(axis=1)
+        growing = np.flatnonzero(radii >= 1.0)
+        return float(g[growing[0]]) if growing.size else highest
 
     def variance(self, g: FloatArray, *, momentum: float = 0.0, nesterov: bool = False) -> FloatArray:
         """E x² of one worker alone, the mean over a round's steps, in units of γ²σ²; infinite where it grows.

@@ -7,13 +7,15 @@ PULL the model.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
 from typing_extensions import override
 
 from lightning_gossip.algorithm.apsgd.worker import Served
-from lightning_gossip.errors import ConfigurationError, ProtocolError
+from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
 from lightning_gossip.transport.base import Transport
 from lightning_gossip.transport.messages import Kind, Message
 
@@ -94,31 +96,52 @@ class RemoteServer(ServerLink):
 
     @override
     def pull(self, session: int, layout: int, out: Tensor, update: Update | None = None) -> Served:
-        answer = self._request(Kind.PULL, session, layout, update)
-        if answer.kind is Kind.REFUSE:
-            raise layout_error(self._transport.rank, self._rank)
-        self._transport.receive(self._rank, out).wait(self._timeout_s)
+        with self._saying_that_it_has_ended():
+            answer = self._request(Kind.PULL, session, layout, update)
+            if answer.kind is Kind.REFUSE:
+                raise layout_error(self._transport.rank, self._rank)
+            self._transport.receive(self._rank, out).wait(self._timeout_s)
         return _served(answer)
 
     @override
     def leave(self, session: int, update: Update | None = None) -> Served:
-        return _served(self._request(Kind.LEAVE, session, 0, update))
+        with self._saying_that_it_has_ended():
+            return _served(self._request(Kind.LEAVE, session, 0, update))
 
     @override
     def request_sync(self, session: int) -> None:
         self._transport.post(self._rank, Message(Kind.SYNC, session))
 
     def _request(self, kind: Kind, session: int, layout: int, update: Update | None) -> Message:
-        if update is None:
-            return self._transport.request(self._rank, Message(kind, session, layout), self._turn_timeout_s)
-        self._transport.post(self._rank, Message(kind, session, layout, value=update.forward_passes))
-        sending = self._transport.send(self._rank, update.vector)
+        forward_passes = 0 if update is None else update.forward_passes
+        self._transport.post(self._rank, Message(kind, session, layout, value=forward_passes))
+        sending = None if update is None else self._transport.send(self._rank, update.vector)
         answer = self._transport.await_reply(self._rank, self._turn_timeout_s)
-        if answer.kind is Kind.REFUSE:
-            return answer  # unread
-        sending.wait(self._timeout_s)  # it was read before the answer was written
-        self.bytes_sent += update.vector.numel() * update.vector.element_size()
+        if answer.kind is Kind.FAILED:
+            raise self._ended()
+        if update is not None and sending is not None and answer.kind is not Kind.REFUSE:  # then it is unread
+            sending.wait(self._timeout_s)  # it was read before the answer was written
+            self.bytes_sent += update.vector.numel() * update.vector.element_size()
         return answer
+
+    @contextmanager
+    def _saying_that_it_has_ended(self) -> Iterator[None]:
+        """In place of that the connection is closed."""
+        try:
+            yield
+        except PeerError as error:
+            if not error.closed:
+                raise
+            raise self._ended(closed=True) from error
+
+    def _ended(self, *, closed: bool = False) -> PeerError:
+        return PeerError(
+            f"Rank {self._rank}, where the server is, has ended this training; its own log says why. A script that goes on"
+            " after an exception of its own raises it on every rank at the end of an epoch, where all have met.",
+            rank=self._rank,
+            phase="reply",
+            closed=closed,
+        )
 
 
 def to_message(session: int, served: Served) -> Message:

@@ -11,7 +11,8 @@ One condition guards the :class:`~lightning_gossip.algorithm.apsgd.server.Parame
 in what a worker has sent, or to copy what it is sent, never across the network. A thread that serves a slow worker waits for
 that one alone.
 
-A failure on a thread ends it, is kept, and is raised on the training thread at its next step.
+A failure on a thread ends it, is kept, and is raised on the training thread at its next step. Who asks then, or waits for its
+turn, is told that the server has failed: the process may go on with another use, and its connections stay.
 """
 
 from __future__ import annotations
@@ -200,8 +201,9 @@ class Server(ServerLink):
                 phase="turn",
                 seconds=timeout_s,
             )
-        self.raise_failure()
-        if self._stopped:
+        if timeout_s is not None:  # the training thread
+            self.raise_failure()
+        if self._stopped or self._failure is not None:
             raise _StoppedError
 
     @property
@@ -219,12 +221,15 @@ class Server(ServerLink):
             except _StoppedError:
                 return
             except BaseException as error:  # noqa: BLE001 - kept, and raised on the training thread
-                with self._condition:
-                    if not self._stopped:
-                        self._failure = self._failure or error
-                    self._condition.notify_all()
+                self._fail(error)
 
         return new_thread(name, guarded)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._condition:
+            if not self._stopped:
+                self._failure = self._failure or error
+            self._condition.notify_all()
 
     def _listen(self) -> None:
         while True:
@@ -232,14 +237,22 @@ class Server(ServerLink):
             if message.kind is Kind.STOP:
                 return
             if message.kind is Kind.FAILED:
-                raise PeerError(f"Rank {peer} has failed; its own log says why.", rank=peer, phase="update")
+                self._fail(PeerError(f"Rank {peer} has failed; its own log says why.", rank=peer, phase="update"))
+                continue
             reason = self._reason_to_refuse(peer, message)
             if reason is not None:
                 self._transport.refuse(peer, f"{message.kind.name}: {reason}")
             elif message.kind is Kind.SYNC:
                 self.request_sync(message.session)
-            else:
+            elif not self._put(peer, message):
+                self._transport.reply(peer, Message(Kind.FAILED))
+
+    def _put(self, peer: int, message: Message) -> bool:
+        """Hand a request to the thread that answers it; False if there is none any more."""
+        with self._condition:
+            if not self._stopped:
                 self._inboxes[peer].put(message)
+            return not self._stopped
 
     def _reason_to_refuse(self, peer: int, message: Message) -> str | None:
         """What is wrong with a message of whose words each may be right."""
@@ -260,24 +273,32 @@ class Server(ServerLink):
         while (message := self._inboxes[peer].get()).kind is not Kind.STOP:
             if message.kind not in (Kind.PULL, Kind.LEAVE):
                 raise ProtocolError(f"Rank {peer} sent {message.kind.name} to the parameter server.")
-            layout, like = self._opened(message.session)
-            if message.kind is Kind.PULL and message.layout != layout:
-                self._transport.reply(peer, Message(Kind.REFUSE, message.session, layout))
-                raise layout_error(peer, self._transport.rank)
-            if received.shape != like.shape or received.dtype != like.dtype:
-                received, model = torch.empty_like(like), torch.empty_like(like)
-            update = None
-            if message.value:
-                self._transport.receive(peer, received).wait(self._timeout_s)
-                update = Update(received, message.value)
-            if message.kind is Kind.LEAVE:
-                self._transport.reply(peer, to_message(message.session, self._leave(peer, update, None)))
-            else:
-                served = self._pull(peer, message.session, model, update, None)
-                self._transport.reply(peer, to_message(message.session, served))
+            try:
+                layout, like = self._opened(message.session)
+                if message.kind is Kind.PULL and message.layout != layout:
+                    self._transport.reply(peer, Message(Kind.REFUSE, message.session, layout))
+                    raise layout_error(peer, self._transport.rank)
+                if received.shape != like.shape or received.dtype != like.dtype:
+                    received, model = torch.empty_like(like), torch.empty_like(like)
+                served = self._served(peer, message, received, model)
+            except _StoppedError:
+                self._transport.reply(peer, Message(Kind.FAILED))
+                raise
+            self._transport.reply(peer, to_message(message.session, served))
+            if message.kind is Kind.PULL:
                 self._transport.send(peer, model).wait(self._timeout_s)
                 with self._condition:
                     self.bytes_sent += model.numel() * model.element_size()
+
+    def _served(self, peer: int, message: Message, received: Tensor, model: Tensor) -> Served:
+        """Read what a peer sends with its request, and take it in when it is its turn."""
+        update = None
+        if message.value:
+            self._transport.receive(peer, received).wait(self._timeout_s)
+            update = Update(received, message.value)
+        if message.kind is Kind.LEAVE:
+            return self._leave(peer, update, None)
+        return self._pull(peer, message.session, model, update, None)
 
     def _opened(self, session: int) -> tuple[int, Tensor]:
         """Layout and model of a session, when it has begun here too."""

@@ -26,8 +26,8 @@ class StackedOptimizer(ABC):
         """Momentum and the like begin anew, on all workers."""
 
     @abstractmethod
-    def average(self) -> None:
-        """Momentum and the like become the mean of all workers'."""
+    def states(self) -> list[Tensor]:
+        """Momentum and the like of all workers, as far as there is any yet: each of shape (n, k), to be changed in place."""
 
 
 class InnerOptimizer(ABC):
@@ -70,5 +70,5 @@ class BesideStatistics(StackedOptimizer):
         self._optimizer.reset()
 
     @override
-    def average(self) -> None:
-        self._optimizer.average()
+    def states(self) -> list[Tensor]:
+        return self._optimizer.states()

@@ -100,6 +100,5 @@ class StackedSGD(StackedOptimizer):
             self.momentum.zero_()
 
     @override
-    def average(self) -> None:
-        if self.momentum is not None:
-            self.momentum.copy_(self.momentum.sum(0).div_(len(self.momentum)))
+    def states(self) -> list[Tensor]:
+        return [] if self.momentum is None else [self.momentum]

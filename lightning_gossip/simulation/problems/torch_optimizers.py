@@ -106,14 +106,11 @@ class StackedTorch(StackedOptimizer):
         for optimizer in self._optimizers.values():
             optimizer.state.clear()
 
-    @torch.no_grad()
     @override
-    def average(self) -> None:
-        for optimizer in self._optimizers.values():
-            for state in optimizer.state.values():
-                for value in state.values():
-                    if isinstance(value, Tensor) and value.dim() == 2:
-                        value.copy_(value.sum(0).div_(len(value)))
+    def states(self) -> list[Tensor]:
+        together = self._optimizers.get((0, len(self._models)))  # one that steps by itself has nothing of the others
+        states = [] if together is None else together.state.values()
+        return [value for state in states for value in state.values() if isinstance(value, Tensor) and value.dim() == 2]
 
     def _of(self, first: int, end: int) -> Optimizer:
         if (first, end) not in self._optimizers:

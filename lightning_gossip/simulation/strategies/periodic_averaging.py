@@ -8,7 +8,7 @@ last worker has come to its step and ends a ring all-reduce later.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -73,15 +73,11 @@ class AveragingRounds(Rounds):
     def __init__(self, strategy: PeriodicAveraging, run: Run) -> None:
         self._run = run
         self._protocol = AveragingProtocol(strategy, adopts=strategy.at_rendezvous == "adopt")
-        self._averages_momentum = strategy.optimizer_state == "average"
+        self._strategy = strategy
         self._outer = strategy.outer
         self._outer_state = OuterState(["x"], [run.models.rows[0]])
-        parts = fragment_slices(run.models.numel, strategy.fragments)
-        sizes = fragment_slices(run.nbytes, strategy.fragments)
-        self._parts = [
-            _Part(part, _Means(strategy.wire, run, run.models.x[:, part], size.stop - size.start))
-            for part, size in zip(parts, sizes, strict=True)
-        ]
+        self._averaged = [run.models.x]  # the models, and with them the optimizers' states; each of shape (n, k)
+        self._parts = self._parts_of(run.models.x)
         self._begun = self._parts  # in the averaging begun last
         self._clocks_s = np.zeros(run.workers)
         self._models = run.models.x  # w, of the averaging begun last
@@ -113,10 +109,10 @@ class AveragingRounds(Rounds):
     def end_session(self) -> Process:
         run = self._run
         self._perform(self._protocol.arrive())
-        distance = run.distance(self._models)
+        distance = run.distance(self._models[:, : run.models.numel])
         self._perform(self._protocol.meet())
-        for part in self._parts:
-            part.means.open(run.models.x[:, part.place])
+        for place, means in self._parts:
+            means.open(torch.cat(self._averaged, dim=1)[:, place])
         yield run.environment.timeout(max(0.0, float(self._clocks_s.max()) - run.environment.now))
         self._wait_until(np.full(run.workers, run.environment.now))
         run.end_session(distance)
@@ -127,10 +123,9 @@ class AveragingRounds(Rounds):
 
     def _do(self, effect: protocol.Effect) -> Averaged | None:
         """What the protocol asks for, of all workers; it says what each effect is."""
-        x, optimizer = self._run.models.x, self._run.models.optimizer
         match effect:
             case protocol.Begin(fragment):
-                self._models = x.clone()
+                self._read()
                 self._begun = self._parts if fragment is None else [self._parts[fragment]]
                 self._ends_s = float(self._clocks_s.max())
                 self._run.record.event(self._ends_s, "average", -1)
@@ -138,40 +133,73 @@ class AveragingRounds(Rounds):
                     self._send(part.means.nbytes)
             case protocol.Complete(lr, arrived):
                 self._wait_until(np.maximum(self._clocks_s, self._ends_s))
-                self._mean = torch.zeros_like(x[0])
-                distances = torch.zeros(self._run.workers, dtype=torch.float64, device=x.device)
+                self._mean = torch.zeros_like(self._models[0])
+                numel = self._run.models.numel
+                distances = torch.zeros(self._run.workers, dtype=torch.float64, device=self._mean.device)
                 for place, means in self._begun:
                     self._mean[place] = means.of(self._models[:, place])
-                    differences = self._mean[place] - self._models[:, place]
+                    differences = (self._mean[place] - self._models[:, place])[:, :numel]  # states do not count
                     distances += torch.linalg.vector_norm(differences, dim=1, dtype=torch.float64).square()
                 return Averaged(float(distances.sum()) / self._run.workers, lr, all_arrived=arrived)
             case protocol.Settle():
                 if self._parts[0].means.keeps_back:  # an exact mean follows
-                    self._send(self._run.nbytes)
+                    self._send(sum(part.means.exact_nbytes for part in self._parts))
                     self._wait_until(np.maximum(self._clocks_s, self._ends_s))
                     for place, means in self._parts:
                         self._mean[place] = means.settled(self._mean[place])
             case protocol.OuterStep():
                 self._step_outside()
             case protocol.Replace():
-                for place, _ in self._begun:
-                    x[:, place] = self._mean[place]
+                for rows, place in self._places():
+                    rows.copy_(self._mean[place])
             case protocol.Correct():
-                for place, _ in self._begun:
-                    x[:, place] += self._mean[place] - self._models[:, place]
+                for rows, place in self._places():
+                    rows += self._mean[place] - self._models[:, place]
             case protocol.ResetOptimizer():
-                optimizer.reset()
+                self._run.models.optimizer.reset()
             case protocol.Show():
                 pass
-        if isinstance(effect, (protocol.Replace, protocol.Correct)) and self._averages_momentum:
-            optimizer.average()
         return None
+
+    def _read(self) -> None:
+        """w ← the models and what else is averaged; an optimizer's state may be there for the first time."""
+        x, states = self._run.models.x, []
+        if self._strategy.optimizer_state == "average":
+            states = self._run.models.optimizer.states()
+        changed = len(states) + 1 != len(self._averaged)
+        self._averaged = [x, *states]
+        self._models = torch.cat(self._averaged, dim=1)
+        if changed:
+            self._parts = self._parts_of(self._models)
+
+    def _parts_of(self, models: Tensor) -> list[_Part]:
+        """What is averaged, in its fragments; where models have no element their states have as many bytes each."""
+        run, strategy = self._run, self._strategy
+        vectors = models.shape[1] / run.models.numel if run.models.numel else len(self._averaged)
+        parts = fragment_slices(models.shape[1], strategy.fragments)
+        sizes = fragment_slices(round(run.nbytes * vectors), strategy.fragments)
+        return [
+            _Part(part, _Means(strategy.wire, run, models[:, part], size.stop - size.start))
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+
+    def _places(self) -> Iterator[tuple[Tensor, slice]]:
+        """Of the averaging begun last: what it changes, in place, and where that is in w."""
+        if len(self._begun) < len(self._parts):  # a fragment, of models alone
+            for place, _ in self._begun:
+                yield self._run.models.x[:, place], place
+            return
+        start = 0
+        for rows in self._averaged:
+            yield rows, slice(start, start + rows.shape[1])
+            start += rows.shape[1]
 
     def _step_outside(self) -> None:
         """w̄ ← w̄ + o."""
         assert self._outer is not None
         state = self._outer_state
-        for place, means in self._begun:
+        for part, means in self._begun:
+            place = slice(part.start, min(part.stop, len(state.slow)))
             mean, slow = self._mean[place], state.slow[place]
             if mean.numel() and self._outer.move([mean], [slow], [state.velocity[place]]):
                 mean += slow
@@ -204,7 +232,7 @@ class _Means:
     def __init__(self, wire: MeanWire, run: Run, models: Tensor, nbytes: int) -> None:
         self._wire = wire
         self._run = run
-        self._nbytes = nbytes
+        self.exact_nbytes = nbytes
         self.keeps_back = False  # what rounding takes from the next mean, which goes as differences to one that all know
         self._codes: list[CompressedMean] = []
         self.open(models)
@@ -212,7 +240,7 @@ class _Means:
     @property
     def nbytes(self) -> int:
         """Of the vector that the next mean sends round the ring."""
-        nbytes, itemsize = self._nbytes, self._run.models.x.element_size()
+        nbytes, itemsize = self.exact_nbytes, self._run.models.x.element_size()
         return mean_bytes(self._wire, nbytes // itemsize, self._run.workers) if self.keeps_back else nbytes
 
     def open(self, models: Tensor) -> None:

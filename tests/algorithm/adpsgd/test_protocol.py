@@ -123,6 +123,31 @@ def test_an_exchange_from_its_start_to_its_end() -> None:
     assert isinstance(resumed(steps), Ask)
 
 
+@pytest.mark.parametrize("share", [1.0, 0.5], ids=["the others answer", "the others start as many"])
+@pytest.mark.parametrize("rate", [1.0, 2.0, 0.5])
+def test_exchanges_start_at_the_pace_of_the_steps(rate: float, share: float) -> None:
+    """Also when exchanges take time, and one that was refused is made up for without moving the others."""
+    worker = Worker()
+    worker.protocol.exchanges_per_step, worker.peers.start_share = rate, share
+    worker.protocol.stepped(0.25)
+    steps, starts_s = worker.protocol.initiate(), []
+    effect = resumed(steps)
+    for number in range(60):
+        assert isinstance(effect, Ask)
+        starts_s.append(worker.at_s)
+        worker.at_s += 0.03 * (number % 4)
+        assert isinstance(resumed(steps, worker.answer(ACCEPTED)), Average)
+        worker.at_s += 0.01
+        waits = resumed(steps, Averaged())
+        while isinstance(waits, Wait):
+            assert waits.until_s > worker.at_s
+            worker.at_s = waits.until_s
+            waits = resumed(steps)
+        effect = waits
+    intervals = {round(later - earlier, 9) for earlier, later in itertools.pairwise(starts_s)}
+    assert intervals == {0.25 / (rate * share)}
+
+
 def test_the_deadline_of_who_is_queued_begins_when_it_is_its_turn_and_is_bounded() -> None:
     for told_s, waits_s in ((3.0, 3.0), (1e9, 4 * 10.0)):
         worker = Worker()

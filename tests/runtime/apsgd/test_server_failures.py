@@ -246,3 +246,31 @@ def test_closing_alone_does_not_wait_for_the_listener() -> None:
         service.server.close(together=False)
         assert time.monotonic() - began_s < 5
         assert service.alive == ["gossip-listener"]
+
+
+# -- a server that ends by an exception, while its process goes on ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("ends", ["by an exception of its own rank", "since another worker has failed"])
+def test_who_waits_for_a_server_that_has_ended_is_told_so_and_so_is_who_asks_later(ends: str) -> None:
+    service = Service()
+
+    def told(rank: int) -> None:
+        with pytest.raises(PeerError, match="Rank 0, where the server is, has ended this training") as caught:
+            service.pull(rank)
+        assert (caught.value.rank, caught.value.phase) == (0, "reply")
+
+    def end(_: int) -> None:
+        assert eventually(lambda: service.model._queue == [3])
+        if ends == "by an exception of its own rank":
+            service.server.close(together=False)
+        else:
+            service.transports[1].post(0, Message(Kind.FAILED))
+
+    with service.running(together=False):
+        service.open(active_workers=1)
+        service.pull(1)  # and keeps the others waiting
+        began_s = time.monotonic()
+        service.run(lambda rank: end(rank) if rank == 1 else told(rank), [1, 3])
+        told(2)  # after that
+        assert time.monotonic() - began_s < PATIENCE_S / 2
