@@ -29,6 +29,7 @@ MEETING, LOGS = "meeting", "logs"
 _BACKLOG = 2048  # as torch's store
 _REACH_S = 1.0  # for a host that is there to answer
 _ANSWER_S = 3.0  # for its store, on a busy machine
+_TORCH_SHARE = 0.2  # of that, after which torch begins no other attempt: its pause before that and the last one come on top
 _AGAIN_S = 1.0  # between two questions where the job's store is
 _AT_ONCE = 32  # hosts that are asked whether they answer
 _CALL_S = 5.0  # of a meeting's operations: milliseconds
@@ -68,7 +69,7 @@ def reach(address: str, *, timeout_s: float = _CALL_S, answer_s: float = _ANSWER
 
     def connect() -> None:
         try:
-            found.append(client(host, port, timeout_s=timeout_s, connect_s=answer_s))
+            found.append(client(host, port, timeout_s=timeout_s, connect_s=_TORCH_SHARE * answer_s))
         except dist.DistError as error:
             log.debug("no store answers at %s: %s", address, error)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import socket
+import struct
+import threading
 
 import pytest
 import torch.distributed as dist
 
 from lightning_gossip.algorithm.membership.store import Reached
 from lightning_gossip.runtime.membership import stores
-from lightning_gossip.runtime.membership.stores import Stores, address_text, ask, reach_all
+from lightning_gossip.runtime.membership.stores import Stores, address_text, ask, reach, reach_all
 
 
 def test_a_worker_that_has_left_its_own_store_as_the_jobs_still_says_there_where_it_is() -> None:
@@ -34,6 +36,26 @@ def test_one_that_listens_one_that_has_ended_and_one_that_only_accepts_are_told_
         ended.close()
         assert reach_all(addresses) == [Reached.OPEN, Reached.REFUSED, Reached.SILENT]
     assert reach_all([]) == []
+
+
+def test_a_store_that_ends_while_somebody_connects_leaves_no_thread_behind() -> None:
+    """Its host resets the connection and refuses the next ones; torch tries again, for a while."""
+    with socket.create_server(("127.0.0.1", 0)) as store:
+
+        def end() -> None:
+            looked_at, _ = store.accept()
+            looked_at.close()
+            connected, _ = store.accept()
+            connected.recv(1)
+            store.close()
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connected.close()
+
+        ending = threading.Thread(target=end)
+        ending.start()
+        assert reach(address_text("127.0.0.1", store.getsockname()[1])) == (Reached.SILENT, None)
+        ending.join(5.0)
+    assert [thread.name for thread in threading.enumerate() if "connects-with-a-store" in thread.name] == []
 
 
 def test_who_comes_while_the_jobs_store_is_lost_is_told_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
