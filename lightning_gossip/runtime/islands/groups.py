@@ -46,6 +46,7 @@ class IslandGroups(MemberGroups):
         self._peers: dist.ProcessGroup | None = None
         self._mates: dist.ProcessGroup | None = None
         self._store: Store | None = None  # that the groups between islands were made with
+        self._island_store: Store | None = None  # that the island's were made with
         self._further = 0  # groups, so far
 
     def make(self, store: Store, rank: int, world_size: int) -> None:
@@ -83,15 +84,22 @@ class IslandGroups(MemberGroups):
         """Make the island's groups, the default group among them, in place of those before. Collective in the island.
 
         Args:
-            store: with keys for the groups of this island alone.
+            store: with keys for this island alone; it lives as long as the island.
             make: makes the default group.
         """
-        self._mates = None
+        self._mates, self._island_store = None, store
         if dist.is_initialized():
             dist.destroy_process_group()
         index, size = self.place.index, self.islands.size
         make(PrefixStore("default", store), index, size)
         self._mates = host_group(PrefixStore("mates", store), index, size, self._timeout_s)
+
+    @property
+    def island_store(self) -> Store:
+        """Where the ranks of this island tell each other something; a connection for whoever makes another one of it."""
+        if self._island_store is None:
+            raise dist.DistBackendError("The process groups of the island are not made.")
+        return self._island_store
 
     @property
     @override
@@ -121,7 +129,7 @@ class IslandGroups(MemberGroups):
     def drop_all(self) -> None:
         """Before the interpreter ends: a group of our own that is destroyed later ends the process by SIGABRT."""
         self.drop()
-        self._mates = None
+        self._mates = self._island_store = None
 
     def _made(self, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
         if group is None:

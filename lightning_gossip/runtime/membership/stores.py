@@ -1,8 +1,8 @@
 """The stores of one worker: where the job's is, the one that this worker keeps in reserve, and connections with them.
 
 What is decided is in :mod:`lightning_gossip.algorithm.membership.failover`. A worker keeps a TCPStore, which serves others on a
-thread of C++, also while Python is busy. The job's keys of each view, the workers' meeting and the completion logs have
-prefixes of their own in it.
+thread of C++, also while Python is busy. The job's keys of each view, the workers' meeting, the completion logs and what an
+island has for itself have prefixes of their own in it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lightning_gossip.transport.threads import new_thread
 
 log = logging.getLogger(__name__)
 
-MEETING, LOGS = "meeting", "logs"
+MEETING, LOGS, ISLAND = "meeting", "logs", "island"
 _BACKLOG = 2048  # as torch's store
 _REACH_S = 1.0  # for a host that is there to answer
 _ANSWER_S = 3.0  # for its store, on a busy machine
@@ -150,6 +150,14 @@ class Stores:
             torch.distributed.DistError: if there is none.
         """
         return Space(LOGS, self._open(address, _CALL_S))
+
+    def connect_island(self, address: str, *, timeout_s: float) -> Space:
+        """A connection with what an island has for itself, in the store that its first rank keeps.
+
+        Raises:
+            torch.distributed.DistError: if there is none.
+        """
+        return Space(ISLAND, self._open(address, timeout_s))
 
     def follow(self, member: str, *, timeout_s: float) -> Store:
         """A connection with the job's store, wherever a member says that it is.

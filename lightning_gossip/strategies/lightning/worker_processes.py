@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gossip import version
-from lightning_gossip.algorithm.islands.places import Islands
+from lightning_gossip.algorithm.islands.places import Islands, Place
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime import causes, open_files
 from lightning_gossip.runtime.group_abort import prepare_nccl
@@ -44,7 +44,7 @@ from lightning_gossip.runtime.process_groups import (
     where_collectives_run,
     with_host_backend,
 )
-from lightning_gossip.runtime.store_client import check_answers, check_port_is_free, connect, meet, uses_agent_store
+from lightning_gossip.runtime.store_client import Space, check_answers, check_port_is_free, connect, meet, uses_agent_store
 from lightning_gossip.runtime.workers import FixedWorkers, Workers
 from lightning_gossip.strategies.lightning import fault_tolerance
 from lightning_gossip.strategies.lightning.fault_tolerance import Survival
@@ -459,17 +459,25 @@ class WorkerProcesses(ParallelStrategy):
             )
 
     def _connect_island(self, islands: Islands, store: Store, use: int, aborted: bool) -> None:
-        """Make the default group that of the island, if it is not as it was."""
+        """Make the default group that of the island, if it is not as it was.
+
+        Where the job's store may be lost all that an island has for itself is in the one that its first rank keeps.
+        """
         assert self.groups is not None
-        members = self._members
-        said = self.all_workers.gather((self.groups.place.island, aborted or not dist.is_initialized()), kind="the islands")
-        if any(is_broken for island, is_broken in said if island == self.groups.place.island):
+        members, place = self._members, self.groups.place
+        stores = None if members is None else members.monitor.stores
+        kept = None if stores is None else stores.own
+        said = self.all_workers.gather((place, aborted or not dist.is_initialized(), kept), kind="the islands")
+        if any(is_broken for theirs, is_broken, _ in said if theirs.island == place.island):
             life = 1 if members is None else members.me.incarnation
-            store = PrefixStore(f"{self.keys}/island/{self.groups.place.island}/{life}/{use}", store)
+            keys = f"{self.keys}/island/{place.island}/{life}/{use}"
             with peer_errors("connecting the island"):
-                if members is not None and members.outside:
-                    meet(store, islands.size)  # the others of a job that begins have met already
-                self.groups.make_island(store, self._make_group)
+                kept = next((address for theirs, _, address in said if theirs == Place(place.island, 0)), None)
+                if members is not None and members.outside:  # the others of a job that begins have met already
+                    kept = meet(PrefixStore(keys, store), islands.size, "" if stores is None or place.index else stores.own)
+                if stores is not None and kept:
+                    store = stores.connect_island(kept, timeout_s=self.timeout_s)
+                self.groups.make_island(Space(keys, store), self._make_group)
             call_at_exit(self.groups.drop_all)
 
     @property
