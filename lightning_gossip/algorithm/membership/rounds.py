@@ -44,6 +44,7 @@ from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from lightning_gossip.algorithm.islands.places import Islands
 from lightning_gossip.algorithm.membership.quorum import has_quorum, witnesses
 from lightning_gossip.algorithm.membership.store import (
     Await,
@@ -71,9 +72,11 @@ class Survivable(NamedTuple):
 
     Args:
         least: how many workers are enough to go on, if the user has said so; None: see :func:`has_quorum`.
+        islands: how ranks are islands; None where each is a worker.
     """
 
     least: int | None = None
+    islands: Islands | None = None
 
 
 class Known(NamedTuple):
@@ -342,7 +345,8 @@ class Rounds:
         if self._survivable is None or len(present) == len(members):
             return
         voters = self._voters(members)
-        if not has_quorum(present, voters, self._health.ended(), at_store=True, least=self._survivable.least):
+        least, islands = self._survivable
+        if not has_quorum(present, voters, self._health.ended(), at_store=True, least=least, islands=islands):
             raise no_quorum(self.me, [worker for worker in voters if worker in present], voters)
 
     def _voters(self, members: Sequence[WorkerId]) -> tuple[WorkerId, ...]:

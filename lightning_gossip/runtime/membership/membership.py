@@ -167,13 +167,19 @@ class Membership(Workers):
         return self.monitor.stores is not None
 
     def log_reserve(self) -> Store | None:
-        """A store, beside the job's, for what must outlive it: the one of the first member that does not keep the job's."""
-        stores, hosts = self.monitor.stores, self.monitor.protocol.hosts
+        """A store, beside the job's, for what must outlive it: the one of the first member that does not keep the job's.
+
+        With islands it is another island's, since one that loses a rank ends with all.
+        """
+        stores, hosts, islands = self.monitor.stores, self.monitor.protocol.hosts, self.monitor.protocol.islands
         if stores is None or self.outside:
             return None
+        holder = next((worker for worker in self.members if hosts.get(worker) == stores.address), None) if stores.view else None
+        holding = {0 if holder is None and not stores.view else -1 if holder is None else holder.initial_rank}
+        if islands is not None:
+            holding.update(*(islands.mates(rank) for rank in holding))
         for worker in sorted(self.members):
-            holds = hosts.get(worker) == stores.address if stores.view else worker.initial_rank == 0
-            if not holds and worker in hosts:
+            if worker.initial_rank not in holding and worker in hosts:
                 try:
                     return stores.connect_logs(hosts[worker])
                 except dist.DistError as error:

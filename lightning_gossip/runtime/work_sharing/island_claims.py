@@ -133,8 +133,8 @@ class FollowedClaims:
             return None  # the first rank has not claimed for very long; if it has died, so will this process
         except dist.DistError as error:
             raise PeerError(
-                "The first rank of this rank's island, which tells it what to train on, does not answer: it has ended, or cannot be"
-                " reached. Its own log says why.",
+                "The first rank of this island, which tells its mates what to train on, does not answer: it has ended, or cannot"
+                " be reached. Its own log says why.",
                 phase="island",
             ) from error
 

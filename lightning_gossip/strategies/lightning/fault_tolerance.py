@@ -129,7 +129,8 @@ def begin(
             f"This worker was started as rank {initial_rank} of a job that began with {workers} workers, and"
             f" max_workers={survival.max_workers}. Pass a max_workers of at least {initial_rank + 1} to all workers."
         )
-    survives_store = survival.survives and survival.store is None and groups is None
+    survives_store = survival.survives and survival.store is None
+    islands = None if groups is None else groups.islands
     lost_s = (1.0 if survives_store else _LOST) * survival.peer_timeout_s
     with losses_told():
         master = address_text(
@@ -155,7 +156,7 @@ def begin(
             me,
             fail_after_s=survival.peer_timeout_s,
             stores=stores,
-            islands=None if groups is None else groups.islands,
+            islands=islands,
         )
     members = [me] if late else [WorkerId(rank, 1) for rank in range(workers)]
     made = Membership(
@@ -169,7 +170,7 @@ def begin(
         timeout_s=timeout_s,
         collective_timeout_s=collective_timeout_s,
         late=late,
-        survivable=Survivable(survival.min_workers) if survives_store else None,
+        survivable=Survivable(survival.min_workers, islands) if survives_store else None,
     )
     membership.keep(made)
     monitor.observe(members, outside=late)
