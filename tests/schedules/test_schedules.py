@@ -15,7 +15,14 @@ KEPT_SCHEDULES = json.loads(KEPT.read_text())
 AT_ONCE = 25
 
 
-SCHEDULES = {"adpsgd": 400, "membership": 400, "failover": 50, "failover-in-rounds": 25}
+SCHEDULES = {
+    "adpsgd": 400,
+    "membership": 400,
+    "failover": 50,
+    "failover-in-rounds": 25,
+    "failover-of-islands": 50,
+    "failover-of-islands-in-rounds": 25,
+}
 ONCE_BROKEN = {  # seeds
     "failover": (94, 974, 1327, 1884, 1917, 2796, 3182, 3229, 3414, 21055, 21311, 100478, 301905, 402361, 402946, 507749),
     "failover-in-rounds": (25, 40, 205, 424, 3004, 3053, 3414, 4538, 4706, 102340, 200571, 300632),

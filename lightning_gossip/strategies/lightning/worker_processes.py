@@ -209,8 +209,8 @@ class WorkerProcesses(ParallelStrategy):
         """
         check_plugins(callbacks=trainer.callbacks, logger=trainer.loggers)  # type: ignore[attr-defined]
         check_trainer(trainer)
-        if self.islands is not None:
-            self._warn_of_islands()
+        if self.islands is not None and self.units == 1:
+            rank_zero_warn(self._said_of_one_island)
         self.check_processes()
 
     def check_processes(self) -> None:
@@ -225,15 +225,6 @@ class WorkerProcesses(ParallelStrategy):
             check_answers(self.survival.store, timeout_s=min(_STORE_S, self.timeout_s))
         elif self._starts_workers and self._serves_store and "MASTER_PORT" in os.environ:
             check_port_is_free(int(os.environ["MASTER_PORT"]))
-
-    def _warn_of_islands(self) -> None:
-        if self.units == 1:
-            rank_zero_warn(self._said_of_one_island)
-        elif self.survival is not None and self.survival.survives and self.survival.store is None and not uses_agent_store():
-            rank_zero_warn(
-                "The store of this job is in rank 0. With islands it has no successor: if rank 0's island fails, all end. The"
-                " others go on if store='tcp://host:port' names one of its own (python -m lightning_gossip.store)."
-            )
 
     @property
     def _said_of_one_island(self) -> str:
