@@ -134,6 +134,8 @@ class Hosted(World):
             worker.failover.stopped = worker.rests
             if worker.rests:
                 with suppress(StoreLostError):  # the next use finds another one
+                    if worker.failover.is_lost:
+                        raise StoreLostError
                     yield from worker.monitor.send()
                     yield from worker.monitor.publish()
                 worker.is_resting = True

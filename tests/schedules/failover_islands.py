@@ -115,7 +115,9 @@ class OfIslands(Hosted):
 
     @override
     def _end_with_island(self, worker: Worker) -> None:
-        if not self._is_unclear() and all(each.alive and each.frozen_s <= SHORT_S for each in self._island(worker)):
+        # a mate that has come to the job's end, or has been ended by an error, has ended as well
+        there = all(each.alive and each.frozen_s <= SHORT_S and each.end is None for each in self._island(worker))
+        if there and not self._is_unclear():
             raise Violation(f"{worker.began_as.spoken} ends with its island, which nothing has happened to")
         self._kill(worker)
 

@@ -164,8 +164,8 @@ class Meeting:
         self._ended = ended.union(*(news.ended for news in self._news))
         self._failed = with_mates(self._ended.union(*(news.failed for news in self._news)), self.members, islands)
         registered = {one.worker for one in said}
-        here = whole(registered.intersection(self.members) - self._failed, islands)
-        self.present = tuple(worker for worker in self.members if worker in here)
+        self._here = whole(registered - self._failed, islands)
+        self.present = tuple(worker for worker in self.members if worker in self._here)
         self._in_time = in_time.union(*(one.ended for one in said))
         # what a store that others have left since says keeps nobody from being excluded in theirs
         here = [one.ended_here for one in said if self.best is not None and one.view == self.best.view]
@@ -188,9 +188,17 @@ class Meeting:
         if self.best is None:
             return False
         ended = self._in_time if self._may_have_gone_on(least) else self._ended
-        return (self.is_complete or in_vain) and has_quorum(
-            self.present, self.members, ended, at_store=False, least=least, islands=self._islands
+        return (self.is_complete or in_vain) and all(
+            has_quorum(self._here, members, ended, at_store=False, least=least, islands=self._islands)
+            for members in (self.members, *self._grown)
         )
+
+    @property
+    def _grown(self) -> list[tuple[WorkerId, ...]]:
+        """The members by the last result, if some were admitted since the last settled one, and may go on by it: or none."""
+        assert self.best is not None
+        proposed = workers_of(self.best.proposed)
+        return [proposed] if set(proposed) - {*self.members} else []
 
     def _may_have_gone_on(self, least: int | None) -> bool:
         """Whether those that were silent, and then ended, may have come to the job's end before: unless they were too few.
@@ -267,7 +275,7 @@ class Failover:
         self._silent_s = silent_s
         self._least = least
         self._islands = islands
-        self._lost = False  # as the training thread has found out
+        self._lost = False  # as the training thread has found out, or while this worker looks for the next store
         self._elsewhere: dict[WorkerId, tuple[int, str]] = {}  # views that others are in, and do not leave
         self._here: tuple[WorkerId, ...] = ()  # who was at the last meeting
         self._ahead: WorkerId | None = None  # one that waits for a later view elsewhere
@@ -310,7 +318,13 @@ class Failover:
 
     # -- from store to store -----------------------------------------------------------------------------------------
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether this worker has no store: what it would say reaches nobody."""
+        return self._lost
+
     def _find(self) -> Steps[None]:
+        self._lost = True
         self._begin_search()
         yield Leave()
         yield from self._probe(self._rounds.agreed)  # at once
@@ -441,7 +455,8 @@ class Failover:
                 pass  # it was the last hope
         if self._monitor.is_outside:
             raise self._monitor.left_alone()
-        me, members = self._monitor.me, self._rounds.agreed or (self._monitor.me,)
+        me = self._monitor.me
+        members = sorted({*self._rounds.agreed, *self._rounds.proposed}) or (me,)
         raise no_quorum(me, self._here or (me,), members)
 
     # -- where workers meet ------------------------------------------------------------------------------------------

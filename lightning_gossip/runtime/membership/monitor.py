@@ -262,8 +262,9 @@ class HeartbeatMonitor:
         try:
             while not self._stopped:
                 self._tick_while_connected()
-            self._send_once()
-            self._drive(self.protocol.publish())
+            if self._failover is None or not self._failover.is_lost:
+                self._send_once()
+                self._drive(self.protocol.publish())
         except StoreLostError as error:
             if not self._stopped:
                 self._break(store_lost(), error)
