@@ -430,9 +430,7 @@ class Hosted(World):
         else:
             super()._kill(worker)
         self.servers.pop(str(worker.began_as), None)
-        if host == 0 and (
-            host in self.ended_s or (not self.agent and worker.began_as == WorkerId(0, 1))
-        ):
+        if host == 0 and (host in self.ended_s or (not self.agent and worker.began_as == WorkerId(0, 1))):
             self.servers.pop(_PRIMARY, None)
             self._note_loss()
 
@@ -497,7 +495,9 @@ class Hosted(World):
         for worker in self.workers:
             side = next((side for side in sides if self._host(worker) in side), frozenset())
             if 2 * len(side) > len(hosts) and (worker.end != "done" or worker.began_as != worker.membership.me):
-                raise Violation(f"{worker.began_as.spoken} is one of {len(side)} of {len(hosts)}, and has ended by {worker.end}")
+                raise Violation(
+                    f"{worker.began_as.spoken} is one of {len(side)} of {len(hosts)}, and has ended by {worker.end}"
+                )
 
 
 class InRounds(Hosted):

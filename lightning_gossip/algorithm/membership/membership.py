@@ -512,7 +512,9 @@ class Membership:
         log.warning(
             "Rank %d sent no heartbeat for so long that the others have excluded it (peer_timeout_s). %s.",
             self.me.initial_rank,
-            "It asks to join again" if self._monitor.islands is None else "Its island ends, and comes back if it is started again",
+            "It asks to join again"
+            if self._monitor.islands is None
+            else "Its island ends, and comes back if it is started again",
         )
         self._monitor.leave()
         yield from self._take_next_identity()

@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from typing_extensions import override
 
 from lightning_gossip.algorithm.islands.places import Islands
+from lightning_gossip.runtime.membership.stores import address_text, serve
 from lightning_gossip.runtime.process_groups import MemberGroups
 from lightning_gossip.transport.gloo_group import host_group
 
@@ -47,6 +48,7 @@ class IslandGroups(MemberGroups):
         self._mates: dist.ProcessGroup | None = None
         self._store: Store | None = None  # that the groups between islands were made with
         self._island_store: Store | None = None  # that the island's were made with
+        self._served: TCPStore | None = None  # by the first rank of the island
         self._further = 0  # groups, so far
 
     def make(self, store: Store, rank: int, world_size: int) -> None:
@@ -93,6 +95,19 @@ class IslandGroups(MemberGroups):
         index, size = self.place.index, self.islands.size
         make(PrefixStore("default", store), index, size)
         self._mates = host_group(PrefixStore("mates", store), index, size, self._timeout_s)
+
+    def serve_island(self, host: str, interface: str | None) -> str:
+        """As the first rank, serve a store of the island's own, which ends with this process; returns its address.
+
+        It is another one than the one that this worker keeps in reserve: workers that leave the job's store cut all
+        connections with that.
+
+        Args:
+            host: where the mates reach this process.
+            interface: on which it listens; all if None.
+        """
+        self._served = self._served or serve(host, interface)
+        return address_text(host, self._served.port)
 
     @property
     def island_store(self) -> Store:

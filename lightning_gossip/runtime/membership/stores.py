@@ -1,8 +1,8 @@
 """The stores of one worker: where the job's is, the one that this worker keeps in reserve, and connections with them.
 
 What is decided is in :mod:`lightning_gossip.algorithm.membership.failover`. A worker keeps a TCPStore, which serves others on a
-thread of C++, also while Python is busy. The job's keys of each view, the workers' meeting, the completion logs and what an
-island has for itself have prefixes of their own in it.
+thread of C++, also while Python is busy. The job's keys of each view, the workers' meeting and the completion logs have
+prefixes of their own in it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lightning_gossip.transport.threads import new_thread
 
 log = logging.getLogger(__name__)
 
-MEETING, LOGS, ISLAND = "meeting", "logs", "island"
+MEETING, LOGS = "meeting", "logs"
 _BACKLOG = 2048  # as torch's store
 _REACH_S = 1.0  # for a host that is there to answer
 _ANSWER_S = 3.0  # for its store, on a busy machine
@@ -87,6 +87,21 @@ def reach_all(addresses: Sequence[str]) -> list[Reached]:
         return [reached for reached, _ in threads.map(reach, addresses)]
 
 
+def serve(host: str, interface: str | None) -> TCPStore:
+    """A store of this process, at a free port.
+
+    Args:
+        host: where others reach this process.
+        interface: on which it listens; all if None.
+    """
+    at = "" if interface is None else address_of(interface)
+    # of the family of its address: torch looks each client's name up, and for mapped addresses asks a name server
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((at, 0), family=family, backlog=_BACKLOG)
+    port = int(listener.getsockname()[1])
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
 class Stores:
     """The stores that one worker knows.
 
@@ -103,12 +118,7 @@ class Stores:
     """
 
     def __init__(self, first: str, host: str, *, interface: str | None = None, lost_s: float, view: int = 0) -> None:
-        at = "" if interface is None else address_of(interface)
-        # of the family of its address: torch looks each client's name up, and for mapped addresses asks a name server
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((at, 0), family=family, backlog=_BACKLOG)
-        port = int(listener.getsockname()[1])
-        self._reserve = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+        self._reserve = serve(host, interface)
         self._lost_s = lost_s
         self.view, self.address = view, first
         self.own = address_text(host, self._reserve.port)
@@ -150,14 +160,6 @@ class Stores:
             torch.distributed.DistError: if there is none.
         """
         return Space(LOGS, self._open(address, _CALL_S))
-
-    def connect_island(self, address: str, *, timeout_s: float) -> Space:
-        """A connection with what an island has for itself, in the store that its first rank keeps.
-
-        Raises:
-            torch.distributed.DistError: if there is none.
-        """
-        return Space(ISLAND, self._open(address, timeout_s))
 
     def follow(self, member: str, *, timeout_s: float) -> Store:
         """A connection with the job's store, wherever a member says that it is.

@@ -4,8 +4,8 @@ Position by position under ``key``/0, ``key``/1 …, and an end. So all ranks of
 the last one of an epoch included. The list is written when a claim is made, and read one ahead on a thread: nobody waits for
 it on the way to a step.
 
-Where the job's store may be lost the list is in the one that the first rank itself keeps: it lives as long as that rank, and so
-as long as the island. The first rank that can claim no more, since the job's store is lost, ends its list as at an epoch's end.
+The list is in the island's own store, which the first rank serves: it lives as long as that rank, and so as the island, and no
+mate asks the job's store for it. If the job's is lost the first rank can claim no more, and ends its list as at an epoch's end.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ class FollowedClaims:
             return None  # the first rank has not claimed for very long; if it has died, so will this process
         except dist.DistError as error:
             raise PeerError(
-                "The first rank of this island, which tells its mates what to train on, does not answer: it has ended, or cannot"
-                " be reached. Its own log says why.",
+                "The first rank of this island, which tells its mates what to train on, does not answer: it has ended, or"
+                " cannot be reached. Its own log says why.",
                 phase="island",
             ) from error
 

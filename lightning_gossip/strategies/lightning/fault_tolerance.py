@@ -142,7 +142,7 @@ def begin(
         stores = None
         if survives_store:
             view, address = where or (0, master)
-            stores = Stores(address, _own_address(), interface=interface, lost_s=lost_s, view=view)
+            stores = Stores(address, own_address(), interface=interface, lost_s=lost_s, view=view)
             if where is not None:
                 store = stores.follow(master, timeout_s=timeout_s)
         me = WorkerId(initial_rank, store.add(f"{prefix}/incarnation/{initial_rank}", 1))
@@ -180,7 +180,8 @@ def begin(
     return made
 
 
-def _own_address() -> str:
+def own_address() -> str:
+    """Where others reach this worker."""
     try:
         return endpoint().address
     except ConfigurationError:  # all hear of it when they meet

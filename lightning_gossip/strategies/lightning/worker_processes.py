@@ -36,6 +36,7 @@ from lightning_gossip.runtime.islands import groups
 from lightning_gossip.runtime.islands.groups import IslandGroups
 from lightning_gossip.runtime.membership import uses
 from lightning_gossip.runtime.membership.membership import Membership
+from lightning_gossip.runtime.membership.stores import parse
 from lightning_gossip.runtime.process_end import call_at_exit, end_groups_at_exit
 from lightning_gossip.runtime.process_groups import (
     default_store,
@@ -44,7 +45,16 @@ from lightning_gossip.runtime.process_groups import (
     where_collectives_run,
     with_host_backend,
 )
-from lightning_gossip.runtime.store_client import Space, check_answers, check_port_is_free, connect, meet, uses_agent_store
+from lightning_gossip.runtime.store_client import (
+    Space,
+    check_answers,
+    check_port_is_free,
+    client,
+    connect,
+    end_when_lost,
+    meet,
+    uses_agent_store,
+)
 from lightning_gossip.runtime.workers import FixedWorkers, Workers
 from lightning_gossip.strategies.lightning import fault_tolerance
 from lightning_gossip.strategies.lightning.fault_tolerance import Survival
@@ -452,22 +462,26 @@ class WorkerProcesses(ParallelStrategy):
     def _connect_island(self, islands: Islands, store: Store, use: int, aborted: bool) -> None:
         """Make the default group that of the island, if it is not as it was.
 
-        Where the job's store may be lost all that an island has for itself is in the one that its first rank keeps.
+        Where members may fail an island has a store of its own, in its first rank: it ends with the island, and the job's may
+        end before.
         """
         assert self.groups is not None
         members, place = self._members, self.groups.place
-        stores = None if members is None else members.monitor.stores
-        kept = None if stores is None else stores.own
-        said = self.all_workers.gather((place, aborted or not dist.is_initialized(), kept), kind="the islands")
+        serves = members is not None and place.index == 0
+        served = self.groups.serve_island(fault_tolerance.own_address(), self.interface) if serves else ""
+        said = self.all_workers.gather((place, aborted or not dist.is_initialized(), served), kind="the islands")
         if any(is_broken for theirs, is_broken, _ in said if theirs.island == place.island):
             life = 1 if members is None else members.me.incarnation
             keys = f"{self.keys}/island/{place.island}/{life}/{use}"
             with peer_errors("connecting the island"):
-                kept = next((address for theirs, _, address in said if theirs == Place(place.island, 0)), None)
+                where = next((address for theirs, _, address in said if theirs == Place(place.island, 0)), "")
                 if members is not None and members.outside:  # the others of a job that begins have met already
-                    kept = meet(PrefixStore(keys, store), islands.size, "" if stores is None or place.index else stores.own)
-                if stores is not None and kept:
-                    store = stores.connect_island(kept, timeout_s=self.timeout_s)
+                    where = meet(PrefixStore(keys, store), islands.size, served)
+                if members is not None:
+                    host, port = parse(where)
+                    store = client(host, port, timeout_s=self.timeout_s)
+                    assert self.survival is not None
+                    end_when_lost(port, self.survival.peer_timeout_s)
                 self.groups.make_island(Space(keys, store), self._make_group)
             call_at_exit(self.groups.drop_all)
 
