@@ -8,19 +8,19 @@ from lightning_gossip.algorithm.islands.places import Islands
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 
 
-def whole(workers: Collection[WorkerId], islands: Islands | None) -> set[WorkerId]:
+def whole(workers: Collection[WorkerId], islands: Islands | None) -> frozenset[WorkerId]:
     """Those of some workers whose islands are among them with all their ranks: an island trains with all of them or not at all.
 
     >>> [worker.initial_rank for worker in sorted(whole([WorkerId(rank, 1) for rank in (0, 1, 3)], Islands(2)))]
     [0, 1]
     """
     if islands is None:
-        return set(workers)
+        return frozenset(workers)
     missing = set(islands.incomplete(worker.initial_rank for worker in workers))
-    return {worker for worker in workers if islands.place(worker.initial_rank).island not in missing}
+    return frozenset(worker for worker in workers if islands.place(worker.initial_rank).island not in missing)
 
 
-def with_mates(workers: Collection[WorkerId], members: Collection[WorkerId], islands: Islands | None) -> set[WorkerId]:
+def with_mates(workers: Collection[WorkerId], members: Collection[WorkerId], islands: Islands | None) -> frozenset[WorkerId]:
     """Some workers, and those members that are in an island with a member among them.
 
     >>> members = [WorkerId(rank, 1) for rank in range(4)]
@@ -28,9 +28,9 @@ def with_mates(workers: Collection[WorkerId], members: Collection[WorkerId], isl
     [2, 3]
     """
     if islands is None:
-        return set(workers)
+        return frozenset(workers)
     touched = {islands.place(worker.initial_rank).island for worker in set(workers).intersection(members)}
-    return {*workers, *(worker for worker in members if islands.place(worker.initial_rank).island in touched)}
+    return frozenset((*workers, *(worker for worker in members if islands.place(worker.initial_rank).island in touched)))
 
 
 def has_quorum(
