@@ -110,8 +110,12 @@ class Network:
     def set_mtu(self, host: Host, size: int, *, at_switch: bool = False) -> None:
         """Let packets of a host's link have this many bytes at most: at the host, which knows it, or at the switch.
 
-        What the switch is too small for it loses, and tells nobody.
+        What the switch is too small for it loses, and tells nobody. All hosts then hand over one packet at a time: a bridge
+        of the kernel lets several that it was handed as one pass, whatever their size.
         """
+        if at_switch:
+            for sender in self.hosts:
+                sender.namespaces.configure("ip", f"link set {INTERFACE} gso_max_segs 1")
         namespaces, interface = (self._switch, _port(host)) if at_switch else (host.namespaces, INTERFACE)
         namespaces.configure("ip", f"link set {interface} mtu {size}")
 

@@ -6,7 +6,6 @@ looked for.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import traceback
@@ -19,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from lightning_gossip.doctor import notes
 from lightning_gossip.doctor import report as written
 from lightning_gossip.doctor.launch import Place
 from lightning_gossip.doctor.measure import gpu, host, pair, together
@@ -122,7 +122,7 @@ class Session:
             except Exception as error:  # noqa: BLE001 - the user's code; what was measured before is worth telling
                 traceback.print_exc()
                 own["failed"] = reason_of(error)
-        self._store.set(f"found/{place.rank}", json.dumps(own))
+        notes.write(self._store, f"found/{place.rank}", own)
         if place.rank != 0:
             return None
         self._collect(report)
@@ -132,18 +132,18 @@ class Session:
     def _meet_all(self, me: Worker) -> tuple[Report, bytes]:
         """Who has come: rank 0 waits for all, and tells the others."""
         store, size, join = self._store, self._place.world_size, Deadline.after(self._times.join)
-        store.set(f"worker/{me.rank}", json.dumps(asdict(me)))
+        notes.write(store, f"worker/{me.rank}", asdict(me))
         if me.rank == 0:
             workers = {}
             for rank in range(size):
                 if self._awaited(f"worker/{rank}", join.left_s):
-                    workers[rank] = json.loads(store.get(f"worker/{rank}"))
+                    workers[rank] = notes.read(store, f"worker/{rank}")
                 self._news("waiting for all ranks", len(workers) / size)
             said = {"workers": list(workers.values()), "token": secrets.token_hex(_TOKEN_BYTES)}
-            store.set("workers", json.dumps(said))
+            notes.write(store, "workers", said)
         elif not self._awaited("workers", self._times.join + _TELL_S):
             raise PeerError("Rank 0 has not said who takes part; its own log says why.", rank=0, phase="store")
-        said = json.loads(store.get("workers"))
+        said = notes.read(store, "workers")
         report = Report(world_size=size, workers=[Worker.of(one) for one in said["workers"]])
         self._came = [worker.rank for worker in report.workers]
         if me.rank not in self._came:
@@ -183,13 +183,13 @@ class Session:
     def _decide(self, report: Report, links: list[Link], pairs: int) -> list[str]:
         """Why there is no all-reduce, for all as rank 0 says; empty if there is one."""
         rank, store = self._place.rank, self._store
-        store.set(f"links/{rank}", json.dumps([asdict(link) for link in links]))
+        notes.write(store, f"links/{rank}", [asdict(link) for link in links])
         if rank == 0:
             until = Deadline.after(_TELL_S)
             silent = [other for other in range(self._place.world_size) if other not in self._came]
             for other in self._came:
                 if self._awaited(f"links/{other}", until.left_s):
-                    report.links += [Link(**one) for one in json.loads(store.get(f"links/{other}"))]
+                    report.links += [Link(**one) for one in notes.read(store, f"links/{other}")]
                 else:
                     silent.append(other)
             said = []
@@ -197,10 +197,10 @@ class Session:
                 said.append(f"No all-reduce was made: {ranks_of(silent)} did not take part.")
             elif any(link.failed for link in report.links):
                 said.append("No all-reduce was made: it needs connections between all workers, and some failed.")
-            store.set("decided", json.dumps({"left_out": said, "pairs": pairs}))
+            notes.write(store, "decided", {"left_out": said, "pairs": pairs})
         elif not self._awaited("decided", 2 * _TELL_S):
             return ["rank 0 has not decided"]
-        decided = json.loads(store.get("decided"))
+        decided = notes.read(store, "decided")
         report.pairs = decided["pairs"]
         return [str(sentence) for sentence in decided["left_out"]]
 
@@ -222,7 +222,7 @@ class Session:
             if not self._awaited(f"found/{rank}", until.left_s):
                 report.left_out.append(f"Rank {rank} has not told what it has found; its own log says why.")
                 continue
-            found = json.loads(self._store.get(f"found/{rank}"))
+            found = notes.read(self._store, f"found/{rank}")
             report.store[rank] = written.Store(**found["store"])
             if "copies" in found:
                 report.copies[rank] = written.Copies(**found["copies"])

@@ -388,10 +388,8 @@ class Hosted(World):
         there = [worker for worker in last if worker.alive and worker.end is None]
         if not there or not any(each.alive for each in self.workers if each not in last):
             return
-        for worker in there:
-            heartbeat = self._store_of(worker).get(f"p/heartbeat/{worker.membership.me}", b"")
-            if not worker.membership.rounds.agreed or worker.rests or b'"resting": true' in heartbeat:
-                return  # nobody notices that a worker has ended that sends no heartbeats yet, or none between two uses
+        if not all(worker.membership.rounds.agreed and not self._rests(worker) for worker in there):
+            return  # nobody notices that a worker has ended that sends no heartbeats yet, or none between two uses
         self.ended_s[host] = self.now_s
         self.unclear = True
         for worker in there:
@@ -400,11 +398,17 @@ class Hosted(World):
         for each in self.workers:
             each.frozen_s = max(each.frozen_s, 2 * SHORT_S)
 
+    def _rests(self, worker: Worker) -> bool:
+        """Whether it rests between two uses, is about to, or says so still."""
+        heartbeat = self._store_of(worker).get(f"p/heartbeat/{worker.membership.me}", b"")
+        return worker.rests or b'"resting": true' in heartbeat
+
     def _note_loss(self) -> None:
-        rests = any(b'"resting": true' in self._store_of(w).get(f"p/heartbeat/{w.membership.me}", b"") for w in self.workers)
-        if rests or not all(worker.membership.rounds.agreed for worker in self.workers if worker.alive):
+        if any(map(self._rests, self.workers)) or not all(
+            worker.membership.rounds.agreed for worker in self.workers if worker.alive
+        ):
             self.primary_lost = True
-            self.last_loss_s += TIMEOUT_S  # who waits for the first meeting does so until then
+            self.last_loss_s += TIMEOUT_S * len(self.program)  # who waits for the first meeting does so in each use
             for worker in self.workers:
                 worker.frozen_s = max(worker.frozen_s, 2 * SHORT_S)
 

@@ -53,6 +53,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import ClassVar, NamedTuple
 
 from lightning_gossip.algorithm.islands.places import Islands
+from lightning_gossip.algorithm.membership.joining import admitters_lost
 from lightning_gossip.algorithm.membership.monitor import Monitor
 from lightning_gossip.algorithm.membership.news import News
 from lightning_gossip.algorithm.membership.quorum import has_quorum, whole, with_mates
@@ -332,7 +333,7 @@ class Failover:
         give_up_s = (self._contact_s if self._monitor.is_outside else self._now_s()) + _PATIENCE * self._silent_s
         while self._now_s() < give_up_s:
             candidates = list(self._candidates())
-            if not candidates and self._monitor.hosts:
+            if (not candidates and self._monitor.hosts) or self._is_left_alone_at_admission():
                 break  # all have ended
             for view, worker in candidates:
                 if self._is_over or (yield from self._try(view, worker)):
@@ -350,6 +351,17 @@ class Failover:
     def _is_over(self) -> bool:
         """Whether this worker looks no further: it rests, or ends with its island."""
         return self.stopped or self._monitor.has_lost_island
+
+    def _has_lost_admitters(self) -> bool:
+        """Whether this worker has been admitted, but has acted by no result yet, and the members of before have ended."""
+        agreed, monitor = self._rounds.agreed, self._monitor
+        return bool(agreed) and not monitor.is_outside and monitor.me not in agreed and monitor.ended().issuperset(agreed)
+
+    def _is_left_alone_at_admission(self) -> bool:
+        """Whether nobody is left with whom a worker that has just been admitted could go on."""
+        taking_part = self._rounds.taking_part
+        others = {*taking_part} - with_mates([self._monitor.me], taking_part, self._islands)
+        return self._has_lost_admitters() and self._monitor.ended() >= others
 
     def _begin_search(self) -> None:
         self._elsewhere, self._ahead, self._here = {}, None, ()
@@ -455,8 +467,10 @@ class Failover:
                 pass  # it was the last hope
         if self._monitor.is_outside:
             raise self._monitor.left_alone()
+        if self._has_lost_admitters():
+            raise admitters_lost(self._monitor.me)
         me = self._monitor.me
-        members = sorted({*self._rounds.agreed, *self._rounds.proposed}) or (me,)
+        members = sorted({*self._rounds.agreed, *self._rounds.proposed}) or [me]
         raise no_quorum(me, self._here or (me,), members)
 
     # -- where workers meet ------------------------------------------------------------------------------------------

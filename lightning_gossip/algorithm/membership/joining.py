@@ -149,3 +149,13 @@ class Joining:
 
     def _grant_key(self, worker: WorkerId) -> str:
         return f"{self._prefix}/grant/{worker}"
+
+
+def admitters_lost(me: WorkerId) -> PeerError:
+    """What ends a joiner when none of the members that have admitted it is left: then nobody has the model that was trained."""
+    return PeerError(
+        f"All the workers that admitted rank {me.initial_rank} have failed before it had their model. Start all of"
+        " the job, with a new store if it has one, from its last checkpoint.",
+        rank=me.initial_rank,
+        phase="join",
+    )

@@ -22,7 +22,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from lightning_gossip.algorithm.membership.joining import Grant, Joining
+from lightning_gossip.algorithm.membership.joining import Grant, Joining, admitters_lost
 from lightning_gossip.algorithm.membership.kinds import of_one_kind
 from lightning_gossip.algorithm.membership.monitor import Monitor
 from lightning_gossip.algorithm.membership.quorum import whole
@@ -286,7 +286,7 @@ class Membership:
             return None
         return {worker: (kind, value) for worker, (kind, value, _) in heard.items() if worker in here}
 
-    def _whole(self, workers: Collection[WorkerId]) -> set[WorkerId]:
+    def _whole(self, workers: Collection[WorkerId]) -> frozenset[WorkerId]:
         """Those who go on: with islands not what is left of one that has lost a rank."""
         return whole(workers, self._monitor.islands)
 
@@ -586,12 +586,7 @@ class Membership:
             PeerError: if none of the members that have admitted it is left: then nobody has the model that was trained.
         """
         if not self.outside and not set(self._admitters) & set(self.members):
-            raise PeerError(
-                f"All the workers that admitted rank {self.me.initial_rank} have failed before it had their model. Start all of"
-                " the job, with a new store if it has one, from its last checkpoint.",
-                rank=self.me.initial_rank,
-                phase="join",
-            )
+            raise admitters_lost(self.me)
 
     def _exclude(self, absent: list[WorkerId]) -> None:
         self.excluded += absent
