@@ -103,7 +103,6 @@ class OfIslands(Hosted):
         known = [each for each in others if each.job is not None and each.job[0] in self.servers]
         if any(each.end is not None for each in last) or not any(self._outlives(each.job[0], ranks[0]) for each in known):
             return
-        self.last_loss_s = max(self.last_loss_s, self.now_s)
         for worker in last:
             if worker.alive:
                 self._kill(worker)
@@ -112,6 +111,12 @@ class OfIslands(Hosted):
         for rank in ranks:
             me = WorkerId(rank, self._incarnations(rank) + 1)
             self.workers.append(self._started(me, [me], late=True))
+
+    @override
+    def _kill(self, worker: Worker) -> None:
+        before_s = self.last_loss_s  # whoever waits longer for something else still does
+        super()._kill(worker)
+        self.last_loss_s = max(before_s, self.last_loss_s)
 
     @override
     def _end_with_island(self, worker: Worker) -> None:
