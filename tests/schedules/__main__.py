@@ -47,8 +47,8 @@ FAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "membership": membership_faults.FAULTS,
     "failover": failover_faults.BY_THE_CLOCK,
     "failover-in-rounds": failover_faults.FAULTS,
-    "failover-of-islands": failover_faults.BY_THE_CLOCK,
-    "failover-of-islands-in-rounds": failover_faults.FAULTS,
+    "failover-of-islands": failover_faults.OF_ISLANDS,
+    "failover-of-islands-in-rounds": failover_faults.OF_ISLANDS_IN_ROUNDS,
 }
 
 
