@@ -18,6 +18,7 @@ from typing_extensions import override
 from lightning_gossip.algorithm.islands.places import Islands
 from lightning_gossip.algorithm.membership.rounds import Survivable
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
+from lightning_gossip.errors import PeerError
 from tests.schedules.choices import Choices
 from tests.schedules.failover import Hosted, InRounds
 from tests.schedules.membership import SHORT_S, Worker
@@ -125,6 +126,15 @@ class OfIslands(Hosted):
         if there and not self._is_unclear():
             raise Violation(f"{worker.began_as.spoken} ends with its island, which nothing has happened to")
         self._kill(worker)
+
+    @override
+    def _may_end_by(self, error: Exception) -> bool:
+        if isinstance(error, PeerError) and error.phase == "quorum" and error.rank is not None:
+            # nobody can tell that a mate which was last heard between two uses has ended in its work: then that is all it says
+            host = self._host_of_rank(error.rank)
+            if any(not each.alive for each in self.workers if self._host(each) == host):
+                return True
+        return super()._may_end_by(error)
 
     @override
     def _check_agreement(self, worker: Worker, where: tuple[int, int, str], got: Any) -> None:
