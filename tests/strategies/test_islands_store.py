@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import time
@@ -17,12 +16,11 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from tests.runtime.cluster import eventually
 from tests.strategies.jobs import DIED, job, survivors
 from tests.strategies.models import Net, flat, loader, trainer
 from tests.strategies.test_islands import islands
 from tests.strategies.test_sharded import ShardedNet, sharded, whole
-from tests.strategies.test_survival import Steps, _epoch, _WayBack
+from tests.strategies.test_survival import Steps, _epoch
 
 pytestmark = pytest.mark.processes
 SAMPLES, BATCH = 403, 4  # 101 batches: 50 groups of two, the last one cut anew
@@ -132,44 +130,3 @@ def test_of_two_islands_the_other_one_goes_on_when_the_processes_with_the_store_
         running.start_all()
         outcomes = running.outcomes(timeout_s=240.0)
     _check(survivors(outcomes), tmp_path, lost=0, islands=2)
-
-
-class InFirstLife(Struck):
-    """The same, and not when the rank has come back."""
-
-    def __init__(self, folder: str, ranks: tuple[int, ...]) -> None:
-        lives = Path(folder, f"life-{os.environ['RANK']}")
-        super().__init__(() if lives.exists() else ranks, signal.SIGKILL)
-        lives.touch()
-
-
-class AllSix(Callback):
-    """Ends the fit when all are there, after the epoch in which an island was lost."""
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        trainer.should_stop |= trainer.current_epoch > 3 and trainer.world_size == 6
-
-
-def _until_all_are_back(folder: str) -> dict[str, Any]:
-    logging.getLogger("lightning_gossip.runtime.membership.monitor").addHandler(_WayBack(folder))
-    seed_everything(1)
-    model, strategy = Net(), islands(peer_timeout_s=5.0)
-    fit = trainer(strategy=strategy, callbacks=[AllSix(), InFirstLife(folder, NODE), Steps(folder)], max_epochs=2000)
-    fit.fit(model, loader(SAMPLES, BATCH))
-    return {"rank": fit.global_rank, "epochs": fit.current_epoch, "model": flat(model).numpy(), "island": dist.get_world_size()}
-
-
-@pytest.mark.slow
-def test_the_island_that_held_the_store_comes_back_by_the_address_of_another(tmp_path: Path) -> None:
-    with job(_until_all_are_back, str(tmp_path), workers=6) as running:
-        running.start_all()
-        way_back = tmp_path / "way-back-2"
-        assert eventually(way_back.exists, 120.0)
-        for rank in NODE:
-            running.start(rank, port=int(way_back.read_text()))
-        left = survivors(running.outcomes(240.0))
-    assert sorted(outcome["rank"] for outcome in left) == list(range(6))
-    for outcome in left:
-        assert (outcome["epochs"], outcome["island"]) == (left[0]["epochs"], 2)
-        assert np.array_equal(outcome["model"], left[0]["model"])
-    assert set(_epoch(tmp_path, left[0]["epochs"] - 1)) == set(range(SAMPLES))
