@@ -21,7 +21,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tests.schedules import adpsgd, adpsgd_faults, failover, failover_faults, membership, membership_faults
+from tests.schedules import (
+    adpsgd,
+    adpsgd_faults,
+    failover,
+    failover_faults,
+    failover_islands,
+    membership,
+    membership_faults,
+)
 from tests.schedules.choices import Choices
 from tests.schedules.shrink import shrunk
 from tests.schedules.violation import Violation
@@ -33,12 +41,16 @@ RUN: dict[str, Callable[..., Any]] = {
     "membership": membership.run,
     "failover": failover.run,
     "failover-in-rounds": failover.run_in_rounds,
+    "failover-of-islands": failover_islands.run,
+    "failover-of-islands-in-rounds": failover_islands.run_in_rounds,
 }
 FAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "adpsgd": adpsgd_faults.FAULTS,
     "membership": membership_faults.FAULTS,
     "failover": failover_faults.BY_THE_CLOCK,
     "failover-in-rounds": failover_faults.FAULTS,
+    "failover-of-islands": failover_faults.OF_ISLANDS,
+    "failover-of-islands-in-rounds": failover_faults.OF_ISLANDS_IN_ROUNDS,
 }
 
 

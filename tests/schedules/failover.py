@@ -116,7 +116,7 @@ class Hosted(World):
         worker = Worker(self, me, members, late=late, replacements=self._replacements)
         failover = self._replacements.get("failover", Failover)
         worker.failover = failover(
-            "p", worker.monitor, worker.membership.rounds, lambda: self.now_s, silent_s=FAIL_AFTER_S, least=None
+            "p", worker.monitor, worker.membership.rounds, lambda: self.now_s, silent_s=FAIL_AFTER_S, islands=self.islands
         )
         worker.job = job
         worker.failover.view = job[1]
@@ -152,6 +152,8 @@ class Hosted(World):
             worker.failover.stopped = worker.rests
             if worker.rests:
                 with suppress(StoreLostError):  # the next use finds another one
+                    if worker.failover.is_lost:
+                        raise StoreLostError
                     yield from worker.monitor.send()
                     yield from worker.monitor.publish()
                 worker.is_resting = True
@@ -167,7 +169,14 @@ class Hosted(World):
                     worker.monitor.broken = PeerError("the store was lost before the workers had met")
                     worker.is_resting = True
                     return
+                if worker.monitor.has_lost_island and not worker.rests:
+                    self._end_with_island(worker)
+                    return
                 yield Pause(HEARTBEAT_S)
+
+    def _end_with_island(self, worker: Worker) -> None:
+        """As its process does then."""
+        raise AssertionError(worker)
 
     @override
     def _first_send(self, worker: Worker) -> Generator[Any, Any, None]:
@@ -180,8 +189,17 @@ class Hosted(World):
 
     # -- who reaches whom ------------------------------------------------------------------------------------------------
 
+    def _host_of_rank(self, rank: int) -> int:
+        return rank
+
+    def _ranks_on(self, host: int) -> frozenset[int]:
+        return frozenset({host})
+
+    def _host(self, worker: Worker) -> int:
+        return self._host_of_rank(worker.began_as.initial_rank)
+
     def _host_of(self, address: str) -> int:
-        return 0 if address == _PRIMARY else self._owners[address].began_as.initial_rank
+        return 0 if address == _PRIMARY else self._host(self._owners[address])
 
     def _carried(self, one: int, other: int) -> float:
         """Since when the network does not carry anything between two hosts; −∞: it does."""
@@ -202,7 +220,7 @@ class Hosted(World):
         if thread.server is None:
             return "lost"
         address, host = thread.server[0], self._host_of(thread.server[0])
-        cut_s = self._carried(thread.worker.began_as.initial_rank, host)
+        cut_s = self._carried(self._host(thread.worker), host)
         since_s = max(cut_s, thread.begun_s) if cut_s > -math.inf else -math.inf
         if host in self.ended_s:
             since_s = max(thread.begun_s, self.ended_s[host])
@@ -220,7 +238,7 @@ class Hosted(World):
 
     def _reached(self, worker: Worker, address: str) -> Reached:
         host = self._host_of(address)
-        if host in self.ended_s or self._carried(worker.began_as.initial_rank, host) > -math.inf:
+        if host in self.ended_s or self._carried(self._host(worker), host) > -math.inf:
             return Reached.SILENT
         if address not in self.servers:
             return Reached.REFUSED
@@ -283,7 +301,7 @@ class Hosted(World):
         if not super()._meeting_is_over(thread):
             return False
         names = self.meets[thread.meeting[0]]
-        hosts = {int(name.split(".")[0]) for name in names}
+        hosts = {self._host_of_rank(int(name.split(".")[0])) for name in names}
         return all(self._carried(one, other) == -math.inf for one in hosts for other in hosts)
 
     @override
@@ -388,17 +406,20 @@ class Hosted(World):
             self.last_loss_s = max(before_s, self.last_loss_s)
 
     def _outlives(self, address: str, rank: int) -> bool:
-        return self._host_of(address) != rank or (address == _PRIMARY and self.agent)
+        return self._host_of(address) != self._host_of_rank(rank) or (address == _PRIMARY and self.agent)
 
     def _end_host(self, whom: int, fault: Any) -> None:
-        worker = next(worker for worker in reversed(self.workers) if worker.began_as.initial_rank == whom)
-        if not worker.alive or worker.end is not None or not any(e.alive for e in self.workers if e is not worker):
+        host = self._host_of_rank(whom)
+        last = [next(w for w in reversed(self.workers) if w.began_as.initial_rank == rank) for rank in self._ranks_on(host)]
+        there = [worker for worker in last if worker.alive and worker.end is None]
+        if not there or not any(each.alive for each in self.workers if each not in last):
             return
-        if not worker.membership.rounds.agreed or self._rests(worker):
+        if not all(worker.membership.rounds.agreed and not self._rests(worker) for worker in there):
             return  # nobody notices that a worker has ended that sends no heartbeats yet, or none between two uses
-        self.ended_s[whom] = self.now_s
+        self.ended_s[host] = self.now_s
         self.unclear = True
-        self._kill(worker)
+        for worker in there:
+            self._kill(worker)
         self._note_loss()
         for each in self.workers:
             each.frozen_s = max(each.frozen_s, 2 * SHORT_S)
@@ -432,14 +453,14 @@ class Hosted(World):
 
     @override
     def _kill(self, worker: Worker) -> None:
-        host = worker.began_as.initial_rank
+        host = self._host(worker)
         if host in self.ended_s:
             worker.alive, self._stale = False, True
             worker.died_s = self.last_loss_s = self.now_s
         else:
             super()._kill(worker)
         self.servers.pop(str(worker.began_as), None)
-        if host == 0 and (host in self.ended_s or (not self.agent and worker.began_as.incarnation == 1)):
+        if host == 0 and (host in self.ended_s or (not self.agent and worker.began_as == WorkerId(0, 1))):
             self.servers.pop(_PRIMARY, None)
             self._note_loss()
 
@@ -466,7 +487,7 @@ class Hosted(World):
         if self.now_s < outside.began_s + 4 * FAIL_AFTER_S:
             return goes_on and member.began_as in outside.told  # it has not looked for as long as it should
         since_s = self.now_s - 4 * FAIL_AFTER_S
-        one, other = member.began_as.initial_rank, outside.began_as.initial_rank
+        one, other = self._host(member), self._host(outside)
         was_cut = self._was_cut(one, other, since_s)
         # and does not look for the next store itself, or is about to
         is_there = member.job is not None and member.adopted_s < since_s and self._reaches(member, member.job[0], since_s)
@@ -482,7 +503,7 @@ class Hosted(World):
         """Whether a worker has been able to reach a store all the time since then."""
         host = self._host_of(address)
         is_up = address in self.servers and host not in self.ended_s
-        return is_up and not self._was_cut(worker.began_as.initial_rank, host, since_s)
+        return is_up and not self._was_cut(self._host(worker), host, since_s)
 
     def _is_unclear(self) -> bool:
         """Whether somebody was silent for long who may be alive."""
@@ -507,16 +528,19 @@ class Hosted(World):
         if len(self._all_faults) != 1 or self.primary_lost:
             return
         _, kind, whom, how = self._all_faults[0]
+        hosts = frozenset(map(self._host_of_rank, range(self.n)))
         if kind == "part" and how[0] >= LONG_S:
-            sides = [how[1], frozenset(range(self.n)) - how[1]]
+            sides = [how[1], hosts - how[1]]
         elif kind == "power" and self.ended_s:
-            sides = [frozenset(range(self.n)) - {whom}]
+            sides = [hosts - {self._host_of_rank(whom)}]
         else:
             return
         for worker in self.workers:
-            side = next((side for side in sides if worker.began_as.initial_rank in side), frozenset())
-            if 2 * len(side) > self.n and (worker.end != "done" or worker.began_as != worker.membership.me):
-                raise Violation(f"{worker.began_as.spoken} is one of {len(side)} of {self.n}, and has ended by {worker.end}")
+            side = next((side for side in sides if self._host(worker) in side), frozenset())
+            if 2 * len(side) > len(hosts) and (worker.end != "done" or worker.began_as != worker.membership.me):
+                raise Violation(
+                    f"{worker.began_as.spoken} is one of {len(side)} of {len(hosts)}, and has ended by {worker.end}"
+                )
 
 
 class InRounds(Hosted):

@@ -103,6 +103,24 @@ class ReturnsToAnOlderStore(Failover):
         return (yield from super()._try(max(view, 1), worker))
 
 
+class _CountsRanks(Meeting):
+    @override
+    def __init__(self, said: Any, ended: Any, in_time: Any, islands: Any = None) -> None:
+        super().__init__(said, ended, in_time)
+
+
+class CountsRanks(Failover):
+    """What is left of an island is counted at the next store, and waited for, as if ranks were single workers."""
+
+    meeting = _CountsRanks
+
+
+class ForgetsAdmitted(Failover):
+    """Members that were admitted by a result which is not settled do not count: perhaps they have gone on by it."""
+
+    meeting = type("_ForgetsAdmitted", (Meeting,), {"_grown": []})
+
+
 FAULTS: dict[str, dict[str, Any]] = {
     "acts by a result that others may not know": {"rounds": ActsAtOnce},
     # either check alone keeps two sides apart (decisions/034)
@@ -121,4 +139,15 @@ _IN_ROUNDS_ONLY = (
     "excludes silent workers without a quorum",
     "brings no result to the next store",
 )
+OF_ISLANDS: dict[str, dict[str, Any]] = {
+    "counts ranks and not islands": {"failover": CountsRanks},
+    "opens a store without a quorum": {"failover": OpensWithoutQuorum},
+    "waits for members that did not come": {"failover": WaitsForTheMissing},
+    "returns to an older store": {"failover": ReturnsToAnOlderStore},
+}
+OF_ISLANDS_IN_ROUNDS = {
+    **OF_ISLANDS,
+    "brings no result to the next store": {"failover": ForgetsTheResult},
+    "forgets members that were just admitted": {"failover": ForgetsAdmitted},
+}
 BY_THE_CLOCK = {fault: kinds for fault, kinds in FAULTS.items() if fault not in _IN_ROUNDS_ONLY}

@@ -21,6 +21,7 @@ import pickle
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
+from lightning_gossip.algorithm.islands.places import Islands
 from lightning_gossip.algorithm.membership.membership import (
     AdoptUse,
     DeleteBelow,
@@ -34,6 +35,7 @@ from lightning_gossip.algorithm.membership.membership import (
 )
 from lightning_gossip.algorithm.membership.monitor import Monitor
 from lightning_gossip.algorithm.membership.news import News
+from lightning_gossip.algorithm.membership.quorum import whole
 from lightning_gossip.algorithm.membership.rounds import Survivable
 from lightning_gossip.algorithm.membership.store import (
     Await,
@@ -108,6 +110,7 @@ class Worker:
             fail_after_s=FAIL_AFTER_S,
             heartbeat_s=HEARTBEAT_S,
             address=None if world.survivable is None else str(me),
+            islands=world.islands,
         )
         self.membership = Membership(
             "p",
@@ -143,6 +146,7 @@ class World:
     """
 
     survivable: Survivable | None = None  # whether the store may be lost
+    islands: Islands | None = None
     conditions: frozenset[type] = frozenset((Await, Until, Run, MakeGroup))  # effects that wait for what another thread does
 
     def __init__(self, choices: Choices, **replacements: Any) -> None:
@@ -151,7 +155,7 @@ class World:
         self.events = 0
         self.store: dict[str, bytes] = {}
         self._replacements = replacements
-        self.n = 2 + choices.below(7)
+        self.n = self._drawn_size()
         self.one_host = bool(choices.below(2))
         self.program = self._drawn_program()
         self.said: dict[tuple[int, int, str], Any] = {}  # by place in the program: what all have got there
@@ -169,6 +173,9 @@ class World:
         self._moved: Worker | None = None  # whose thread has run last
         members = [WorkerId(rank, 1) for rank in range(self.n)]
         self.workers = [self._started(worker, members, late=False) for worker in members]
+
+    def _drawn_size(self) -> int:
+        return 2 + self.choices.below(7)
 
     def _drawn_program(self) -> list[list[str]]:
         calls = ("gather", "gather", "attempt", "broadcast", "gather_for", "admit", "epoch")
@@ -346,9 +353,11 @@ class World:
         for other in self.workers:
             # one that joins while a store is lost has to join once more
             counts = self.survivable is None or other.began_as.incarnation == 1
-            undisturbed = counts and other.alive and other.end is None and other.frozen_s <= SHORT_S
-            if undisturbed and other.began_as in worker.membership.excluded:
+            if counts and other.end is None and self._is_undisturbed(other) and other.began_as in worker.membership.excluded:
                 raise Violation(f"{other.began_as.spoken} is alive and was excluded")
+
+    def _is_undisturbed(self, worker: Worker) -> bool:
+        return worker.alive and worker.frozen_s <= SHORT_S
 
     # -- the schedule ----------------------------------------------------------------------------------------------------
 
@@ -507,7 +516,7 @@ class World:
                 for key in [key for key in store if key.startswith(prefix)]:
                     del store[key]
             case HaveEnded(processes):
-                return [self.one_host and self._has_ended(process) for process in processes]
+                return [self._sees_end(worker, process) for process in processes]
             case MakeGroup(keys, _, _):
                 if not self._meeting_is_over(thread):
                     return Outcome("RuntimeError: a worker does not come")
@@ -538,6 +547,9 @@ class World:
         if not self._meeting_is_over(thread) or worker.group is None:
             return Outcome("RuntimeError: a connection broke")
         return Outcome(None)
+
+    def _sees_end(self, worker: Worker, process: str | None) -> bool:
+        return self.one_host and self._has_ended(process)
 
     def _has_ended(self, process: str | None) -> bool:
         return any(str(worker.began_as) == process and not worker.alive for worker in self.workers)
@@ -584,7 +596,7 @@ class World:
     # -- the end ---------------------------------------------------------------------------------------------------------
 
     def _check_end(self) -> None:
-        undisturbed = [worker for worker in self.workers if worker.alive and worker.frozen_s <= SHORT_S]
+        undisturbed = [worker for worker in self.workers if self._is_undisturbed(worker)]
         for worker in undisturbed:
             if worker.end != "done" and worker.began_as.incarnation == 1:
                 raise Violation(f"{worker.began_as.spoken} was never disturbed, and has ended by {worker.end}")
@@ -599,9 +611,9 @@ class World:
 
 
 def monitor_requests(worker: Worker) -> list[WorkerId]:
-    """The workers whose join requests a member has read."""
+    """The workers whose join requests a member has read; of islands those that are there with all their ranks."""
     excluded = worker.membership.excluded
-    return [other for other in worker.monitor.join_requests() if other not in excluded]
+    return sorted(whole([other for other in worker.monitor.join_requests() if other not in excluded], worker.world.islands))
 
 
 def run(choices: Choices, **replacements: Any) -> World:

@@ -15,7 +15,14 @@ KEPT_SCHEDULES = json.loads(KEPT.read_text())
 AT_ONCE = 25
 
 
-SCHEDULES = {"adpsgd": 400, "membership": 400, "failover": 50, "failover-in-rounds": 25}
+SCHEDULES = {
+    "adpsgd": 400,
+    "membership": 400,
+    "failover": 50,
+    "failover-in-rounds": 25,
+    "failover-of-islands": 50,
+    "failover-of-islands-in-rounds": 25,
+}
 ONCE_BROKEN = {  # seeds
     "failover": (
         94,

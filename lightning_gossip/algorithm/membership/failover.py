@@ -38,6 +38,11 @@ the end of those that might have been enough counts only if it was found in time
 Nobody excludes one that says in the store that it rests between two uses: then that matters only of those that were enough to
 open another one.
 
+Where ranks are **islands** each rank is a member, and goes from store to store for itself, since each says its own values in
+rounds. But only the first rank of each keeps a store that may become the job's: a store that is lost takes its island with it,
+so the next one is another island's. Islands are counted whole (:mod:`.quorum`), and a rank whose island has lost one, or that
+was excluded, looks no further: it ends, and its island comes back whole.
+
 What a view begins with: the members by the latest result that somebody of the quorum has read; all who have not registered have
 failed; that result. If somebody has acted by it, it is settled; else those that wait for it settle it anew. A round without a
 result is held once more.
@@ -49,10 +54,11 @@ import json
 from collections.abc import Callable, Collection, Iterator
 from typing import ClassVar, NamedTuple
 
+from lightning_gossip.algorithm.islands.places import Islands
 from lightning_gossip.algorithm.membership.joining import admitters_lost
 from lightning_gossip.algorithm.membership.monitor import Monitor, hosts_key
 from lightning_gossip.algorithm.membership.news import News
-from lightning_gossip.algorithm.membership.quorum import has_quorum
+from lightning_gossip.algorithm.membership.quorum import has_quorum, whole, with_mates
 from lightning_gossip.algorithm.membership.rounds import Known, Rounds, no_quorum
 from lightning_gossip.algorithm.membership.store import (
     Adopt,
@@ -136,6 +142,7 @@ class Meeting:
         said: by each that came.
         ended: workers whose processes are known to have ended.
         in_time: those of them whose ends were found before they can have gone on without whoever asks.
+        islands: how ranks are islands; None where each is a worker.
 
     Attributes:
         best: the one that knows most.
@@ -145,15 +152,23 @@ class Meeting:
         is_complete: whether all have come that can be expected.
     """
 
-    def __init__(self, said: list[Registration], ended: frozenset[WorkerId], in_time: frozenset[WorkerId]) -> None:
+    def __init__(
+        self,
+        said: list[Registration],
+        ended: frozenset[WorkerId],
+        in_time: frozenset[WorkerId],
+        islands: Islands | None = None,
+    ) -> None:
+        self._islands = islands
         self.best = max(said, key=lambda one: (one.view, one.number, one.settled)) if said else None
         self.members = workers_of(self.best.agreed) if self.best is not None else ()
         self._said = said
         self._news = [News.decode(one.news) for one in said]
         self._ended = ended.union(*(news.ended for news in self._news))
-        self._failed = self._ended.union(*(news.failed for news in self._news))
+        self._failed = with_mates(self._ended.union(*(news.failed for news in self._news)), self.members, islands)
         registered = {one.worker for one in said}
-        self.present = tuple(worker for worker in self.members if worker in registered and worker not in self._failed)
+        self._here = whole(registered - self._failed, islands)
+        self.present = tuple(worker for worker in self.members if worker in self._here)
         self._in_time = in_time.union(*(one.ended for one in said))
         # what a store that others have left since says keeps nobody from being excluded in theirs
         here = [one.ended_here for one in said if self.best is not None and one.view == self.best.view]
@@ -176,7 +191,17 @@ class Meeting:
         if self.best is None:
             return False
         ended = self._in_time if self._may_have_gone_on(least) else self._ended
-        return (self.is_complete or in_vain) and has_quorum(self.present, self.members, ended, at_store=False, least=least)
+        return (self.is_complete or in_vain) and all(
+            has_quorum(self._here, members, ended, at_store=False, least=least, islands=self._islands)
+            for members in (self.members, *self._grown)
+        )
+
+    @property
+    def _grown(self) -> list[tuple[WorkerId, ...]]:
+        """The members by the last result, if some were admitted since the last settled one, and may go on by it: or none."""
+        assert self.best is not None
+        proposed = workers_of(self.best.proposed)
+        return [proposed] if set(proposed) - {*self.members} else []
 
     def _may_have_gone_on(self, least: int | None) -> bool:
         """Whether those that were silent, and then ended, may have come to the job's end before: unless they were too few.
@@ -186,7 +211,9 @@ class Meeting:
         """
         assert self.best is not None
         return any(
-            has_quorum(set(members) - ended - {*self.present}, members, ended, at_store=at_store, least=least)
+            has_quorum(
+                set(members) - ended - {*self.present}, members, ended, at_store=at_store, least=least, islands=self._islands
+            )
             for members in (self.members, workers_of(self.best.proposed))
             for ended, at_store in ((self._in_time_here, True), (self._in_time, False))
             if members
@@ -221,6 +248,7 @@ class Failover:
         now_s: the clock, in seconds.
         silent_s: how long a worker may be silent before it has failed, in seconds.
         least: how many workers are enough, if the user has said so.
+        islands: how ranks are islands; None where each is a worker.
 
     Attributes:
         view: that this worker is in.
@@ -238,6 +266,7 @@ class Failover:
         *,
         silent_s: float,
         least: int | None = None,
+        islands: Islands | None = None,
     ) -> None:
         self.view = 0
         self.stopped = False
@@ -248,7 +277,8 @@ class Failover:
         self._now_s = now_s
         self._silent_s = silent_s
         self._least = least
-        self._lost = False  # as the training thread has found out
+        self._islands = islands
+        self._lost = False  # as the training thread has found out, or while this worker looks for the next store
         self._elsewhere: dict[WorkerId, tuple[int, str]] = {}  # views that others are in, and do not leave
         self._here: tuple[WorkerId, ...] = ()  # who was at the last meeting
         self._ahead: WorkerId | None = None  # one that waits for a later view elsewhere
@@ -291,11 +321,18 @@ class Failover:
     def _may_go_on(self, present: Collection[WorkerId]) -> bool:
         """Whether these may exclude the other members."""
         agreed = self._rounds.agreed
-        return not agreed or has_quorum(present, agreed, self._monitor.ended(), at_store=True, least=self._least)
+        ended = self._monitor.ended()
+        return not agreed or has_quorum(present, agreed, ended, at_store=True, least=self._least, islands=self._islands)
 
     # -- from store to store -----------------------------------------------------------------------------------------
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether this worker has no store: what it would say reaches nobody."""
+        return self._lost
+
     def _find(self) -> Steps[None]:
+        self._lost = True
         self._begin_search()
         yield Leave()
         yield from self._probe(self._rounds.agreed)  # at once
@@ -306,15 +343,21 @@ class Failover:
             if (not candidates and self._monitor.hosts) or self._is_left_alone_at_admission():
                 break  # all have ended
             for view, worker in candidates:
-                if self.stopped or (yield from self._try(view, worker)) or (yield from self._go_back()):
+                if self._is_over or (yield from self._try(view, worker)) or (yield from self._go_back()):
                     return
                 while self._now_s() < give_up_s and (ahead := self._take_ahead()) is not None:
-                    if self.stopped or (yield from self._try(self._next_view(ahead), ahead)) or (yield from self._go_back()):
+                    if self._is_over or (yield from self._try(self._next_view(ahead), ahead)) or (yield from self._go_back()):
                         return
                 if self._now_s() >= give_up_s:
                     break
             yield Pause(_LOOK_S)
-        yield from self._give_up()
+        if not self._is_over:
+            yield from self._give_up()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether this worker looks no further: it rests, or ends with its island."""
+        return self.stopped or self._monitor.has_lost_island
 
     def _has_lost_admitters(self) -> bool:
         """Whether this worker has been admitted, but has acted by no result yet, and the members of before have ended."""
@@ -323,7 +366,8 @@ class Failover:
 
     def _is_left_alone_at_admission(self) -> bool:
         """Whether nobody is left with whom a worker that has just been admitted could go on."""
-        others = {*self._rounds.taking_part} - {self._monitor.me}
+        taking_part = self._rounds.taking_part
+        others = {*taking_part} - with_mates([self._monitor.me], taking_part, self._islands)
         return self._has_lost_admitters() and self._monitor.ended() >= others
 
     def _begin_search(self) -> None:
@@ -363,8 +407,13 @@ class Failover:
             failed = monitor.ended() | {monitor.me}
         else:
             failed = (monitor.news.failed | monitor.ended()) - {monitor.me}
-        views = {worker: self._next_view(worker) for worker in monitor.hosts if worker not in failed}
+        failed = with_mates(failed, self._rounds.agreed, self._islands)
+        views = {worker: self._next_view(worker) for worker in monitor.hosts if worker not in failed and self._may_keep(worker)}
         yield from sorted((view, worker) for worker, view in views.items())
+
+    def _may_keep(self, worker: WorkerId) -> bool:
+        """Whether the job's store may be the one that a worker keeps: of an island, that of its first rank."""
+        return self._islands is None or self._islands.place(worker.initial_rank).index == 0
 
     def _next_view(self, worker: WorkerId) -> int:
         own, last = worker.initial_rank + 1, max(self.view, self._promised)
@@ -392,7 +441,7 @@ class Failover:
                     return (yield from self._meet(*sought))
                 if (yield Enter(address)) is not Reached.OPEN:
                     return False
-            return (yield from self._meet(view, address))
+            return self._may_keep(worker) and (yield from self._meet(view, address))
         except StoreLostError:
             return False
 
@@ -422,7 +471,8 @@ class Failover:
             raise self._monitor.left_alone()
         if self._has_lost_admitters():
             raise admitters_lost(self._monitor.me)
-        me, members = self._monitor.me, self._rounds.agreed or (self._monitor.me,)
+        me = self._monitor.me
+        members = sorted({*self._rounds.agreed, *self._rounds.proposed}) or [me]
         raise no_quorum(me, self._here or (me,), members)
 
     def _go_back(self) -> Steps[bool]:
@@ -451,7 +501,7 @@ class Failover:
             yield from self._register(view)
             if (yield from self._await_opened(view, address, came_s)):
                 return (yield from self._adopt(view, address))
-            if self.stopped or self._ahead is not None or self._excluded_in is not None:
+            if self._is_over or self._ahead is not None or self._excluded_in is not None:
                 return False
 
     def _target(self, view: int) -> Steps[int]:
@@ -487,7 +537,7 @@ class Failover:
         """Whether a view has opened; False if a later one is wanted, or there is no quorum, and nobody has come for long."""
         said: dict[int, Registration] = {}
         probed_s = last_s = self._now_s()
-        while self._now_s() < last_s + 2 * self._silent_s and not self.stopped:
+        while self._now_s() < last_s + 2 * self._silent_s and not self._is_over:
             if (yield Read(f"{view}/opened")) is not None:
                 return True
             if (yield from self._target(view)) != view:
@@ -497,7 +547,7 @@ class Failover:
                 if place not in said and (value := (yield Read(f"{view}/{place}"))) is not None:
                     (said[place],) = yield Restore((value,))
                     last_s = self._now_s()
-            meeting = self.meeting(list(said.values()), self._monitor.ended(), self._ended_in_time())
+            meeting = self.meeting(list(said.values()), self._monitor.ended(), self._ended_in_time(), self._islands)
             self._here = meeting.present
             late_s = self._now_s() - came_s - _TURN_S * meeting.place(self._monitor.me)
             if late_s >= 0.0 and not meeting.is_complete and self._now_s() >= probed_s:

@@ -19,12 +19,13 @@ The exception that an attempt has raised stays with the driver; the others are t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from lightning_gossip.algorithm.membership.joining import Grant, Joining, admitters_lost
 from lightning_gossip.algorithm.membership.kinds import of_one_kind
 from lightning_gossip.algorithm.membership.monitor import Monitor
+from lightning_gossip.algorithm.membership.quorum import whole
 from lightning_gossip.algorithm.membership.rounds import Known, Rounds, Survivable
 from lightning_gossip.algorithm.membership.store import (
     Await,
@@ -279,7 +280,15 @@ class Membership:
             return None
         heard = dict(zip(said, (yield Restore(tuple(said.values()))), strict=True))
         self.waiting = next(iter(heard.values()))[2]
-        return {worker: (kind, value) for worker, (kind, value, _) in heard.items()}
+        here = self._whole(heard)
+        if self.me not in here:
+            yield from self._leave()
+            return None
+        return {worker: (kind, value) for worker, (kind, value, _) in heard.items() if worker in here}
+
+    def _whole(self, workers: Collection[WorkerId]) -> frozenset[WorkerId]:
+        """Those who go on: with islands not what is left of one that has lost a rank."""
+        return whole(workers, self._monitor.islands)
 
     # -- attempts ----------------------------------------------------------------------------------------------------
 
@@ -428,7 +437,7 @@ class Membership:
         check({worker: theirs.about for worker, theirs in said.items()})
         # whoever has excluded more workers knows better: nobody that one of those present has excluded is a member
         views = {theirs.members for theirs in said.values()}
-        in_all = set(said).intersection(*map(workers_of, views))
+        in_all = self._whole(set(said).intersection(*map(workers_of, views)))
         members = tuple(worker for worker in self.members if worker in in_all)
         if self.me not in members:
             yield from self._leave()
@@ -501,9 +510,13 @@ class Membership:
     def _leave(self) -> Steps[None]:
         """Go outside as a new incarnation, since the others have excluded this worker."""
         log.warning(
-            "Rank %d sent no heartbeat for so long that the others have excluded it (peer_timeout_s). It asks to join again.",
+            "Rank %d sent no heartbeat for so long that the others have excluded it (peer_timeout_s). %s.",
             self.me.initial_rank,
+            "It asks to join again"
+            if self._monitor.islands is None
+            else "Its island ends, and comes back if it is started again",
         )
+        self._monitor.leave()
         yield from self._take_next_identity()
         yield from self.stay_outside()
 

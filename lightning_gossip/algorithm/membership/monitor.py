@@ -92,6 +92,7 @@ class Monitor:
         broken: the error that ends this worker, since it cannot be monitored any more.
         waiting_for: key that the training thread waits for, in a round.
         is_abandoned: whether this worker is outside, and all members that it knows are silent here.
+        islands: how ranks are islands; None if each rank is a worker.
         holds_store: whether the job's store is the one that this worker keeps; None while it is the first one.
         hosts: addresses of the stores that workers keep (:mod:`.failover`), as far as they are known.
     """
@@ -109,7 +110,7 @@ class Monitor:
         islands: Islands | None = None,
     ) -> None:
         self.me = me
-        self._islands = islands
+        self.islands = islands
         self.address = address
         self.version = 0
         self.news = News()
@@ -132,6 +133,7 @@ class Monitor:
         self._has_told_address = False  # to this store
         self._moved = False  # to another store than the first
         self._renounced = False  # this worker may not go on under its present identity
+        self._has_left = False  # it was excluded, and with islands ends
         self._rests_from_s: float | None = None  # since when this store has said that this worker rests, or rested last
         self._rests_until_s = 0.0  # when it began to say the contrary
         self._ended: set[WorkerId] = set()  # their processes are known to have ended
@@ -214,6 +216,10 @@ class Monitor:
         """Count as failed for this worker itself, until it has another identity."""
         self._renounced = True
 
+    def leave(self) -> None:
+        """Note that the others have excluded this worker: of an island it ends, since its mates are excluded, too."""
+        self._has_left = self.islands is not None
+
     def move(self, news: bytes) -> None:
         """Go on with another store, in which these news are, and no heartbeat yet."""
         self._moved = True
@@ -276,7 +282,7 @@ class Monitor:
         While it says that it rests nobody does, if it has said so before anybody could.
         """
         until_s = contact_s + self.suspect_after_s
-        if self._islands is None and self._rests_from_s is not None and self._rests_from_s < until_s:
+        if self.islands is None and self._rests_from_s is not None and self._rests_from_s < until_s:
             rests_until_s = self._now_s() if self._sent.resting else self._rests_until_s
             return max(until_s, rests_until_s + self.suspect_after_s)
         return until_s  # of an island that has lost a rank those that rest are excluded, too
@@ -332,8 +338,10 @@ class Monitor:
     @property
     def has_lost_island(self) -> bool:
         """Whether this worker's island is dead: one of its ranks has failed in the middle of its work, perhaps this one."""
-        mates = set() if self._islands is None else {*self._islands.mates(self.me.initial_rank), self.me.initial_rank}
-        return not self.is_outside and any(worker.initial_rank in mates for worker in self._fallen)
+        if self.islands is None or self._has_left:
+            return self._has_left
+        mates = {*self.islands.mates(self.me.initial_rank), self.me.initial_rank}
+        return not self.is_outside and (self._renounced or any(worker.initial_rank in mates for worker in self._fallen))
 
     @property
     def _fallen(self) -> frozenset[WorkerId]:
@@ -342,10 +350,10 @@ class Monitor:
 
     def _of_dead_islands(self) -> frozenset[WorkerId]:
         """The members whose islands have lost a rank: they train no more, whatever they still do."""
-        if self._islands is None:
+        if self.islands is None:
             return frozenset()
-        lost = {self._islands.place(worker.initial_rank).island for worker in self._fallen}
-        return frozenset(worker for worker in self._present if self._islands.place(worker.initial_rank).island in lost)
+        lost = {self.islands.place(worker.initial_rank).island for worker in self._fallen}
+        return frozenset(worker for worker in self._present if self.islands.place(worker.initial_rank).island in lost)
 
     @property
     def is_outside(self) -> bool:

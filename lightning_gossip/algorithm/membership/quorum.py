@@ -4,7 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from lightning_gossip.algorithm.islands.places import Islands
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
+
+
+def whole(workers: Collection[WorkerId], islands: Islands | None) -> frozenset[WorkerId]:
+    """Those of some workers whose islands are among them with all their ranks: an island trains with all of them or not at all.
+
+    >>> [worker.initial_rank for worker in sorted(whole([WorkerId(rank, 1) for rank in (0, 1, 3)], Islands(2)))]
+    [0, 1]
+    """
+    if islands is None:
+        return frozenset(workers)
+    missing = set(islands.incomplete(worker.initial_rank for worker in workers))
+    return frozenset(worker for worker in workers if islands.place(worker.initial_rank).island not in missing)
+
+
+def with_mates(workers: Collection[WorkerId], members: Collection[WorkerId], islands: Islands | None) -> frozenset[WorkerId]:
+    """Some workers, and those members that are in an island with a member among them.
+
+    >>> members = [WorkerId(rank, 1) for rank in range(4)]
+    >>> [worker.initial_rank for worker in sorted(with_mates([WorkerId(3, 1)], members, Islands(2)))]
+    [2, 3]
+    """
+    if islands is None:
+        return frozenset(workers)
+    touched = {islands.place(worker.initial_rank).island for worker in set(workers).intersection(members)}
+    return frozenset((*workers, *(worker for worker in members if islands.place(worker.initial_rank).island in touched)))
 
 
 def has_quorum(
@@ -14,6 +40,7 @@ def has_quorum(
     *,
     at_store: bool,
     least: int | None = None,
+    islands: Islands | None = None,
 ) -> bool:
     """Whether those present may go on without the other members.
 
@@ -28,12 +55,15 @@ def has_quorum(
     Of any two groups that may, one has a living worker of the other, or nobody is left of the other. Where the user has said
     how many workers are enough, that many are though others are silent: two sides may both go on, if it is not more than half.
 
+    Islands are present with all their ranks, and have ended with the first of them: what is left of one goes on nowhere.
+
     Args:
         present: those that are here.
         members: that all agreed on last.
         ended: workers whose processes are known to have ended.
         at_store: whether they have the job's store, and do not look for another one.
         least: how many are enough, if the user has said so.
+        islands: how ranks are islands; None where each is a worker.
 
     >>> one, other = members = [WorkerId(0, 1), WorkerId(1, 1)]
     >>> [has_quorum([one], members, ended, at_store=store) for ended, store in (([], True), ([], False), ([other], False))]
@@ -42,12 +72,14 @@ def has_quorum(
     >>> [has_quorum(four[:2], four, ended, at_store=False) for ended in ([], [four[3]])]
     [False, True]
     """
-    here = set(members).intersection(present)
-    if here and here.issuperset(set(members).difference(ended)):
+    members = whole(members, islands)
+    here = whole(members.intersection(present), islands)
+    ended = with_mates(ended, members, islands)
+    if here and here.issuperset(members.difference(ended)):
         return True
     if least is not None:
         return len(here) >= least
-    half_is_enough = at_store or not here.issuperset(set(members).intersection(ended))
+    half_is_enough = at_store or not here.issuperset(members.intersection(ended))
     return 2 * len(here) >= len(members) + (not half_is_enough)
 
 

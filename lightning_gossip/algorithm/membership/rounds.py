@@ -44,7 +44,8 @@ from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from lightning_gossip.algorithm.membership.quorum import has_quorum, witnesses
+from lightning_gossip.algorithm.islands.places import Islands
+from lightning_gossip.algorithm.membership.quorum import has_quorum, whole, witnesses
 from lightning_gossip.algorithm.membership.store import (
     Await,
     Count,
@@ -71,9 +72,11 @@ class Survivable(NamedTuple):
 
     Args:
         least: how many workers are enough to go on, if the user has said so; None: see :func:`has_quorum`.
+        islands: how ranks are islands; None where each is a worker.
     """
 
     least: int | None = None
+    islands: Islands | None = None
 
 
 class Known(NamedTuple):
@@ -208,7 +211,7 @@ class Rounds:
         before, self._mine = self._mine, []
         shared, self._shared = self._shared, [f"{self._key(number)}/arrived"]
         self._older += before
-        if self._health.has_failed(self.me):
+        if self._counts_no_more(members):
             yield Decide(self._value_key(number, self.me), _ABSENT)
             return None
         brought = self._brought if self._brought.number == number else None
@@ -279,7 +282,7 @@ class Rounds:
             self._health.waits_for(key)  # before the news: what comes after it wakes
             yield from self._health.read_news()
             self._health.raise_failure()
-            if self._health.has_failed(self.me):
+            if self._counts_no_more(members):
                 return None
             in_view = self._present(members)
             # at its arrival a worker may be the last that was missing; later the first one looks
@@ -305,7 +308,7 @@ class Rounds:
         while True:
             self._health.waits_for(self._slot_key(number, slot, "settled"))
             self._health.raise_failure()
-            if self._health.has_failed(self.me):
+            if self._counts_no_more(members):
                 return False
             present = self._present(members)
             level = len(members) - len(present)  # who has failed since does not count among those that know
@@ -328,6 +331,13 @@ class Rounds:
             slot += 1
             yield from self._health.read_news()
 
+    def _counts_no_more(self, members: Sequence[WorkerId]) -> bool:
+        """Whether all are told that this worker, or with islands one of its mates, has failed."""
+        if self._survivable is None or self._survivable.islands is None:
+            return self._health.has_failed(self.me)
+        present = [worker for worker in members if not self._health.has_failed(worker)]
+        return self.me not in whole(present, self._survivable.islands)
+
     def _present(self, members: Sequence[WorkerId]) -> list[WorkerId]:
         """Those that have not failed.
 
@@ -342,7 +352,8 @@ class Rounds:
         if self._survivable is None or len(present) == len(members):
             return
         voters = self._voters(members)
-        if not has_quorum(present, voters, self._health.ended(), at_store=True, least=self._survivable.least):
+        least, islands = self._survivable
+        if not has_quorum(present, voters, self._health.ended(), at_store=True, least=least, islands=islands):
             raise no_quorum(self.me, [worker for worker in voters if worker in present], voters)
 
     def _voters(self, members: Sequence[WorkerId]) -> tuple[WorkerId, ...]:

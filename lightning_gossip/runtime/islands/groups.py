@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from typing_extensions import override
 
 from lightning_gossip.algorithm.islands.places import Islands
+from lightning_gossip.runtime.membership.stores import address_text, serve
 from lightning_gossip.runtime.process_groups import MemberGroups
 from lightning_gossip.transport.gloo_group import host_group
 
@@ -46,6 +47,8 @@ class IslandGroups(MemberGroups):
         self._peers: dist.ProcessGroup | None = None
         self._mates: dist.ProcessGroup | None = None
         self._store: Store | None = None  # that the groups between islands were made with
+        self._island_store: Store | None = None  # that the island's were made with
+        self._served: TCPStore | None = None  # by the first rank of the island
         self._further = 0  # groups, so far
 
     def make(self, store: Store, rank: int, world_size: int) -> None:
@@ -83,15 +86,35 @@ class IslandGroups(MemberGroups):
         """Make the island's groups, the default group among them, in place of those before. Collective in the island.
 
         Args:
-            store: with keys for the groups of this island alone.
+            store: with keys for this island alone; it lives as long as the island.
             make: makes the default group.
         """
-        self._mates = None
+        self._mates, self._island_store = None, store
         if dist.is_initialized():
             dist.destroy_process_group()
         index, size = self.place.index, self.islands.size
         make(PrefixStore("default", store), index, size)
         self._mates = host_group(PrefixStore("mates", store), index, size, self._timeout_s)
+
+    def serve_island(self, host: str, interface: str | None) -> str:
+        """As the first rank, serve a store of the island's own, which ends with this process; returns its address.
+
+        It is another one than the one that this worker keeps in reserve: workers that leave the job's store cut all
+        connections with that.
+
+        Args:
+            host: where the mates reach this process.
+            interface: on which it listens; all if None.
+        """
+        self._served = self._served or serve(host, interface)
+        return address_text(host, self._served.port)
+
+    @property
+    def island_store(self) -> Store:
+        """Where the ranks of this island tell each other something; a connection for whoever makes another one of it."""
+        if self._island_store is None:
+            raise dist.DistBackendError("The process groups of the island are not made.")
+        return self._island_store
 
     @property
     @override
@@ -121,7 +144,7 @@ class IslandGroups(MemberGroups):
     def drop_all(self) -> None:
         """Before the interpreter ends: a group of our own that is destroyed later ends the process by SIGABRT."""
         self.drop()
-        self._mates = None
+        self._mates = self._island_store = None
 
     def _made(self, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
         if group is None:

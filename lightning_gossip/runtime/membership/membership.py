@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.membership import membership as protocol
+from lightning_gossip.algorithm.membership.quorum import with_mates
 from lightning_gossip.algorithm.membership.rounds import Survivable
 from lightning_gossip.algorithm.membership.store import NextStore, Reconnect, Steps, StoreLostError
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
@@ -29,6 +30,7 @@ from lightning_gossip.runtime.membership import uses
 from lightning_gossip.runtime.membership.collective_errors import may_pass
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
 from lightning_gossip.runtime.membership.store_operations import StoreOperations
+from lightning_gossip.runtime.membership.stores import parse
 from lightning_gossip.runtime.process_groups import DefaultGroup, MemberGroups
 from lightning_gossip.runtime.store_client import delete_below, store_lost
 from lightning_gossip.runtime.workers import Workers
@@ -169,19 +171,25 @@ class Membership(Workers):
         return self.monitor.stores is not None
 
     def log_reserve(self) -> Store | None:
-        """A store, beside the job's, for what must outlive it: the one of the first member that does not keep the job's."""
-        stores, hosts = self.monitor.stores, self.monitor.protocol.hosts
+        """A store, beside the job's, for what must outlive it: the one of the first member that does not keep the job's.
+
+        It is of another island, since one that loses a rank ends with all, and on another host if there is one.
+        """
+        stores, hosts, islands = self.monitor.stores, self.monitor.protocol.hosts, self.monitor.protocol.islands
         if stores is None or self.outside:
             return None
-        for worker in sorted(self.members):
-            holds = hosts.get(worker) == stores.address if stores.view else worker.initial_rank == 0
-            if not holds and worker in hosts:
-                try:
-                    return stores.connect_logs(hosts[worker])
-                except dist.DistError as error:
-                    log.info("%s: no second log of finished batches: %s", self.me.spoken, error)
-                    return None
-        return None
+        present = [worker for worker in self.members if worker in hosts]
+        holds = {worker for worker in present if (hosts[worker] == stores.address if stores.view else worker.initial_rank == 0)}
+        ends = with_mates(holds, present, islands)
+        near = {parse(hosts[worker])[0] for worker in ends}
+        others = sorted((parse(hosts[worker])[0] in near, worker) for worker in present if worker not in ends)
+        if not others:
+            return None
+        try:
+            return stores.connect_logs(hosts[others[0][1]])
+        except dist.DistError as error:
+            log.info("%s: no second log of finished batches: %s", self.me.spoken, error)
+            return None
 
     @property
     def round(self) -> int:

@@ -108,7 +108,15 @@ class HeartbeatMonitor:
             rounds: of this worker.
             least: how many workers are enough to go on, if the user has said so.
         """
-        self._failover = Failover(self._prefix, self.protocol, rounds, now_s, silent_s=self._fail_after_s, least=least)
+        self._failover = Failover(
+            self._prefix,
+            self.protocol,
+            rounds,
+            now_s,
+            silent_s=self._fail_after_s,
+            least=least,
+            islands=self.protocol.islands,
+        )
         assert self.stores is not None
         self._failover.view = self.stores.view
 
@@ -254,8 +262,9 @@ class HeartbeatMonitor:
         try:
             while not self._stopped:
                 self._tick_while_connected()
-            self._send_once()
-            self._drive(self.protocol.publish())
+            if self._failover is None or not self._failover.is_lost:
+                self._send_once()
+                self._drive(self.protocol.publish())
         except StoreLostError as error:
             if not self._stopped:
                 self._break(store_lost(), error)
@@ -299,8 +308,8 @@ class HeartbeatMonitor:
             is_dead = self.protocol.has_lost_island and not self._stopped
         if is_dead:
             end_at_once(
-                f"{self.me.spoken}: a rank of its island has failed, and an island trains with all its ranks or not at all:"
-                " this one ends, too. The other islands go on."
+                f"{self.me.spoken}: a rank of its island has failed or was excluded, and an island trains with all its ranks or"
+                " not at all: this one ends, too. The other islands go on."
             )
 
     def _connect_anew(self, error: dist.DistError) -> None:

@@ -88,6 +88,21 @@ def reach_all(addresses: Sequence[str]) -> list[Reached]:
         return [reached for reached, _ in threads.map(reach, addresses)]
 
 
+def serve(host: str, interface: str | None) -> TCPStore:
+    """A store of this process, at a free port.
+
+    Args:
+        host: where others reach this process.
+        interface: on which it listens; all if None.
+    """
+    at = "" if interface is None else address_of(interface)
+    # of the family of its address: torch looks each client's name up, and for mapped addresses asks a name server
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((at, 0), family=family, backlog=_BACKLOG)
+    port = int(listener.getsockname()[1])
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
 class Stores:
     """The stores that one worker knows.
 
@@ -105,12 +120,7 @@ class Stores:
     """
 
     def __init__(self, first: str, host: str, *, interface: str | None = None, lost_s: float, view: int = 0) -> None:
-        at = "" if interface is None else address_of(interface)
-        # of the family of its address: torch looks each client's name up, and for mapped addresses asks a name server
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((at, 0), family=family, backlog=_BACKLOG)
-        port = int(listener.getsockname()[1])
-        self._reserve = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+        self._reserve = serve(host, interface)
         self._lost_s = lost_s
         self.view, self.address = view, first
         self.others: list[str] = []

@@ -1,8 +1,11 @@
-"""The claims of an island: its first rank makes them, and its mates follow the list that it writes into the store.
+"""The claims of an island: its first rank makes them, and its mates follow the list that it writes.
 
 Position by position under ``key``/0, ``key``/1 …, and an end. So all ranks of an island make the same steps by construction,
 the last one of an epoch included. The list is written when a claim is made, and read one ahead on a thread: nobody waits for
-the store on the way to a step.
+it on the way to a step.
+
+The list is in the island's own store, which the first rank serves: it lives as long as that rank, and so as the island, and no
+mate asks the job's store for it. If the job's is lost the first rank can claim no more, and ends its list as at an epoch's end.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from lightning_gossip.algorithm.work_sharing import Ledger
-from lightning_gossip.runtime.store_client import store_lost
+from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime.work_sharing.claim_counter import Store
 from lightning_gossip.transport.threads import new_thread
 
@@ -22,7 +25,7 @@ class ClaimList:
     """The list as the first rank writes it. The positions are told in the order of the claims, by one thread at a time.
 
     Args:
-        store: shared with the mates.
+        store: the island's, a connection for this alone.
         key: prefix of the list's keys.
     """
 
@@ -71,7 +74,7 @@ class FollowedClaims:
     """The positions that the first rank of the island has claimed, one after the other, as a mate reads them.
 
     Args:
-        store: a connection of its own.
+        store: the island's, a connection for this alone.
         key: prefix of the list's keys.
         batches: of the epoch, of all.
     """
@@ -129,7 +132,11 @@ class FollowedClaims:
         except dist.DistStoreError:
             return None  # the first rank has not claimed for very long; if it has died, so will this process
         except dist.DistError as error:
-            raise store_lost() from error
+            raise PeerError(
+                "The first rank of this island, which tells its mates what to train on, does not answer: it has ended, or"
+                " cannot be reached. Its own log says why.",
+                phase="island",
+            ) from error
 
 
 class _Read:

@@ -257,6 +257,7 @@ class SharedBatches(EpochBatches):
         plan, rank, workers, epoch, training, completion_log, island, index, leads: see :class:`EpochBatches`. In an island the
             first rank claims, and its mates follow.
         store: holds the shared counter; a connection for nothing else, since a claim may be under way while training goes on.
+        listed: where the first rank of an island tells its mates what it has claimed; a connection for nothing else.
         renew: called when an assignment begins: connects with the store of the present members; whether it is another one.
         key: prefix of this fit's keys in the store, the same on all workers and new for each fit.
         lookahead: see :func:`~lightning_gossip.strategies.data.dataloader.lookahead_of`.
@@ -279,6 +280,7 @@ class SharedBatches(EpochBatches):
         renew: Callable[[], bool] = lambda: False,
         completion_log: CompletionLog | None = None,
         failed_ranks: Callable[[], Callable[[], frozenset[int]]] = lambda: frozenset,
+        listed: Store | None = None,
         island: int = 1,
         index: int = 0,
         leads: bool | None = None,
@@ -299,6 +301,7 @@ class SharedBatches(EpochBatches):
         self._list: ClaimList | None = None  # of the first rank of an island
         self._speeds: Speeds | None = None  # of the present members
         self._store = store
+        self._listed = store if listed is None else listed
         self._renew = renew
         self._key = key
         self._lookahead = lookahead
@@ -336,10 +339,10 @@ class SharedBatches(EpochBatches):
             yield from (batches[position] for position in equal_share(len(batches), self.rank, self.workers))
             return
         if self._leads is False:
-            self._claims = FollowedClaims(self._store, listed, len(batches))
+            self._claims = FollowedClaims(self._listed, listed, len(batches))
             yield from (batches[position] for position in self._claims)
             return
-        self._list = ClaimList(self._store, listed) if self._leads else None
+        self._list = ClaimList(self._listed, listed) if self._leads else None
         speeds_key = f"{self._key}/{scope}/{generation}"
         if self._speeds is None or self._speeds.key != speeds_key:
             if self._speeds is not None:

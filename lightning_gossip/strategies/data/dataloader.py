@@ -186,16 +186,19 @@ def assigned_batches(
     if static or workers == 1:
         return StaticBatches(plan, **options)
     shared: Any
+    listed: Any = None if islands is None else another(strategy.groups.island_store)
     if members is None:
         shared, renew = ReportingStore(dist.distributed_c10d._get_default_store()), lambda: False
-    elif options.get("leads") is False:  # it waits for the first rank's claims only, and by torch's errors
-        shared, renew = another(members.store), lambda: False
+    elif options.get("leads") is False:  # it follows the first rank's claims, by torch's errors
+        shared, renew = listed, lambda: False
     else:
+        listed = None if listed is None else ReportingStore(listed)
         shared = JobStore(members, own=True)
         renew = shared.renew
     return SharedBatches(
         plan,
         store=cast(Store, shared),
+        listed=listed,
         renew=renew,
         key=key,
         failed_ranks=(lambda: frozenset) if members is None else _failed(members, 1 if islands is None else islands.size),

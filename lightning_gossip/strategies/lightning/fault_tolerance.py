@@ -133,7 +133,8 @@ def begin(
             f"This worker was started as rank {initial_rank} of a job that began with {workers} workers, and"
             f" max_workers={survival.max_workers}. Pass a max_workers of at least {initial_rank + 1} to all workers."
         )
-    survives_store = survival.survives and survival.store is None and groups is None
+    survives_store = survival.survives and survival.store is None
+    islands = None if groups is None else groups.islands
     lost_s = (1.0 if survives_store else _LOST) * survival.peer_timeout_s
     with losses_told():
         master = address_text(
@@ -146,7 +147,7 @@ def begin(
         stores = None
         if survives_store:
             view, address = where or (0, master)
-            stores = Stores(address, _own_address(), interface=interface, lost_s=lost_s, view=view)
+            stores = Stores(address, own_address(), interface=interface, lost_s=lost_s, view=view)
             if where is not None:
                 stores.others = others
                 store = stores.follow(master, timeout_s=timeout_s)
@@ -168,7 +169,7 @@ def begin(
         me,
         fail_after_s=survival.peer_timeout_s,
         stores=stores,
-        islands=None if groups is None else groups.islands,
+        islands=islands,
     )
     monitor.protocol.hosts |= hosts
     members = [me] if late else [WorkerId(rank, 1) for rank in range(workers)]
@@ -183,7 +184,7 @@ def begin(
         timeout_s=timeout_s,
         collective_timeout_s=collective_timeout_s,
         late=late,
-        survivable=Survivable(survival.min_workers) if survives_store else None,
+        survivable=Survivable(survival.min_workers, islands) if survives_store else None,
     )
     membership.keep(made)
     monitor.observe(members, outside=late)
@@ -203,7 +204,8 @@ def _introduced(store: Store, prefix: str, initial_rank: int, workers: int) -> t
     return me, late
 
 
-def _own_address() -> str:
+def own_address() -> str:
+    """Where others reach this worker."""
     try:
         return endpoint().address
     except ConfigurationError:  # all hear of it when they meet

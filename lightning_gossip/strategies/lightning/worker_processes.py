@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_gossip import version
-from lightning_gossip.algorithm.islands.places import Islands
+from lightning_gossip.algorithm.islands.places import Islands, Place
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime import causes, open_files
 from lightning_gossip.runtime.group_abort import prepare_nccl
@@ -36,6 +36,7 @@ from lightning_gossip.runtime.islands import groups
 from lightning_gossip.runtime.islands.groups import IslandGroups
 from lightning_gossip.runtime.membership import uses
 from lightning_gossip.runtime.membership.membership import Membership
+from lightning_gossip.runtime.membership.stores import parse
 from lightning_gossip.runtime.process_end import call_at_exit, end_groups_at_exit
 from lightning_gossip.runtime.process_groups import (
     default_store,
@@ -44,7 +45,16 @@ from lightning_gossip.runtime.process_groups import (
     where_collectives_run,
     with_host_backend,
 )
-from lightning_gossip.runtime.store_client import check_answers, check_port_is_free, connect, meet, uses_agent_store
+from lightning_gossip.runtime.store_client import (
+    Space,
+    check_answers,
+    check_port_is_free,
+    client,
+    connect,
+    end_when_lost,
+    meet,
+    uses_agent_store,
+)
 from lightning_gossip.runtime.workers import FixedWorkers, Workers
 from lightning_gossip.strategies.lightning import fault_tolerance
 from lightning_gossip.strategies.lightning.fault_tolerance import Survival
@@ -209,8 +219,8 @@ class WorkerProcesses(ParallelStrategy):
         """
         check_plugins(callbacks=trainer.callbacks, logger=trainer.loggers)  # type: ignore[attr-defined]
         check_trainer(trainer)
-        if self.islands is not None:
-            self._warn_of_islands()
+        if self.islands is not None and self.units == 1:
+            rank_zero_warn(self._said_of_one_island)
         self.check_processes()
 
     def check_processes(self) -> None:
@@ -225,15 +235,6 @@ class WorkerProcesses(ParallelStrategy):
             check_answers(self.survival.store, timeout_s=min(_STORE_S, self.timeout_s))
         elif self._starts_workers and self._serves_store and "MASTER_PORT" in os.environ:
             check_port_is_free(int(os.environ["MASTER_PORT"]))
-
-    def _warn_of_islands(self) -> None:
-        if self.units == 1:
-            rank_zero_warn(self._said_of_one_island)
-        elif self.survival is not None and self.survival.survives and self.survival.store is None and not uses_agent_store():
-            rank_zero_warn(
-                "The store of this job is in rank 0. With islands it has no successor: if rank 0's island fails, all end. The"
-                " others go on if store='tcp://host:port' names one of its own (python -m lightning_gossip.store)."
-            )
 
     @property
     def _said_of_one_island(self) -> str:
@@ -459,17 +460,29 @@ class WorkerProcesses(ParallelStrategy):
             )
 
     def _connect_island(self, islands: Islands, store: Store, use: int, aborted: bool) -> None:
-        """Make the default group that of the island, if it is not as it was."""
+        """Make the default group that of the island, if it is not as it was.
+
+        Where members may fail an island has a store of its own, in its first rank: it ends with the island, and the job's may
+        end before.
+        """
         assert self.groups is not None
-        members = self._members
-        said = self.all_workers.gather((self.groups.place.island, aborted or not dist.is_initialized()), kind="the islands")
-        if any(is_broken for island, is_broken in said if island == self.groups.place.island):
+        members, place = self._members, self.groups.place
+        serves = members is not None and place.index == 0
+        served = self.groups.serve_island(fault_tolerance.own_address(), self.interface) if serves else ""
+        said = self.all_workers.gather((place, aborted or not dist.is_initialized(), served), kind="the islands")
+        if any(is_broken for theirs, is_broken, _ in said if theirs.island == place.island):
             life = 1 if members is None else members.me.incarnation
-            store = PrefixStore(f"{self.keys}/island/{self.groups.place.island}/{life}/{use}", store)
+            keys = f"{self.keys}/island/{place.island}/{life}/{use}"
             with peer_errors("connecting the island"):
-                if members is not None and members.outside:
-                    meet(store, islands.size)  # the others of a job that begins have met already
-                self.groups.make_island(store, self._make_group)
+                where = next((address for theirs, _, address in said if theirs == Place(place.island, 0)), "")
+                if members is not None and members.outside:  # the others of a job that begins have met already
+                    where = meet(PrefixStore(keys, store), islands.size, served)
+                if members is not None:
+                    host, port = parse(where)
+                    store = client(host, port, timeout_s=self.timeout_s)
+                    assert self.survival is not None
+                    end_when_lost(port, self.survival.peer_timeout_s)
+                self.groups.make_island(Space(keys, store), self._make_group)
             call_at_exit(self.groups.drop_all)
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lightning_gossip.algorithm.islands.places import Islands
 from lightning_gossip.algorithm.membership.failover import Meeting, Registration
 from lightning_gossip.algorithm.membership.monitor import Monitor
 from lightning_gossip.algorithm.membership.news import News
@@ -51,6 +52,29 @@ def test_two_of_four_that_rested_go_on_since_the_other_two_were_too_few_for_a_st
 def test_that_one_rested_in_a_store_which_others_have_left_since_does_not_count() -> None:
     one, two, *others = _workers(4)
     assert not _may_open([_registration(one, 4, ended_here=others), _registration(two, 4, view=3)], others)
+
+
+def test_members_that_were_admitted_by_a_result_which_is_not_settled_may_have_gone_on_by_it() -> None:
+    one, two = _workers(2)
+    said = _registration(one, 1)._replace(settled=False, proposed=spans_of([one, two]))
+    assert not _may_open([said], [])  # the other one has the store, and is half of the two
+    assert _may_open([said, _registration(two, 1)._replace(number=2)], [])
+
+
+def _of_islands(said: list[Registration], ended: Collection[WorkerId], *, in_vain: bool = True) -> Meeting | None:
+    meeting = Meeting(said, frozenset(ended), frozenset(ended), Islands(2))
+    return meeting if meeting.may_open(None, in_vain=in_vain) else None
+
+
+def test_what_is_left_of_an_island_is_neither_waited_for_nor_goes_on() -> None:
+    first, mate, *others = _workers(6)
+    said = [_registration(worker, 6) for worker in (mate, *others)]
+    meeting = _of_islands(said, [first], in_vain=False)
+    assert meeting is not None
+    assert meeting.present == tuple(others)
+    opened = meeting.opened(b"")
+    assert News.decode(opened.news).failed == {first, mate}
+    assert _of_islands(said[:3], [first]) is None  # the third island is silent, or half of it
 
 
 class Store:
