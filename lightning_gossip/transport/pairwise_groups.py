@@ -347,14 +347,16 @@ class EdgeTransport(Transport):
 
     def _await_end(self, peer: int, number: int, store: Any, timeout_s: float) -> None:
         """Wait until the peer's end of an edge has come, or one of the two has given the other up."""
-        if store.compare_set(f"end/{self.rank}", "", _HERE) == _GIVEN_UP:
-            raise PeerError(
-                f"Rank {peer} has waited for this edge in vain before.", rank=peer, phase="connection", timed_out=True
-            )
         with self._lock:
-            self._awaited.add((peer, number))
+            closed = self._closed
+            self._awaited.add((peer, number))  # before this end is there: who closes then ends the wait
         try:
-            store.wait([f"end/{peer}"], timedelta(seconds=timeout_s))
+            if not closed and store.compare_set(f"end/{self.rank}", "", _HERE) == _GIVEN_UP:
+                raise PeerError(
+                    f"Rank {peer} has waited for this edge in vain before.", rank=peer, phase="connection", timed_out=True
+                )
+            if not closed:
+                store.wait([f"end/{peer}"], timedelta(seconds=timeout_s))
         except dist.DistNetworkError:
             raise
         except dist.DistStoreError as error:

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import Store, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore
+from typing_extensions import override
 
 from lightning_gossip.algorithm.topology.edge_order import edge_order
 from lightning_gossip.algorithm.topology.generators import ring
-from lightning_gossip.errors import PeerError
+from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.store_client import another
 from lightning_gossip.transport import pairwise_groups
 from lightning_gossip.transport.base import Kind, Message
@@ -256,6 +257,30 @@ def test_closing_ends_the_wait_for_a_peer_that_has_asked(transports: list[EdgeTr
     gone.post(listener.rank, Message(Kind.STOP))
     reads.join(PATIENCE_S)
     assert not reads.is_alive()
+
+
+class Closes(PrefixStore):
+    """The keys of an edge, whose transport is closed when its end has just come."""
+
+    def __init__(self, transport: EdgeTransport, peer: int) -> None:
+        super().__init__(f"{transport.rank}-{peer}/0", transport._store)
+        self._transport = transport
+
+    @override
+    def compare_set(self, key: str, expected: str, wanted: str) -> bytes:
+        stands = super().compare_set(key, expected, wanted)
+        self._transport.close()
+        return stands
+
+
+def test_closing_ends_a_wait_that_is_about_to_begin(transports: list[EdgeTransport]) -> None:
+    listener, _, gone = transports
+    began_s = time.monotonic()
+    with pytest.raises(ProtocolError, match="closed"):
+        listener._await_end(gone.rank, 0, Closes(listener, gone.rank), PATIENCE_S)
+    with pytest.raises(ProtocolError, match="closed"):
+        listener._await_end(gone.rank, 0, listener._of_edge(gone.rank, 0, listener._store), PATIENCE_S)
+    assert time.monotonic() - began_s < PATIENCE_S / 2
 
 
 def test_a_worker_ends_its_own_listener(transports: list[EdgeTransport]) -> None:
