@@ -33,8 +33,9 @@ def tell_what_is_left(out: str) -> None:
 class Trouble(Callback):
     """What the mode says, in the third step of rank 1."""
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: str, out: str) -> None:
         self.mode = mode
+        self.out = out
         self.rank = -1
 
     def on_fit_start(self, trainer: Trainer, model: Any) -> None:
@@ -47,6 +48,7 @@ class Trouble(Callback):
             if self.mode.startswith("raise"):
                 raise ArithmeticError(f"rank {rank} breaks in step 3")
             if self.mode == "kill":
+                Path(self.out, "steps-before-the-kill").write_text(str(trainer.global_step))
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.mode == "sigterm":
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -63,7 +65,7 @@ def main(out: str, strategy: str, mode: str = "fit", devices: str = "2", nodes: 
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[OnExceptionCheckpoint(out, "stopped"), Trouble(mode)],
+        callbacks=[OnExceptionCheckpoint(out, "stopped"), Trouble(mode, out)],
     )
     model = Net()
     trainer.fit(model, loader(400, 4), loader(32, shuffle=False))
