@@ -46,6 +46,8 @@ ONCE_BROKEN = {  # seeds
         507749,
     ),
     "failover-in-rounds": (25, 40, 205, 424, 3004, 3053, 3414, 4538, 4706, 102340, 200571, 300632),
+    "failover-of-islands": (190, 317, 498, 20176),
+    "failover-of-islands-in-rounds": (450, 474, 979, 40149),
 }
 
 
