@@ -49,7 +49,13 @@ def test_an_exception_is_told_and_the_status_is_1() -> None:
     assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
-WAITS = "import signal, sys; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5)); print('waits', flush=True); signal.pause()"
+WAITS = """
+import signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5))
+print("waits", flush=True)
+while True:
+    time.sleep(0.05)  # not pause(): a signal just before that would be waited for
+"""
 
 
 @pytest.mark.parametrize(
