@@ -196,7 +196,8 @@ class DecentralizedStrategy(WorkerProcesses):
 
     @override
     def on_train_start(self) -> None:
-        self._running_fit.begin()
+        fit = self._running_fit
+        fit.begin(searches=not any(isinstance(callback, StrategyHooks) for callback in fit.trainer.callbacks))  # type: ignore[attr-defined]
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
