@@ -212,7 +212,8 @@ class DecentralizedStrategy(WorkerProcesses):
         **kwargs: Any,
     ) -> Any:
         output = super().optimizer_step(optimizer, closure, model, **kwargs)
-        self._running_fit.optimizer_stepped(max(float(group["lr"]) for group in optimizer.param_groups))
+        rates = (float(group["lr"]) for group in optimizer.param_groups)
+        self._running_fit.optimizer_stepped(max(rates, default=0.0))  # configure_optimizers may return None
         return output
 
     @override
