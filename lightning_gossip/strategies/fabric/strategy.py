@@ -195,7 +195,7 @@ class FabricStrategy(DDPStrategy):
     @override
     def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
         output = super().optimizer_step(optimizer, **kwargs)
-        self.training.planned_epochs = self.epochs
+        self.training.work.planned_epochs = self.epochs
         self.training.step(max(float(group["lr"]) for group in optimizer.param_groups))
         return output
 
@@ -209,7 +209,7 @@ class FabricStrategy(DDPStrategy):
     @property
     def progress(self) -> float:
         """Epochs that all workers together have trained, with :attr:`share_of_epoch`."""
-        return self.training.progress
+        return self.training.work.progress
 
     @property
     def share_of_epoch(self) -> float:

@@ -42,7 +42,7 @@ from lightning_gossip.strategies.state.averaged_weights import AveragedWeights
 from lightning_gossip.strategies.state.local_model import OwnModel
 from lightning_gossip.strategies.state.one_model import Rest
 from lightning_gossip.strategies.state.shared_tensors import SharedModel, check_averaged_buffers
-from lightning_gossip.strategies.state.step_watch import StepWatch
+from lightning_gossip.strategies.state.step_watch import StepWatch, largest_lr
 from lightning_gossip.strategies.worker_algorithm import Algorithm
 
 log = logging.getLogger(__name__)
@@ -466,8 +466,7 @@ class Fit:
     def _has_stepped_unheard(self) -> bool:
         if not self._watches_steps or not self._steps.has_stepped():
             return False
-        groups = [group for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
-        self._lr = max((float(group["lr"]) for group in groups if "lr" in group), default=self._lr)
+        self._lr = largest_lr(self.trainer.optimizers, default=self._lr)
         return True
 
     def _ask(self, asks: Sequence[Ask]) -> None:
