@@ -119,10 +119,6 @@ class Server:
         """Time against the event threshold."""
         return self._over("event_threshold", setting, thresholds)
 
-    def over_lr(self, setting: Setting, rates: Iterable[float]) -> Curve:
-        """Time against the learning rate."""
-        return self._over("lr", setting, rates)
-
     def best_lr(self, setting: Setting) -> Prediction:
         """The learning rate that reaches the target soonest, all else as given; its setting's own is no more than a start."""
         limit = math.log(self.largest_lr(setting))
