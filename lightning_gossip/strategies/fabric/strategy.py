@@ -32,7 +32,7 @@ from lightning_gossip.strategies.fabric.training import FabricTraining
 from lightning_gossip.strategies.lightning.replicated_processes import ReplicatedProcesses
 from lightning_gossip.strategies.lightning.validation import check_model
 from lightning_gossip.strategies.report import FitReport
-from lightning_gossip.strategies.state.atomic_checkpoint_io import WholeFiles
+from lightning_gossip.strategies.state.atomic_checkpoint_io import whole_files_unless
 from lightning_gossip.strategies.state.shared_tensors import start_equal
 
 
@@ -289,9 +289,8 @@ class FabricStrategy(DDPStrategy):
     @property
     @override
     def checkpoint_io(self) -> CheckpointIO:
-        if self._checkpoint_io is None:
-            self._checkpoint_io = WholeFiles()
-        return super().checkpoint_io
+        self._checkpoint_io = whole_files_unless(self._checkpoint_io)  # not sooner: a Trainer takes that for the user's choice
+        return self._checkpoint_io
 
     @checkpoint_io.setter
     def checkpoint_io(self, io: CheckpointIO) -> None:
