@@ -9,6 +9,7 @@ from typing import NamedTuple
 from lightning_gossip.algorithm.checks import check_integer
 from lightning_gossip.algorithm.staleness import StalenessHistogram
 from lightning_gossip.algorithm.step_timer import Activity
+from lightning_gossip.arguments import clear_arguments
 
 
 class Span(NamedTuple):
@@ -116,6 +117,7 @@ class WorkerAccount:
     failed_s: float | None = None
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class Recording:
     """What to write down besides the accounts.

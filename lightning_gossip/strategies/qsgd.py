@@ -13,6 +13,7 @@ from lightning_gossip.algorithm.checks import check_not_negative
 from lightning_gossip.algorithm.compression.qsgd import Norm, Quantizer
 from lightning_gossip.algorithm.compression.quantized_mean import QuantizedMean, Said, Status
 from lightning_gossip.algorithm.tensors.flat import FlatModel
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.strategies.base import DecentralizedStrategy
@@ -23,6 +24,7 @@ from lightning_gossip.strategies.synchronous import SynchronousAlgorithm
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 
 
+@clear_arguments
 class QSGDStrategy(DecentralizedStrategy, ReplicatedProcesses):
     """All-reduce SGD with quantized gradients: each worker rounds its gradient at random, unbiased, and gathers everybody's.
 

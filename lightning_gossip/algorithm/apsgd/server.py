@@ -37,6 +37,7 @@ from typing_extensions import override
 
 from lightning_gossip.algorithm.apsgd.options import OnStale, ServerOptions
 from lightning_gossip.algorithm.tensors.flat import Fading
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ProtocolError
 
 
@@ -84,6 +85,7 @@ class ServerRule(ABC):
         """The worker comes to a synchronisation point."""
 
 
+@clear_arguments
 class ParameterServer(ServerRule):
     """The server's model and its rules. Not thread-safe.
 

@@ -13,9 +13,11 @@ from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_not_negative
 from lightning_gossip.analysis.delays.delays import ComplexArray, Delay
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 
 
+@clear_arguments
 @dataclass(frozen=True)
 class Sum(Delay):
     """The sum of two independent delays."""
@@ -52,6 +54,7 @@ class Sum(Delay):
         return self.first.slope(s) * self.second.transform(s) + self.first.transform(s) * self.second.slope(s)
 
 
+@clear_arguments
 @dataclass(frozen=True)
 class Repeated(Delay):
     """The sum of j independent steps, with probability (1 − share) share^j: what momentum does to a gradient.

@@ -65,6 +65,7 @@ from lightning_gossip.algorithm.options import EpochOptions
 from lightning_gossip.algorithm.outer import Outer
 from lightning_gossip.algorithm.topology.generators import make_topology
 from lightning_gossip.algorithm.topology.topology import Topology
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.simulation.cluster.collective_costs import all_reduce_s, islands_all_reduce_s
 from lightning_gossip.simulation.cluster.events import then
@@ -79,6 +80,7 @@ _PART_STRIDE = 7_368_787  # of the partner choice's seeds, from one index of an 
 _NOTHING = torch.empty(0, device="cpu")  # what is sent where there are times only
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class ADPSGD(GossipOptions, EpochOptions, Strategy):
     """Asynchronous pairwise gossip; the options of :class:`~lightning_gossip.strategies.ADPSGDStrategy`.
@@ -116,6 +118,7 @@ class ADPSGD(GossipOptions, EpochOptions, Strategy):
         Gossip(self, run).start()
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class NoLoCo(ADPSGD):
     """Few exchanges, and an outer step of each worker's own after every 50 steps."""

@@ -25,6 +25,7 @@ from lightning_gossip.algorithm.apsgd.worker import Served, WorkerProtocol
 from lightning_gossip.algorithm.effects import perform_in_time
 from lightning_gossip.algorithm.options import EpochOptions
 from lightning_gossip.algorithm.step_timer import StepTimer
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.cluster.collective_costs import in_cast_s
 from lightning_gossip.simulation.cluster.events import then
@@ -34,6 +35,7 @@ from lightning_gossip.simulation.run import Process, Run, Strategy
 from lightning_gossip.simulation.strategies.asynchronous import SyncPoint
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class APSGD(APSGDOptions, EpochOptions, Strategy):
     """Asynchronous SGD; the options of :class:`~lightning_gossip.strategies.APSGDStrategy`.

@@ -28,6 +28,7 @@ from lightning_gossip.algorithm.checks import check_choice
 from lightning_gossip.algorithm.compression.qsgd import Norm, Quantizer
 from lightning_gossip.algorithm.compression.quantized_mean import QuantizedMean, message_bytes
 from lightning_gossip.algorithm.options import EpochEndOptions
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.simulation.cluster.collective_costs import all_gather_s, all_reduce_bytes, all_reduce_s
 from lightning_gossip.simulation.problems.batch_assignment import Session, Task
 from lightning_gossip.simulation.run import Process, Run, Strategy
@@ -169,6 +170,7 @@ class GradientRounds(Rounds):
         yield from ()
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class AllReduce(GradientAveraging):
     """DDP: the exact mean of the gradients by an all-reduce.
@@ -194,6 +196,7 @@ class AllReduce(GradientAveraging):
         return lambda gradients: gradients.sum(0).div_(run.workers)
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class QSGD(EpochEndOptions, GradientAveraging):
     """All-reduce SGD with quantized gradients; the options of :class:`~lightning_gossip.strategies.QSGDStrategy`.

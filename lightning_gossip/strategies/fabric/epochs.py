@@ -17,11 +17,7 @@ from lightning_gossip.strategies.elastic.admission import Admission
 from lightning_gossip.strategies.fabric.work import LoopWork
 from lightning_gossip.strategies.state.shared_tensors import SharedModel, fingerprint, start_equal
 
-# how a script says where its epochs begin: in errors of workers that nobody takes in
-HOW_TO_SAY = (
-    "if the script says where that is: write 'for epoch in fabric.strategy.epochs_left(EPOCHS, state)' for the loop over"
-    " epochs. Or start all of the job from its last checkpoint."
-)
+LOOP = "for epoch in fabric.strategy.epochs_left(EPOCHS, state)"  # how a script says where its epochs begin
 
 
 class Snapshot(NamedTuple):

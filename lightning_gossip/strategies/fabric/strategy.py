@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_integer
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.fabric import checkpoint
@@ -54,6 +55,7 @@ class _Process:
     training: FabricTraining | None = None  # of the last Fabric, which a script may leave by an exception and make another one
 
 
+@clear_arguments
 class FabricStrategy(DDPStrategy):
     """A strategy of this package for ``Fabric(strategy=...)``. ``Fabric(strategy="adpsgd")`` makes one by name.
 

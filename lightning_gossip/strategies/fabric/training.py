@@ -34,7 +34,7 @@ from lightning_gossip.strategies.data.batch_samplers import EpochBatches
 from lightning_gossip.strategies.data.step_accounting import Account
 from lightning_gossip.strategies.elastic.lost_batches import LostBatches
 from lightning_gossip.strategies.fabric.checkpoint import Restored, Standing
-from lightning_gossip.strategies.fabric.epochs import HOW_TO_SAY, UserEpochs
+from lightning_gossip.strategies.fabric.epochs import LOOP, UserEpochs
 from lightning_gossip.strategies.fabric.session import Session
 from lightning_gossip.strategies.fabric.work import LoopWork
 from lightning_gossip.strategies.fit.fit import warn_once
@@ -165,8 +165,9 @@ class FabricTraining:
         if self.is_outside:
             if self._epochs.epoch is None:
                 raise ConfigurationError(
-                    f"Rank {self._strategy.global_rank} comes later than the others. They take it in where an epoch begins,"
-                    f" {HOW_TO_SAY}"
+                    f"Rank {self._strategy.global_rank} comes later than the others. They take it in where an epoch begins, if"
+                    f" the script says where that is: write '{LOOP}' for the loop over epochs. Or start all of the job, from"
+                    " its last checkpoint."
                 )
             return False
         self._begin()
@@ -424,7 +425,10 @@ class FabricTraining:
         self.work.batches = None
         what = "This worker sent no heartbeat for so long that the others go on without it (peer_timeout_s)."
         if self._epochs.epoch is None:
-            raise PeerError(f"{what} They take it in again where an epoch begins, {HOW_TO_SAY}")
+            raise PeerError(
+                f"{what} They take it in again where an epoch begins, if the script says where that is: write '{LOOP}' for"
+                " the loop over epochs. Or start all of the job from its last checkpoint."
+            )
         log.warning("%s It asks them to take it in again when its loop begins the next epoch.", what)
 
     def _makes_up(self) -> bool:
