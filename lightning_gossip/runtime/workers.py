@@ -67,6 +67,13 @@ class Workers(Protocol):
             phase: what they do, for the message.
         """
 
+    def raise_failure(self) -> None:
+        """Raise if another worker has aborted, or the store does not answer: for the middle of an epoch. Waits for nobody.
+
+        Raises:
+            PeerError: saying which.
+        """
+
     @property
     def excluded(self) -> Sequence[WorkerId]:
         """Workers that have failed, and the others went on without."""
@@ -117,6 +124,10 @@ class FixedWorkers(Workers):
     @override
     def attempt_and_tell(self, collective: Callable[[], T], tell: Callable[[], Any]) -> tuple[T, list[Any]]:
         return self.attempt(collective), self.gather(tell())
+
+    @override
+    def raise_failure(self) -> None:
+        return  # nobody hears of the others but in a collective
 
     @override
     def answering(self, phase: str) -> AbstractContextManager[None]:

@@ -285,6 +285,10 @@ class Membership(Workers):
     def answering(self, phase: str) -> AbstractContextManager[None]:
         return nullcontext()  # an attempt looks at torch's own error
 
+    @override
+    def raise_failure(self) -> None:
+        self.monitor.raise_failure()
+
     @contextmanager
     def _hurrying(self) -> Iterator[None]:
         """Shorten the deadline: all have met, so a worker that takes no part now has failed or is frozen."""

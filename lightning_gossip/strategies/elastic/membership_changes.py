@@ -119,11 +119,6 @@ class MembershipChanges:
         """Whether this worker was excluded, and has not joined again."""
         return self._members is not None and self._members.outside
 
-    def raise_failure(self) -> None:
-        """Raise if another worker has aborted or the store does not answer: an epoch is too long to wait for its end."""
-        if self._members is not None:
-            self._members.monitor.raise_failure()
-
     def end_fit(self) -> None:
         """Admit nobody any more."""
         if self._members is not None:

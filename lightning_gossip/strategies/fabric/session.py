@@ -144,8 +144,7 @@ class Session:
     def _count_batch(self) -> None:
         """Count the batch under way: at its optimizer's step, or, if it has none, at its end."""
         self._phase = Phase.BETWEEN
-        if self._strategy.members is not None:
-            self._strategy.members.monitor.raise_failure()
+        self._strategy.all_workers.raise_failure()
         self._work.end_batch()
         self._account.end_batch(self._algorithm)
 

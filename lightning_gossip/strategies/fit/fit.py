@@ -194,7 +194,7 @@ class Fit:
             SIGTERMException: if some worker was told to stop.
         """
         self._in_step = False
-        self.changes.raise_failure()
+        self._sync_point.workers.raise_failure()
         self.work.end_batch()
         self.account.end_batch(self._algorithm)
         if self._optimizer_stepped or self._has_stepped_unheard():
