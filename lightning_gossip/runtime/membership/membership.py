@@ -27,7 +27,6 @@ from lightning_gossip.errors import ConfigurationError, GossipError, PeerError, 
 from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.group_abort import GroupGuard
 from lightning_gossip.runtime.membership import uses
-from lightning_gossip.runtime.membership.collective_errors import may_pass
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
 from lightning_gossip.runtime.membership.store_operations import StoreOperations
 from lightning_gossip.runtime.membership.stores import parse
@@ -36,6 +35,7 @@ from lightning_gossip.runtime.store_client import delete_below, store_lost
 from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.transport.endpoint import Endpoint, unreachable
 from lightning_gossip.transport.gloo_group import set_timeout
+from lightning_gossip.transport.peer_errors import may_pass
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
