@@ -86,7 +86,7 @@ def _hands_on(signature: inspect.Signature) -> bool:
 
 
 def no_argument(name: str, word: str, value: object, known: Iterable[str]) -> str:
-    """That a class has no argument of this name, and which one it has that is near.
+    """The sentence that a class has no argument of this name, and which one is near.
 
     Args:
         name: of the class.

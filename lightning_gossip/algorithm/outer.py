@@ -106,7 +106,7 @@ class Outer:
         Args:
             x: the model, of any device and floating-point type; only read.
             slow: φ, as many tensors of the same shapes; holds o afterwards.
-            velocity: v, likewise; changed in place.
+            velocity: v, as many tensors of the same shapes; changed in place.
 
         Returns:
             False if o is 0 whatever δ is; φ and v are of no use then.

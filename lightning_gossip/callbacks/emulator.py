@@ -91,7 +91,7 @@ class ClusterEmulator(Callback):
 
     @classmethod
     def one_slow(cls, rank: int, factor: float, period_s: float | None = None, **options: Any) -> ClusterEmulator:
-        """One slow worker.
+        """An emulator that slows one worker down.
 
         Args:
             rank: which.

@@ -27,7 +27,7 @@ class Workers(Protocol):
 
     @property
     def group(self) -> dist.ProcessGroup | None:
-        """That of all workers, for collectives in :meth:`attempt`; None for the default group. Another one after a failure."""
+        """The group of all workers, for collectives in :meth:`attempt`; None for the default one. Another after a failure."""
 
     def gather(self, mine: Any, kind: str = "values") -> list[Any]:
         """The values of all workers, by rank.

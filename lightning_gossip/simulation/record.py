@@ -22,7 +22,7 @@ class Span(NamedTuple):
 
 
 class TraceEvent(NamedTuple):
-    """One thing that happened.
+    """An event of a run under virtual time.
 
     Args:
         time_s: virtual.
@@ -62,7 +62,7 @@ Distances = tuple[float, ...]
 
 
 class EpochRecord(NamedTuple):
-    """One session, from one synchronisation point to the next.
+    """A session of a run, from one synchronisation point to the next.
 
     Args:
         start_s, end_s: virtual; the synchronisation's average counts.

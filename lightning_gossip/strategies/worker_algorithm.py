@@ -174,13 +174,16 @@ class Algorithm(ABC):
         return {}
 
     def own_tensors(self) -> dict[str, Tensor]:
-        """The same of this worker alone, for a checkpoint of its own state."""
+        """What of this worker's own state is as large as the model, for a checkpoint of its own."""
         return {}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from what one of these two has returned. Comes before ``start``; what is not there begins anew."""
+        """Go on from what :meth:`common_tensors` or :meth:`own_tensors` has returned; what is missing begins anew.
+
+        Comes before ``start``.
+        """
         return
 
     def begin_anew(self) -> None:
-        """This worker's model has been given to it by others, and nothing that goes with the one before is of any use."""
+        """Forget what goes with the model before: this worker's has been given to it by others."""
         return

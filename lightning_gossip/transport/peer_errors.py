@@ -33,7 +33,7 @@ def is_of_the_network(error: BaseException) -> bool:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether a collective that has failed with this may work when it is made once more: out of memory, or refused, it will not.
+    """Whether a collective that has failed with this may work when it is made again: out of memory, or refused, it will not.
 
     >>> [may_pass(error) for error in (RuntimeError("a connection broke"), torch.OutOfMemoryError("5 GiB"), TypeError("float"))]
     [True, False, False]

@@ -81,7 +81,7 @@ class EventTrigger:
 
     @classmethod
     def of(cls, option: float | EventTrigger | Mapping[str, Any] | None) -> EventTrigger | None:
-        """From an option: a threshold, a trigger, its arguments as a mapping, or None for none.
+        """The trigger that an option describes: by a threshold, a trigger, its arguments as a mapping, or None for none.
 
         Raises:
             ConfigurationError: for a mapping of other names, and a threshold out of its range.

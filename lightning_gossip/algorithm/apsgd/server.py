@@ -54,15 +54,15 @@ class ServerRule(ABC):
 
     @abstractmethod
     def queue(self, rank: int) -> None:
-        """A worker asks for an answer."""
+        """Note that a worker asks for the model."""
 
     @abstractmethod
     def may_pull(self, rank: int) -> bool:
-        """Whether it may have it now."""
+        """Whether a worker that has asked may have the model now."""
 
     @abstractmethod
     def pull(self, rank: int) -> int:
-        """It has it now. Returns the model's version."""
+        """Note that a worker takes the model now. Returns the model's version."""
 
     @abstractmethod
     def answer(self, rank: int) -> Tensor:

@@ -302,7 +302,7 @@ class AveragingProtocol:
         yield from self._replace()
 
     def follow(self, everyones: Sequence[Mapping[str, Any]]) -> None:
-        """A session begins: go on with the decisions of a worker that has missed none.
+        """Begin a session: go on with the decisions of a worker that has missed none.
 
         Args:
             everyones: :meth:`state_dict` of all workers, by rank.

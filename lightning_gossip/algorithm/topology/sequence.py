@@ -107,7 +107,12 @@ class TopologySequence:
         return self.rounds[number % len(self)][rank]
 
     def receivers(self, number: int, rank: int) -> tuple[int, ...]:
-        """To whom a worker sends its model in a round, in ascending order; arguments as for :meth:`row`."""
+        """The ranks to which a worker sends its model in a round, in ascending order.
+
+        Args:
+            number: of the round, from 0; any.
+            rank: of the worker.
+        """
         return self._receivers[number % len(self)][rank]
 
     def matrix(self, number: int) -> FloatArray:

@@ -100,7 +100,7 @@ class Repeated(Delay):
 
     @cached_property
     def left(self) -> float:
-        """Where β L(s) = 1."""
+        """The left end of the transform's domain: the real s at which β L(s) = 1."""
         if self.share == 0.0:
             return -math.inf
 

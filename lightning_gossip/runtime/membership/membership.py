@@ -136,7 +136,7 @@ class Membership(Workers):
 
     @property
     def members(self) -> tuple[WorkerId, ...]:
-        """At present; a worker's place among them is its rank."""
+        """The present members; a worker's place among them is its rank."""
         return self._protocol.members
 
     @property
@@ -225,7 +225,7 @@ class Membership(Workers):
 
     @override
     def gather_for(self, rank: int, mine: Any, kind: str = "values") -> list[Any]:
-        """As :meth:`gather`, for one rank only, which alone reads the values; the others get an empty list."""
+        """Gather the values of all members, by rank, for one of them, which alone reads them; the others get an empty list."""
         return self._perform(self._protocol.gather_for(rank, mine, kind))
 
     @override
@@ -241,7 +241,7 @@ class Membership(Workers):
         What fails although no member has failed is tried once more, on new groups. If it fails again, or must (out of memory, a
         bad argument), all workers raise, and new groups are there for whoever catches that.
 
-        In one that is under way another one is part of it: the whole is made again.
+        An attempt inside another one is part of that: the whole is made again.
 
         Args:
             collective: may be called again, and then with other members; must leave its inputs as they are.
@@ -254,7 +254,7 @@ class Membership(Workers):
 
     @override
     def attempt_and_tell(self, collective: Callable[[], T], tell: Callable[[], Any]) -> tuple[T, list[Any]]:
-        """As :meth:`attempt`, and gather what each member tells when it has worked, in the same round.
+        """Run collectives as :meth:`attempt` does, and gather, in the same round, what each member tells when they have worked.
 
         Returns:
             The result of the collective, and what all have told, by rank.

@@ -129,7 +129,7 @@ class HeartbeatMonitor:
 
     @property
     def version(self) -> int:
-        """Another one whenever some worker may have failed that had not before, or the reverse."""
+        """A number that changes whenever some worker may have failed that had not before, or the reverse."""
         return self.protocol.version
 
     def start(self) -> None:

@@ -52,7 +52,7 @@ class ExactMean:
 
 
 class WiredMean:
-    """From differences to the last mean (:mod:`lightning_gossip.algorithm.compression.error_feedback_mean`).
+    """A mean of compressed differences to the last one, see :mod:`lightning_gossip.algorithm.compression.error_feedback_mean`.
 
     Creating it is collective.
 

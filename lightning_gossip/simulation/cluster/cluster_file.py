@@ -88,7 +88,7 @@ class ClusterFile:
         return sum(self.sizes)
 
     def laws(self) -> list[Law] | None:
-        """Of each rank's compute times, drawn at random from its own; None if they were not measured."""
+        """The law of each rank's compute times, which draws from those measured; None if they were not."""
         if self.step_s is None:
             return None
         if len(self.step_s) != self.workers:

@@ -124,7 +124,7 @@ class Nodes:
         return len(self.of_rank)
 
     def ranks(self, node: int) -> range:
-        """Of a node."""
+        """The ranks of a node."""
         first = self.of_rank.index(node)
         return range(first, first + self.sizes[node])
 

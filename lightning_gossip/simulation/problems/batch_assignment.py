@@ -30,7 +30,7 @@ from lightning_gossip.simulation.problems.label_skew import IntArray
 
 
 class Task(NamedTuple):
-    """One step's work.
+    """The work of one step of a worker.
 
     Args:
         batch: sample indices; None without a data set.
@@ -44,7 +44,7 @@ class Task(NamedTuple):
 
 
 def together(parts: Sequence[Task]) -> Task:
-    """One step's work of an island."""
+    """The work of one step of an island, from that of each of its ranks."""
     return Task(None, sum(part.size for part in parts), tuple(parts))
 
 

@@ -179,7 +179,7 @@ class Server(ABC):
 
 
 class ServerWorker:
-    """One worker of a server."""
+    """A worker of a parameter server under virtual time."""
 
     def __init__(self, server: Server, rank: int) -> None:
         self._server = server

@@ -100,7 +100,7 @@ class Centre(Server):
 
 
 class ElasticWorker(ServerWorker):
-    """One worker tied to the centre."""
+    """A worker of EAMSGD under virtual time, tied to the centre."""
 
     def __init__(self, server: Centre, rank: int) -> None:
         super().__init__(server, rank)

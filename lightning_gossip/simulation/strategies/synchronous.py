@@ -39,7 +39,7 @@ class Rounds(ABC):
 
     @abstractmethod
     def round(self, epoch: int, tasks: Sequence[Task]) -> Process:
-        """One step of every worker.
+        """Make one step of every worker.
 
         Args:
             epoch: of the round, from 0.
@@ -221,7 +221,7 @@ class QSGD(EpochEndOptions, GradientAveraging):
 
     @property
     def quantizer(self) -> Quantizer:
-        """Of the gradients."""
+        """The quantizer of the gradients."""
         return Quantizer(bits=self.bits, levels=self.levels, bucket_size=self.bucket_size, norm=self.norm)
 
     @override

@@ -19,7 +19,7 @@ class HasBatches(Protocol):
 
     @property
     def batches(self) -> EpochBatches | None:
-        """Its batches; None where they are Lightning's own."""
+        """The worker's batches; None where they are Lightning's own."""
 
 
 class LostBatches:
@@ -95,7 +95,7 @@ class LostBatches:
 
 
 class LostBatchesOfFit(LostBatches):
-    """The same in a Trainer's fit, whose loop goes on with them.
+    """The lost batches of a Trainer's fit, whose loop goes on with them.
 
     Args:
         trainer: of the fit.

@@ -157,7 +157,7 @@ class LoopWork:
             self.share = float(share)
 
     def end_batch(self) -> None:
-        """It has been trained on."""
+        """The batch under way has been trained on."""
         if self.batches is not None:
             self.batches.step()
 

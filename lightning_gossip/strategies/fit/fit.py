@@ -124,10 +124,10 @@ class Fit:
     # -- in the order of the training loop ---------------------------------------------------------------------------
 
     def resume_from(self, restored: dict[str, Any] | None, path: str | os.PathLike[str]) -> None:
-        """A checkpoint is loaded after the fit was set up; see the class.
+        """A checkpoint is loaded after the fit was set up.
 
         Args:
-            restored: our part of it, if any.
+            restored: our part of the checkpoint, if any.
             path: where it lies.
         """
         self._restored, self._restored_from = restored, path
@@ -361,7 +361,7 @@ class Fit:
 
     @property
     def is_inside_epoch(self) -> bool:
-        """Whether other workers may be anywhere: from the first hook of an epoch, outside of what all do together."""
+        """Whether other workers may be at other steps: from an epoch's first hook to its end, where they are not together."""
         return self.in_session or (self._under_way and self._batches_in_epoch == 0 and bool(self.trainer.training))
 
     @property
@@ -371,7 +371,7 @@ class Fit:
 
     @property
     def why_apart(self) -> str:
-        """Why nobody can be sure in a training step that all workers come to the same call."""
+        """A clause for warnings: why nobody can be sure in a training step that all workers come to the same call."""
         if self.is_in_step:
             return "one that has ended its batches makes no more steps, and would not come"
         return "each of them is at a step of its own"
@@ -383,7 +383,11 @@ class Fit:
         self.aborted = not self._stopped_together
 
     def close(self, *, together: bool | None = None) -> None:
-        """End threads; may be called twice. Without ``together``: together if all workers have agreed to stop."""
+        """End the algorithm's threads. May be called twice.
+
+        Args:
+            together: whether all workers do so; None: if they have agreed to stop.
+        """
         self._own_model.forget()
         self.work.close()
         if self._algorithm is not None:
@@ -398,7 +402,7 @@ class Fit:
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def extend_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
-        """Add our part to a checkpoint that all workers are writing together; again, if rank 0 fails meanwhile."""
+        """Add our part to a checkpoint that all workers write together. Called again if rank 0 fails meanwhile."""
         replicas = self._options.checkpoint == "replicas"
         checkpoint[checkpoint_contents.KEY] = resume.describe(
             self.trainer,

@@ -14,7 +14,7 @@ from lightning_gossip.runtime.work_sharing.completion_log import CompletionLog
 class Members:
     """A worker as its completion log needs to know it."""
 
-    me: WorkerId = WorkerId(0, 1)
+    me: WorkerId = field(default_factory=lambda: WorkerId(0, 1))
     outside: bool = False
     generation: int = 0
 
