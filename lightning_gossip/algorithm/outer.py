@@ -130,7 +130,7 @@ class Outer:
         return True
 
     def step(self, x: Sequence[Tensor], slow: Sequence[Tensor], velocity: Sequence[Tensor]) -> None:
-        """A whole outer step: x ← x + o, φ ← x, in place.
+        """Make a whole outer step: x ← x + o, φ ← x, in place.
 
         Args:
             x, slow, velocity: as for :meth:`move`.

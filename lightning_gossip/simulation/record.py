@@ -161,20 +161,20 @@ class Recorder:
             self.trace.append(TraceEvent(time_s, kind, rank, peer))
 
     def compute(self, rank: int, start_s: float, end_s: float) -> None:
-        """A worker has computed."""
+        """Write down that a worker has computed."""
         self.accounts[rank].busy_s += end_s - start_s
         if self.spans is not None:
             self.spans[rank].append(Span("compute", start_s, end_s, None))
 
     def wait(self, rank: int, start_s: float, end_s: float, peer: int | None = None) -> None:
-        """A worker has waited for others."""
+        """Write down that a worker has waited for others."""
         if end_s > start_s:
             self.accounts[rank].wait_s += end_s - start_s
             if self.spans is not None:
                 self.spans[rank].append(Span("wait", start_s, end_s, peer))
 
     def exchange(self, rank: int, start_s: float, end_s: float, peer: int, nbytes: int) -> None:
-        """A worker has averaged its model with a peer's; it has sent so many bytes for that."""
+        """Write down that a worker has averaged its model with a peer's, and the bytes that it has sent."""
         account = self.accounts[rank]
         account.exchanges += 1
         account.bytes_sent += nbytes
@@ -182,7 +182,7 @@ class Recorder:
             self.spans[rank].append(Span("exchange", start_s, end_s, peer))
 
     def stale(self, rank: int, staleness: int) -> None:
-        """A worker's update was so stale when it was applied."""
+        """Write down how stale a worker's update was when it was applied."""
         self.accounts[rank].staleness.record(staleness)
         if self.staleness is not None:
             self.staleness[rank].append(staleness)

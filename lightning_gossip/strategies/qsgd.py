@@ -98,7 +98,7 @@ class _Gradients:
         return torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8, device=self._device)
 
     def write(self, anywhere: Sequence[bool]) -> None:
-        """The gradients ← the vector, for the parameters that have one anywhere."""
+        """Write the vector into the gradients of the parameters that have one on some worker."""
         self._vector.write(_real(self._present))
         for place, gradient, is_present in zip(self.places, self._present, anywhere, strict=True):
             if is_present and place.tensor.grad is None:  # used by other workers only

@@ -58,7 +58,7 @@ class LinkShares:
         self._known_s: float | None = None  # until when the credit is reckoned
 
     def took(self, peer: int, seconds: float, *, at_s: float, waited_s: float = 0.0) -> None:
-        """An exchange has come to its end.
+        """Note how long an exchange took that has come to its end.
 
         Args:
             peer: the neighbour.
@@ -82,7 +82,7 @@ class LinkShares:
         self._unsettled = []
 
     def broke(self, peer: int, seconds: float, *, at_s: float) -> None:
-        """An exchange has come to no end for so long, and was given up: it takes that long at least."""
+        """Note that an exchange was given up after so many seconds: it takes that long at least."""
         self.took(peer, max(seconds, self.times_s.get(peer, 0.0)), at_s=at_s)
 
     @property

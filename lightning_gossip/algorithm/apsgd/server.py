@@ -78,11 +78,11 @@ class ServerRule(ABC):
 
     @abstractmethod
     def refuse(self, rank: int) -> None:
-        """What the worker has sent is not finite: the model stays."""
+        """Refuse what a worker has sent, which is not finite: the model stays."""
 
     @abstractmethod
     def leave(self, rank: int) -> None:
-        """The worker comes to a synchronisation point."""
+        """Note that a worker comes to a synchronisation point."""
 
 
 @clear_arguments
@@ -211,7 +211,7 @@ class ParameterServer(ServerRule):
 
     @override
     def refuse(self, rank: int) -> None:
-        """The worker's update is not one (it is not finite): z stays, and the worker is in flight no more.
+        """Refuse a worker's update, which is not finite: z stays, and the worker is in flight no more.
 
         Raises:
             ProtocolError: if the worker holds no model.
@@ -222,7 +222,7 @@ class ParameterServer(ServerRule):
 
     @override
     def leave(self, rank: int) -> None:
-        """The worker comes to a rendezvous: neither in flight nor in the queue."""
+        """Note that a worker comes to a synchronisation point: it is neither in flight nor in the queue."""
         self._in_flight.pop(rank, None)
         if rank in self._queue:
             self._queue.remove(rank)

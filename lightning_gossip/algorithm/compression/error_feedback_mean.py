@@ -104,7 +104,7 @@ class CompressedMean:
         return self._reference[: self._numel]
 
     def moved(self, change: Tensor) -> None:
-        """All workers have moved the last mean alike, and go on from there: so do the next differences, r ← r + change.
+        """Follow a move of the last mean, by all workers alike: the next differences refer to it, r ← r + change.
 
         Args:
             change: of its first elements, shape (≤ d,), the same bits on all workers.

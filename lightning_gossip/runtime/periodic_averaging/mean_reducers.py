@@ -44,7 +44,7 @@ class ExactMean:
         return _Sum(self._collectives.start_sum(vector), vector, self._collectives.world_size)
 
     def moved(self, change: Tensor) -> None:
-        """The last mean has been moved by a change of its first elements, on all workers alike."""
+        """Follow a change of the last mean's first elements, on all workers alike."""
 
     def settle(self, vector: Tensor) -> None:
         """Replace a mean by the exact one, with all that rounding has kept back. Collective."""
@@ -84,7 +84,7 @@ class WiredMean:
         return self._code is not None
 
     def moved(self, change: Tensor) -> None:
-        """The last mean has been moved by a change of its first elements, on all workers alike."""
+        """Follow a change of the last mean's first elements, on all workers alike."""
         if self._code is not None:
             self._code.moved(change)
 

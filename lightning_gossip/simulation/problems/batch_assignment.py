@@ -61,10 +61,10 @@ class Session(ABC):
         """
 
     def stepped(self, rank: int) -> None:  # noqa: B027 - only a shared epoch keeps account
-        """A worker has trained on its task."""
+        """Note that a worker has trained on its task."""
 
     def lost(self, rank: int) -> None:  # noqa: B027
-        """A worker has failed."""
+        """Note that a worker has failed."""
 
     @property
     def unfinished(self) -> list[Task]:

@@ -117,7 +117,7 @@ class Server(ABC):
         return request.model, Served(self.rules.version, request.staleness, sync_requested=False)
 
     def leave(self, rank: int) -> None:
-        """A worker is neither in flight nor in the queue any more."""
+        """Take a worker out of flight and of the queue."""
         self.rules.leave(rank)
         self._pushing.pop(rank, None)
         self._pulling.pop(rank, None)

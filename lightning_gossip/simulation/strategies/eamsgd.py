@@ -107,7 +107,7 @@ class ElasticWorker(ServerWorker):
         self._protocol = ElasticProtocol(server.strategy.period)
 
     def restart(self) -> None:
-        """All have taken the mean."""
+        """Begin to count steps anew: all have taken the mean."""
         self._protocol.restart()
 
     @override

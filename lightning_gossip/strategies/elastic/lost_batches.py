@@ -36,7 +36,7 @@ class LostBatches:
         self._lost_in = -1  # the assignment in which the store was lost
 
     def lose_store(self) -> None:
-        """All know that some worker has lost the store, and its claims with it: nobody claims any more in this assignment."""
+        """Note, as all do, that a worker has lost the store, and its claims: nobody claims any more in this assignment."""
         batches = self._work.batches
         self._lost_in = -1 if batches is None else batches.assignments
 

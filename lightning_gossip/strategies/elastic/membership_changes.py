@@ -86,7 +86,7 @@ class MembershipChanges:
         return joins
 
     def lose_store(self) -> None:
-        """All know that some worker has lost the store: batches are assigned anew where that can be."""
+        """Note, as all do, that a worker has lost the store: batches are assigned anew where that can be."""
         self._lost_batches.lose_store()
 
     def position(self, workers: Workers) -> EpochPosition:

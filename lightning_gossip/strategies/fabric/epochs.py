@@ -72,7 +72,7 @@ class UserEpochs:
         )
 
     def begin(self, epoch: int, state: dict[str, Any]) -> bool:
-        """An epoch begins: take in the workers that wait, or wait to be taken in. All workers call it.
+        """Begin an epoch: take in the workers that wait, or wait to be taken in. All workers call it.
 
         Args:
             epoch: that would be the next one; who is taken in goes on with that of the others.
@@ -95,7 +95,7 @@ class UserEpochs:
         return False
 
     def end(self) -> None:
-        """The loop has ended: nobody is taken in any more."""
+        """End the loop: nobody is taken in any more."""
         if self._strategy.members is not None:
             self._strategy.members.close_admission()
 

@@ -75,7 +75,7 @@ class Session:
         return self._phase is Phase.BATCH
 
     def begin_batch(self) -> None:
-        """A batch has been fetched."""
+        """Begin a batch that has been fetched."""
         is_first, self._phase = self._phase is Phase.OPEN, Phase.BATCH
         self._work.begin_batch()
         if self._algorithm is not None and self._account.forward_passes == 0:
@@ -84,10 +84,10 @@ class Session:
             self._watch.begin()
 
     def end_batch(self) -> bool:
-        """The next batch is asked for, or there is none: if the one under way has made a step that nobody has said, count it.
+        """End the batch under way, since the next one is asked for, or there is none; count a step of it that nobody has said.
 
         Returns:
-            Whether one was under way that was not counted yet.
+            Whether there was one that was not counted yet.
         """
         if self._phase is Phase.BETWEEN:
             self._watch.mark(heard=True)  # what was changed since its step (clipped weights) is none
@@ -100,7 +100,7 @@ class Session:
         return True
 
     def step(self, lr: float) -> None:
-        """An optimizer has stepped: publish the model, and take over merges.
+        """Follow a step of an optimizer: publish the model, and take over merges.
 
         Args:
             lr: of the step.

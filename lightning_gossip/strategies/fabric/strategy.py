@@ -160,7 +160,7 @@ class FabricStrategy(DDPStrategy):
         return self._training
 
     def leave(self, error: BaseException | None) -> None:
-        """This worker's process ends; by an exception, if there is one."""
+        """Leave the job, since this worker's process ends; by an exception, if there is one."""
         if self._training is not None:
             self._training.close(error)
 
@@ -255,7 +255,7 @@ class FabricStrategy(DDPStrategy):
         training.end_epochs()
 
     def synchronize(self) -> None:
-        """All workers meet, and the model is the exact mean. Every worker calls it; nothing where none has trained since.
+        """Meet all workers, so that the model is the exact mean. Every worker calls it; nothing where none has trained since.
 
         The end of a loader does it. Call it where a loop is left before that, or iterates over something else.
         """

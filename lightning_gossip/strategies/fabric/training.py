@@ -91,7 +91,7 @@ class FabricTraining:
     # -- what is trained -----------------------------------------------------------------------------------------------
 
     def add(self, module: nn.Module) -> None:
-        """A module is set up.
+        """Add a module that is set up.
 
         Raises:
             ConfigurationError: if another one trains already.
@@ -123,7 +123,7 @@ class FabricTraining:
         return 0 if self._restored is None else self._restored.standing.epoch
 
     def begin_epoch(self, epoch: int, state: dict[str, Any]) -> int:
-        """An epoch of the user's loop begins: take in the workers that wait, or wait to be taken in. All workers call it.
+        """Begin an epoch of the user's loop: take in the workers that wait, or wait to be taken in. All workers call it.
 
         Args:
             epoch: that would be the next one.
@@ -143,20 +143,20 @@ class FabricTraining:
         return self._epochs.epoch
 
     def end_epoch(self) -> int:
-        """The user's loop has come to its end, or to the next epoch, which is returned."""
+        """End an epoch of the user's loop; returns the number of the next one."""
         self.end_pass()
         assert self._epochs.epoch is not None
         self._epochs.epoch += 1
         return self._epochs.epoch
 
     def end_epochs(self) -> None:
-        """The user's loop has ended: nobody is taken in any more."""
+        """End the user's loop: nobody is taken in any more."""
         self._epochs.end()
 
     # -- in the order of a loop over a loader --------------------------------------------------------------------------
 
     def begin_pass(self) -> bool:
-        """A loop over a loader begins, and no other one is under way; False if it is empty, since this worker is outside.
+        """Begin a loop over a loader, no other one being under way; False if it is empty, since this worker is outside.
 
         Raises:
             ConfigurationError: if this worker comes later than the others, and its script takes nobody in.
@@ -195,17 +195,17 @@ class FabricTraining:
                     return
 
     def before_backward(self) -> None:
-        """A loop that iterates over something else begins its session here."""
+        """Begin a session, if the loop iterates over something else than a loader of Fabric's."""
         if not self.is_inside and not self.is_outside:
             self._open_session().begin_batch()
 
     def after_backward(self) -> None:
-        """A backward pass has ended."""
+        """Reduce the gradients of a whole step, where the algorithm does so."""
         if self.algorithm is not None and not self.accumulates and self.is_inside:
             self.algorithm.reduce_gradients()
 
     def step(self, lr: float) -> None:
-        """An optimizer has stepped: the algorithm exchanges models, and all meet if one of them asks for it.
+        """Follow a step of an optimizer: the algorithm exchanges models, and all meet if one of them asks for it.
 
         Args:
             lr: of the step.
@@ -229,7 +229,7 @@ class FabricTraining:
             self._synchronize(Purpose.REQUESTED)
 
     def end_pass(self) -> None:
-        """All workers meet; nothing where no session is open."""
+        """Meet all workers; nothing where no session is open."""
         self._end_batch()
         while self.is_inside:
             self._meet_at_end()
@@ -273,7 +273,7 @@ class FabricTraining:
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def resume(self, state: dict[str, Any]) -> None:
-        """A checkpoint is loaded: go on where it stands, if nothing has been trained yet."""
+        """Go on where a checkpoint stands that is loaded, if nothing has been trained yet."""
         if not self._has_begun:
             self._restored = Restored(state)
 
@@ -297,7 +297,7 @@ class FabricTraining:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def close(self, error: BaseException | None) -> None:
-        """This worker's process ends. May be called twice.
+        """End the training, since this worker's process ends. May be called twice.
 
         Args:
             error: by which, if there is one.

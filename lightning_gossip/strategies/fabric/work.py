@@ -152,17 +152,17 @@ class LoopWork:
         return isinstance(self.batches, SharedBatches)
 
     def begin_batch(self) -> None:
-        """A batch has been fetched."""
+        """Note which share of the pass is done with the batch that has been fetched."""
         if self.batches is not None and (share := self.batches.progress) is not None:
             self.share = float(share)
 
     def end_batch(self) -> None:
-        """The batch under way has been trained on."""
+        """Mark the batch under way as trained on."""
         if self.batches is not None:
             self.batches.step()
 
     def end(self) -> None:
-        """All workers have ended the pass."""
+        """End the pass, as all workers do."""
         self.passes, self.passes_in_epoch, self.share = self.passes + 1, self.passes_in_epoch + 1, 0.0
         self.batches = None
 

@@ -124,7 +124,7 @@ class Fit:
     # -- in the order of the training loop ---------------------------------------------------------------------------
 
     def resume_from(self, restored: dict[str, Any] | None, path: str | os.PathLike[str]) -> None:
-        """A checkpoint is loaded after the fit was set up.
+        """Resume from a checkpoint that is loaded after the fit was set up.
 
         Args:
             restored: our part of the checkpoint, if any.
@@ -133,7 +133,7 @@ class Fit:
         self._restored, self._restored_from = restored, path
 
     def begin(self) -> None:
-        """All workers have loaded what there was to load and start to train; again if a tuner trains first."""
+        """Begin to train, when all workers have loaded what there was to load; again if a tuner trains first."""
         check_averaged_buffers(self.trainer.lightning_module, self._options.averaged_buffers)
         self.trainer.strategy.barrier("fit begins")  # a worker that has ended is noticed here, and not in making the groups
         if self._make_algorithm is not None:
@@ -152,7 +152,7 @@ class Fit:
             self._algorithm.start()
 
     def begin_epoch(self) -> None:
-        """Nobody has taken a batch of the epoch yet."""
+        """Begin an epoch, of which nobody has taken a batch yet: admit workers that wait."""
         self._under_way, self.is_cut = True, False
         if self.changes.begin_epoch(self._algorithm):
             self._own_model.forget()  # it is of the time when this worker was outside
@@ -164,7 +164,7 @@ class Fit:
             self.account.plan_anew(self.work.planned_steps(**done))
 
     def before_batch(self, batch: Any) -> None:
-        """A batch has been fetched and is about to be trained on."""
+        """Begin a batch that has been fetched; with the first one a session is opened."""
         self._under_way, self.is_cut, self.logs_nothing = True, False, False
         if not self.in_session:
             self._open_session()
@@ -176,19 +176,19 @@ class Fit:
         self._watch_steps()
 
     def after_backward(self) -> None:
-        """A backward pass has ended."""
+        """Reduce the gradients of a whole step, where the algorithm does so."""
         if self._algorithm is None or not self._algorithm.reduces_gradients:
             return
         if not self.trainer.lightning_module.automatic_optimization or not self.trainer.fit_loop._should_accumulate():
             self._algorithm.reduce_gradients()
 
     def optimizer_stepped(self, lr: float) -> None:
-        """Lightning has called an optimizer on the current batch, with this learning rate."""
+        """Note that Lightning has called an optimizer on the current batch, with this learning rate."""
         self._optimizer_stepped = True
         self._lr = lr
 
     def after_batch(self) -> None:
-        """The batch has been trained on, its hooks come next: push and pull, and synchronise if somebody has requested it.
+        """End a batch, before its hooks: push and pull, and synchronise if somebody has requested it.
 
         Raises:
             SIGTERMException: if some worker was told to stop.
@@ -228,7 +228,7 @@ class Fit:
         return Word.STOP in heard, bool(heard & (Word.MEET | Word.ASK))
 
     def after_batch_hooks(self) -> None:
-        """All hooks of the batch have run: synchronise at the epoch's end, and request that if this worker leaves it early."""
+        """Synchronise after a batch's hooks, at the epoch's end, and request that if this worker leaves it early."""
         if self._in_step:
             return  # a tuner has put all callbacks aside, ours too: all meet when it has left its loop
         loop = self.trainer.fit_loop
@@ -263,7 +263,7 @@ class Fit:
             asks, requests = (), False
 
     def end_epoch(self) -> None:
-        """Lightning has left the batches of the epoch; usually all workers have met before.
+        """End an epoch whose batches Lightning has left; usually all workers have met before.
 
         Raises:
             ConfigurationError: if this worker had no batch in it.
@@ -277,12 +277,12 @@ class Fit:
         self._batches_in_epoch = 0
 
     def leave_epoch(self) -> None:
-        """Lightning's loop has ended, perhaps before the last batch and for a reason that the others do not know."""
+        """Meet the others when Lightning's loop has ended, perhaps early and for a reason that they do not know."""
         self._in_step = False
         self.synchronize(Purpose.EPOCH_END, requests=bool(self.trainer.should_stop))
 
     def end(self) -> None:
-        """All workers have ended the fit.
+        """End the fit, as all workers do.
 
         Raises:
             SIGTERMException: on a worker that was told to stop too late for the others to hear of it.

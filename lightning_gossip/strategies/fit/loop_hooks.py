@@ -55,7 +55,7 @@ class StrategyHooks(Callback):
 def synchronize_results(
     trainer: pl.Trainer, patches: Patches, *, end_session: Callable[[], None], logs_nothing: Callable[[], bool]
 ) -> None:
-    """One value of every epoch metric on all ranks, in every loop that logs.
+    """Give every epoch metric one value on all ranks, in every loop that logs.
 
     Args:
         end_session: brings all workers together, if they are not: a worker may leave the loop before its last batch.
@@ -132,7 +132,7 @@ def free_epoch_loop(trainer: pl.Trainer, fit: Fit, patches: Patches, *, forward_
 
 
 def defer_epoch_schedulers(trainer: pl.Trainer, fit: Fit, patches: Patches) -> None:
-    """Schedules by epoch step when the epoch has ended for all: after the synchronisation point, which may add make-up batches
+    """Let schedules by epoch step when it has ended for all: after the synchronisation point, which may add make-up batches
     to it.
 
     They do not step if all have left it before its last batch, whatever a worker has seen of it.

@@ -50,7 +50,7 @@ class StepWatch:
         self.mark()
 
     def mark(self, *, heard: bool = False) -> None:
-        """What has changed until now is no step that is still to be seen.
+        """Take what has changed until now for seen: it is no step that is still to be noticed.
 
         Args:
             heard: of the last step through Lightning, so that the bits need no look.
