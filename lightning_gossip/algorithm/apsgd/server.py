@@ -130,7 +130,7 @@ class ParameterServer(ServerRule):
 
     @override
     def queue(self, rank: int) -> None:
-        """A worker asks for a pull.
+        """Note that a worker asks for a pull.
 
         Raises:
             ProtocolError: if it holds a model, or asks already.
