@@ -34,6 +34,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/vulture
 	$(MAKE) docs
 
 docs: $(STAMP)  # the site, in build/site; a link that leads nowhere is an error

@@ -48,7 +48,7 @@ class WritableFolder(Callback):
         self._look("hydra.run.dir", config.hydra.run.dir)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """The same of a sweep."""
+        """Hydra's hook, before it makes the folder of a sweep."""
         self._look("hydra.sweep.dir", config.hydra.sweep.dir)
 
     def _look(self, key: str, folder: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import re
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from lightning_gossip.arguments import did_you_mean
 from lightning_gossip.errors import ConfigurationError
 
 _READ_BY = {"topology": "strategy", "schedule": "strategy", "recipe.epochs": "trainer"}  # by interpolation, and in no other way
@@ -33,8 +33,7 @@ def check(cfg: DictConfig, overrides: Sequence[str], config: Path) -> None:
         key = re.split(r"[.=@]", override.lstrip("+~"))[0]
         if key in known or _is_read(cfg, key, [str(name) for name in cfg if name != key]):
             continue
-        close = difflib.get_close_matches(key, known, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(key, known)
         raise ConfigurationError(f"{override}: nothing reads {key!r}.{hint} There are: {', '.join(sorted(known))}.")
 
 

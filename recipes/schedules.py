@@ -17,7 +17,7 @@ Factor = Callable[[float, float], float]  # of the epochs done, with their fract
 
 
 def warmup(epoch: float, *, epochs: float, start: float) -> float:
-    """From ``start`` to 1 in a line (Goyal et al. 2017, arXiv 1706.02677, §2.2).
+    """The factor of a warm-up: from ``start`` to 1 in a line (Goyal et al. 2017, arXiv 1706.02677, §2.2).
 
     Args:
         epoch: done so far, with their fraction.
@@ -60,7 +60,7 @@ def steps_and_epochs(trainer: Trainer) -> tuple[float, int]:
 
 
 class PerStep:
-    """The same as a function of steps, for LambdaLR.
+    """A schedule as a function of steps, for LambdaLR.
 
     LambdaLR keeps the attributes of such an object in checkpoints. Those that lie in ``__dict__`` here say how long a step was
     when the run began: a run that is resumed on another number of workers goes on in these steps, as its counts do. The

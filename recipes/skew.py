@@ -76,7 +76,7 @@ class LabelledData(LightningDataModule):
 
     @property
     def training_labels(self) -> Sequence[int]:
-        """Of the training samples, after ``setup``."""
+        """Labels of the training samples, after ``setup``."""
         raise NotImplementedError
 
     def shares(self, workers: int) -> list[IntArray]:

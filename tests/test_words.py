@@ -117,3 +117,27 @@ def test_names_and_docstrings_have_no_removed_words() -> None:
     assert len(files) > 100
     bad = [f"{path.name}:{found}" for path in files for found in removed_words(path.read_text(encoding="utf-8"))]
     assert not bad
+
+
+_CONTINUES = re.compile(r"(Of|Its?|The same|As for|As in|As :|Those|That of|Theirs|Likewise|Until|Into|From|To)\b")
+
+
+def continued(source: str) -> list[str]:
+    """Docstrings of public names that only the line above them makes clear, as ``line: first words``."""
+    found = []
+
+    def look(node: ast.Module | ast.ClassDef) -> None:
+        for inner in node.body:
+            if isinstance(inner, (ast.ClassDef, ast.FunctionDef)) and not inner.name.startswith("_"):
+                said = (ast.get_docstring(inner) or "").splitlines()
+                found.extend(f"{inner.lineno}: {said[0]}" for _ in said[:1] if _CONTINUES.match(said[0]))
+                if isinstance(inner, ast.ClassDef):
+                    look(inner)
+
+    look(ast.parse(source))
+    return found
+
+
+def test_public_docstrings_read_alone() -> None:
+    assert [continued(f'def f():\n    """{said}"""') for said in ("Of a rank.", "The rank.")] == [["1: Of a rank."], []]
+    assert [f"{path.name}:{found}" for path in FILES for found in continued(path.read_text(encoding="utf-8"))] == []

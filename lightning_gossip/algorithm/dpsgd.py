@@ -143,7 +143,7 @@ class RoundsProtocol:
         yield from self._complete(Complete(forward_passes))
 
     def arrive(self) -> Effects:
-        """This worker has come to a synchronisation point; its rounds go on until the neighbours have come too."""
+        """Come to a synchronisation point: rounds go on until the neighbours have come too."""
         if self._under_way:
             yield from self._complete(Complete())
         is_open = True
@@ -192,7 +192,7 @@ class Edges:
         return bool(self._open)
 
     def begin(self, *, arrived: bool) -> None:
-        """The next round.
+        """Begin the next round.
 
         Args:
             arrived: this worker is at a synchronisation point.

@@ -175,7 +175,7 @@ class ElasticProtocol:
         yield Move()
 
     def restart(self) -> None:
-        """All have taken over one model, and the centre too."""
+        """Begin to count steps anew: all workers and the centre have taken over one model."""
         self.since = 0
 
     def state_dict(self) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def perform(
 def perform_in_time(
     effects: Generator[Effect, Any, Result], do: Callable[[Effect], Generator[Event, Any, Any]]
 ) -> Generator[Event, Any, Result]:
-    """As :func:`perform`, where doing an effect takes simulated time.
+    """Run a protocol to its end where doing an effect takes simulated time: :func:`perform` as a process of SimPy.
 
     Args:
         effects: of the protocol, not begun yet.

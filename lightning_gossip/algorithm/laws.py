@@ -6,7 +6,6 @@ times do not depend on the others'.
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_integer, check_not_negative, check_positive, is_finite
+from lightning_gossip.arguments import clear_arguments, did_you_mean
 from lightning_gossip.errors import ConfigurationError
 
 FloatArray = npt.NDArray[np.float64]
@@ -46,6 +46,7 @@ class Law(ABC):
         """
 
 
+@clear_arguments
 @dataclass(frozen=True)
 class Constant(Law):
     """Every step takes ``mean_s`` seconds."""
@@ -60,6 +61,7 @@ class Constant(Law):
         return np.full(count, float(self.mean_s))
 
 
+@clear_arguments
 @dataclass(frozen=True)
 class Exponential(Law):
     """Memoryless times: mean_s · (1 + spread · (E − 1)) with E exponential of mean 1; at least (1 − spread) · mean_s.
@@ -81,6 +83,7 @@ class Exponential(Law):
         return self.mean_s * ((1.0 - self.spread) + self.spread * generator.standard_exponential(count))
 
 
+@clear_arguments
 @dataclass(frozen=True)
 class Erlang(Law):
     """The sum of ``shape`` exponential times; its standard deviation is mean_s/√shape.
@@ -102,6 +105,7 @@ class Erlang(Law):
         return generator.standard_gamma(float(self.shape), count) * (self.mean_s / self.shape)
 
 
+@clear_arguments
 @dataclass(frozen=True)
 class LogNormal(Law):
     """mean_s · e^{sigma z − sigma²/2}, z standard normal.
@@ -124,6 +128,7 @@ class LogNormal(Law):
         return self.mean_s * np.exp(exponent)
 
 
+@clear_arguments
 @dataclass(frozen=True)
 class Uniform(Law):
     """Uniform between (1 − spread) · mean_s and (1 + spread) · mean_s.
@@ -145,6 +150,7 @@ class Uniform(Law):
         return self.mean_s * (1.0 + self.spread * generator.uniform(-1.0, 1.0, count))
 
 
+@clear_arguments
 @dataclass(frozen=True)
 class Samples(Law):
     """Law of measured times: draws one of them.
@@ -203,10 +209,6 @@ def make_law(name: str, **options: Any) -> Law:
     Erlang(mean_s=0.2, shape=3)
     """
     if name not in LAWS:
-        close = difflib.get_close_matches(str(name), LAWS, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(name, LAWS)
         raise ConfigurationError(f"unknown law {name!r} of compute times; the known ones are {', '.join(LAWS)}.{hint}")
-    try:
-        return LAWS[name](**options)
-    except TypeError as error:
-        raise ConfigurationError(f"the law {name!r} does not take these options: {error}.") from error
+    return LAWS[name](**options)

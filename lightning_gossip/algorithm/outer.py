@@ -46,6 +46,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from lightning_gossip.algorithm.checks import check_choice, check_positive, is_finite
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ MomentumOf = Literal["auto", "local", "all"]
 FEWEST_ROUNDS = 20  # with fewer an outer step did not pay in any run that was seen
 
 
+@clear_arguments
 @dataclass(frozen=True)
 class Outer:
     """An outer step over rounds of local steps. The module says what it does.
@@ -104,7 +106,7 @@ class Outer:
         Args:
             x: the model, of any device and floating-point type; only read.
             slow: φ, as many tensors of the same shapes; holds o afterwards.
-            velocity: v, likewise; changed in place.
+            velocity: v, as many tensors of the same shapes; changed in place.
 
         Returns:
             False if o is 0 whatever δ is; φ and v are of no use then.
@@ -128,7 +130,7 @@ class Outer:
         return True
 
     def step(self, x: Sequence[Tensor], slow: Sequence[Tensor], velocity: Sequence[Tensor]) -> None:
-        """A whole outer step: x ← x + o, φ ← x, in place.
+        """Make a whole outer step: x ← x + o, φ ← x, in place.
 
         Args:
             x, slow, velocity: as for :meth:`move`.
@@ -287,8 +289,5 @@ def outer_of(value: Any) -> Outer | None:
     if value is None or isinstance(value, Outer):
         return value
     if isinstance(value, Mapping):
-        try:
-            return Outer(**value)
-        except TypeError as error:
-            raise ConfigurationError(f"outer={dict(value)!r} does not describe an outer step: {error}.") from error
+        return Outer(**value)
     raise ConfigurationError(f"outer={value!r} is neither an Outer nor None. Write for example outer=Outer(momentum=0.5).")

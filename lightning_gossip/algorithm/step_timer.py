@@ -19,7 +19,7 @@ class StepTimer:
         self._last_s: float | None = None
 
     def begin(self, at_s: float | None = None) -> None:
-        """A step begins, at a time that may not be known: what was before is no step."""
+        """Note that a step begins, at a time that may not be known: what was before is no step."""
         self._last_s = at_s
 
     def tick(self, at_s: float) -> float | None:

@@ -87,7 +87,7 @@ def least_updates(
     staleness: int | None = None,
     exchanges: ExchangeLaw = "uniform_edge",
 ) -> float:
-    """From which K on the theorem speaks: L²n²/(σ² + 6ς²) times the largest of four terms, one of them 1024 n² ρ̄².
+    """The smallest K of which the theorem speaks: L²n²/(σ² + 6ς²) times the largest of four terms, one of them 1024 n² ρ̄².
 
     Recalled, not verified; the growth with n⁴ρ̄² and T² too. It is a sufficient K, and far from a necessary one.
 

@@ -11,9 +11,11 @@ from scipy import optimize
 
 from lightning_gossip.algorithm.checks import check_integer, check_not_negative, check_positive
 from lightning_gossip.algorithm.laws import FloatArray
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """A quadratic to be minimized: F(x) = ½ Σ_i h_i x_i², with gradients of variance Σ in each coordinate.

@@ -9,7 +9,10 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
+from lightning_gossip.arguments import clear_arguments
 
+
+@clear_arguments
 class CollectiveCounter(Callback):
     """Counts collectives inside training epochs: those of the default process group, and those of the strategy's algorithm.
 

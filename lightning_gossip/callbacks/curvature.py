@@ -24,12 +24,14 @@ from lightning_gossip.analysis.curvature.gradient_noise import GradientNoise, gr
 from lightning_gossip.analysis.curvature.hessian import NotFiniteError, differentiable
 from lightning_gossip.analysis.curvature.spectrum import Curvature, curvature
 from lightning_gossip.analysis.curvature.unchanged import seed_everything, unchanged_random_state
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.callbacks.training_step import Step, check_step, loss_of
 from lightning_gossip.errors import ConfigurationError
 
 Mode = Literal["train", "eval"]
 
 
+@clear_arguments
 class CurvatureProbe(Callback):
     """Measures the largest Hessian eigenvalues of the training loss at the end of every k-th epoch, and logs them.
 

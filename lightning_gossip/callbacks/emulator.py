@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_choice, check_not_negative, check_positive, is_finite
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 
 Jitter = Literal["exponential", "uniform"]
@@ -27,6 +28,7 @@ _WINDOW = 9  # batches; the shortest of the last few is work without waiting for
 _SLACK = 0.25  # of a period. A batch that is later than that has waited for somebody: the time is not made up for
 
 
+@clear_arguments
 class ClusterEmulator(Callback):
     """Makes chosen workers slower, by a constant or a random factor.
 
@@ -89,7 +91,7 @@ class ClusterEmulator(Callback):
 
     @classmethod
     def one_slow(cls, rank: int, factor: float, period_s: float | None = None, **options: Any) -> ClusterEmulator:
-        """One slow worker.
+        """An emulator that slows one worker down.
 
         Args:
             rank: which.

@@ -16,6 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from lightning_gossip.algorithm.staleness import StalenessHistogram
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.callbacks.curvature import CurvatureProbe
 from lightning_gossip.callbacks.histograms import log_histogram
 from lightning_gossip.callbacks.panels import WALL, arrange
@@ -25,6 +26,7 @@ from lightning_gossip.strategies.report import FitReport
 MARGIN = "analysis/stability_margin"
 
 
+@clear_arguments
 class GossipMonitor(Callback):
     """Logs what the workers did, at the end of each epoch, without a collective of its own.
 

@@ -9,9 +9,11 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import TQDMProgressBar
 from typing_extensions import override
 
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.runtime.clock import now_s
 
 
+@clear_arguments
 class EpochProgressBar(TQDMProgressBar):
     """Shows the epoch's progress, of all workers together; in a file, one line an epoch.
 

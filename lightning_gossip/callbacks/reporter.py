@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.data import extract_batch_size
 from typing_extensions import override
 
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.usage import Usage
 from lightning_gossip.runtime.workers import FixedWorkers, Workers
@@ -20,6 +21,7 @@ from lightning_gossip.strategies.report import FitReport, WorkerReport
 _RECENT = 1000  # batches of which the median is said
 
 
+@clear_arguments
 class FitReporter(Callback):
     """Counts steps, samples and seconds of every worker, for :func:`lightning_gossip.report`, under any strategy.
 

@@ -11,7 +11,7 @@ from lightning_gossip.doctor.report import Link
 
 
 def offsets(workers: int, links: Iterable[Link]) -> list[tuple[float, float] | None]:
-    """Of each worker's clock to rank 0's: seconds ahead, and how sure that is.
+    """How far each worker's clock is ahead of rank 0's, in seconds, and how sure that is.
 
     A pair knows the other's clock to half the round trip of its quickest message (Cristian 1989). From rank 0 to each worker
     the pairs are followed whose errors have the least sum.

@@ -47,7 +47,7 @@ class Place:
 
 
 def place() -> Place | None:
-    """Of this process, by its launcher; None if it has none.
+    """The place of this process among the workers, as its launcher says; None if it has none.
 
     Raises:
         ConfigurationError: for variables that do not go together.

@@ -11,7 +11,7 @@ from lightning_gossip.doctor.report import Link, Report
 
 
 def matrix(report: Report, value: Callable[[Link], tuple[float | None, float | None]]) -> NDArray[np.float64]:
-    """Of all ordered pairs of workers, NaN where nothing is known.
+    """A value for each ordered pair of workers, NaN where nothing is known.
 
     Args:
         report: of the visit.

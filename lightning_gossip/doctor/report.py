@@ -79,7 +79,7 @@ class Worker:
 
     @classmethod
     def of(cls, written: Mapping[str, Any]) -> Worker:
-        """From :func:`dataclasses.asdict`'s, as JSON has it."""
+        """A worker from what :func:`dataclasses.asdict` has made of one, as JSON has it."""
         interfaces = tuple(Interface(**one) for one in written["interfaces"])
         return cls(**{**written, "interfaces": interfaces, "listening": Listening(**written["listening"])})
 
@@ -133,7 +133,7 @@ class Store:
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduce:
-    """Of one size, over Gloo in host memory: the median of a few, of the slowest worker."""
+    """The time of an all-reduce of one size, over Gloo in host memory: the median of a few, of the slowest worker."""
 
     nbytes: int
     seconds: float
@@ -160,7 +160,7 @@ class Copies:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Of the user's model on one worker.
+    """What was measured of training the user's model on one worker.
 
     Args:
         step_s: seconds of each training step that was timed.
@@ -183,7 +183,7 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Landscape:
-    """Of the loss, where the user's model is now; measured by rank 0.
+    """Curvature and noise of the loss where the user's model is now; measured by rank 0.
 
     Args:
         eigenvalues: the largest ones of the Hessian, descending.
@@ -236,7 +236,7 @@ class Report:
 
     @property
     def host_of(self) -> dict[int, int]:
-        """Of each rank, the place in :attr:`hosts` of its host."""
+        """By rank, the place of its host in :attr:`hosts`."""
         return {rank: place for place, ranks in enumerate(self.hosts) for rank in ranks}
 
     @property

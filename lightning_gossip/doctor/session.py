@@ -66,7 +66,7 @@ class Times:
 
 
 class Session:
-    """One process's part.
+    """The part of one process in the doctor's visit.
 
     Args:
         place: its rank.

@@ -33,7 +33,7 @@ _SHOWN = 6  # pairs that are named one by one
 
 @dataclass(frozen=True)
 class Finding:
-    """One verdict.
+    """A verdict on the cluster: what is wrong, or to be known, and what to do.
 
     Args:
         kind: of the table in docs/doctor.md.
@@ -62,7 +62,7 @@ def status(found: Iterable[Finding]) -> Literal[0, 1]:
 
 
 def name_of_host(report: Report, host: int) -> str:
-    """As a reader finds it: by its name where that is its own, and by its ranks."""
+    """A host as a reader finds it: by its name where no other has that, and by its ranks."""
     ranks = report.hosts[host]
     names = [next(one.hostname for one in report.workers if one.rank == ranks_[0]) for ranks_ in report.hosts]
     own = names[host]

@@ -18,7 +18,7 @@ def duration(seconds: float) -> str:
 
 
 def at_rate(bytes_a_second: float) -> str:
-    """In bytes a second, as exchanges are counted.
+    """A rate as text, in bytes a second, as exchanges are counted.
 
     >>> at_rate(1.25e8), at_rate(2.4e9), at_rate(5e4)
     ('125 MB/s', '2.4 GB/s', '50 kB/s')

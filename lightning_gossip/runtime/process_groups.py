@@ -51,11 +51,11 @@ class MemberGroups(Protocol):
 
     @property
     def made(self) -> tuple[dist.ProcessGroup, ...]:
-        """Those that there are at present; none if they have to be made. Nobody keeps them."""
+        """The groups that there are at present; none if they have to be made. Callers do not keep them."""
 
     @property
     def group(self) -> dist.ProcessGroup | None:
-        """That of all members, for their collectives; None for the default group."""
+        """The group of all members, for their collectives; None for the default group."""
 
     def drop(self) -> None:
         """Destroy them, if there are any."""

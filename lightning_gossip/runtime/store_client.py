@@ -186,7 +186,7 @@ def check_port_is_free(port: int) -> None:
 
 
 def port_in_use(port: int) -> ConfigurationError:
-    """What to say when rank 0 cannot serve the store."""
+    """The error when rank 0 cannot serve the store, since its port is in use."""
     return ConfigurationError(
         f"Port {port} of this machine is in use, perhaps by another job: rank 0 cannot serve the store of this one there. Set"
         " the environment variable MASTER_PORT (under torchrun --master-port) to a free one."
@@ -234,7 +234,7 @@ def meet(store: Store, count: int, said: str = "") -> str:
 
 
 def another(store: Store, *, timeout_s: float | None = None, connect_s: float = _NAMES_S) -> Store:
-    """A second connection, since one serves one call at a time.
+    """A second connection to a store, since one serves one call at a time.
 
     Args:
         store: the first one.
@@ -334,7 +334,7 @@ def raise_told(failure: BaseException) -> NoReturn:
 
 
 def store_lost() -> PeerError:
-    """What to say when the store does not answer any more."""
+    """The error when the store does not answer any more."""
     return PeerError(
         "The store of the job does not answer: the process that holds it has ended, or cannot be reached. Workers go on with"
         " another one when all have met once, and where neither store=... says that it is elsewhere nor on_peer_failure='raise'"

@@ -16,7 +16,7 @@ _KIB = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 
 
 class Usage:
-    """Of one process, since this was made or last asked."""
+    """What this process has used of the machine, since this object was made or last asked."""
 
     def __init__(self) -> None:
         self._wall_s, self._cpu_s = now_s(), time.process_time()

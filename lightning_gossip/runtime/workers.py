@@ -27,7 +27,7 @@ class Workers(Protocol):
 
     @property
     def group(self) -> dist.ProcessGroup | None:
-        """That of all workers, for collectives in :meth:`attempt`; None for the default group. Another one after a failure."""
+        """The group of all workers, for collectives in :meth:`attempt`; None for the default one. Another after a failure."""
 
     def gather(self, mine: Any, kind: str = "values") -> list[Any]:
         """The values of all workers, by rank.
@@ -65,6 +65,13 @@ class Workers(Protocol):
 
         Args:
             phase: what they do, for the message.
+        """
+
+    def raise_failure(self) -> None:
+        """Raise if another worker has aborted, or the store does not answer: for the middle of an epoch. Waits for nobody.
+
+        Raises:
+            PeerError: saying which.
         """
 
     @property
@@ -117,6 +124,10 @@ class FixedWorkers(Workers):
     @override
     def attempt_and_tell(self, collective: Callable[[], T], tell: Callable[[], Any]) -> tuple[T, list[Any]]:
         return self.attempt(collective), self.gather(tell())
+
+    @override
+    def raise_failure(self) -> None:
+        return  # nobody hears of the others but in a collective
 
     @override
     def answering(self, phase: str) -> AbstractContextManager[None]:

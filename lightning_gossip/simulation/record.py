@@ -9,6 +9,7 @@ from typing import NamedTuple
 from lightning_gossip.algorithm.checks import check_integer
 from lightning_gossip.algorithm.staleness import StalenessHistogram
 from lightning_gossip.algorithm.step_timer import Activity
+from lightning_gossip.arguments import clear_arguments
 
 
 class Span(NamedTuple):
@@ -21,7 +22,7 @@ class Span(NamedTuple):
 
 
 class TraceEvent(NamedTuple):
-    """One thing that happened.
+    """An event of a run under virtual time.
 
     Args:
         time_s: virtual.
@@ -61,7 +62,7 @@ Distances = tuple[float, ...]
 
 
 class EpochRecord(NamedTuple):
-    """One session, from one synchronisation point to the next.
+    """A session of a run, from one synchronisation point to the next.
 
     Args:
         start_s, end_s: virtual; the synchronisation's average counts.
@@ -116,6 +117,7 @@ class WorkerAccount:
     failed_s: float | None = None
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class Recording:
     """What to write down besides the accounts.
@@ -159,20 +161,20 @@ class Recorder:
             self.trace.append(TraceEvent(time_s, kind, rank, peer))
 
     def compute(self, rank: int, start_s: float, end_s: float) -> None:
-        """A worker has computed."""
+        """Write down that a worker has computed."""
         self.accounts[rank].busy_s += end_s - start_s
         if self.spans is not None:
             self.spans[rank].append(Span("compute", start_s, end_s, None))
 
     def wait(self, rank: int, start_s: float, end_s: float, peer: int | None = None) -> None:
-        """A worker has waited for others."""
+        """Write down that a worker has waited for others."""
         if end_s > start_s:
             self.accounts[rank].wait_s += end_s - start_s
             if self.spans is not None:
                 self.spans[rank].append(Span("wait", start_s, end_s, peer))
 
     def exchange(self, rank: int, start_s: float, end_s: float, peer: int, nbytes: int) -> None:
-        """A worker has averaged its model with a peer's; it has sent so many bytes for that."""
+        """Write down that a worker has averaged its model with a peer's, and the bytes that it has sent."""
         account = self.accounts[rank]
         account.exchanges += 1
         account.bytes_sent += nbytes
@@ -180,7 +182,7 @@ class Recorder:
             self.spans[rank].append(Span("exchange", start_s, end_s, peer))
 
     def stale(self, rank: int, staleness: int) -> None:
-        """A worker's update was so stale when it was applied."""
+        """Write down how stale a worker's update was when it was applied."""
         self.accounts[rank].staleness.record(staleness)
         if self.staleness is not None:
             self.staleness[rank].append(staleness)

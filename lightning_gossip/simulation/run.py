@@ -176,7 +176,7 @@ class Run:
         return self.living if self.islands.size == 1 else list(range(self.members))
 
     def count_step(self, rank: int, samples: int) -> None:
-        """A worker has ended a step."""
+        """Count a step that a worker has ended."""
         account = self.record.accounts[rank]
         account.steps += 1
         account.samples += samples
@@ -236,14 +236,14 @@ class Run:
         return tuple(square if rank in living else math.nan for rank, square in enumerate(squares))
 
     def end_session(self, distances: Distances | None) -> None:
-        """All workers have met and averaged, from these distances to their mean."""
+        """Write down that all workers have met and averaged, from these distances to their mean."""
         now_s = self.environment.now
         self.record.epochs.append(EpochRecord(self._session_began_s, now_s, distances))
         self._session_began_s = now_s
         self.record.event(now_s, "meet", -1)
 
     def fail(self, rank: int, session: Session) -> None:
-        """A worker has stopped for good."""
+        """Take a worker out that has stopped for good."""
         self.record.accounts[rank].failed_s = self.environment.now
         self.record.event(self.environment.now, "fail", rank)
         self.living.remove(rank)
@@ -253,5 +253,5 @@ class Run:
             self.finish("stalled")
 
     def finish(self, why: str) -> None:
-        """The run ends; the first reason counts."""
+        """End the run; the first reason counts."""
         self.ended = self.ended or why

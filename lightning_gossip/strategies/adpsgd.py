@@ -28,6 +28,7 @@ from lightning_gossip.algorithm.topology.edge_order import edge_order
 from lightning_gossip.algorithm.topology.generators import ring
 from lightning_gossip.algorithm.topology.options import TopologySpec
 from lightning_gossip.algorithm.topology.topology import Topology
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError, NonFiniteError
 from lightning_gossip.runtime.adpsgd.cuda_replica import replica_of
 from lightning_gossip.runtime.adpsgd.gossip import Gossip
@@ -166,6 +167,7 @@ class GossipStrategy(DecentralizedStrategy):
         return peers.index(members.me), peers
 
 
+@clear_arguments
 class ADPSGDStrategy(GossipStrategy, ReplicatedProcesses):
     """Asynchronous Decentralized Parallel SGD: each worker trains on its own model and averages it, in the background, with a
     random neighbour's.
@@ -218,6 +220,7 @@ class ADPSGDStrategy(GossipStrategy, ReplicatedProcesses):
     """
 
 
+@clear_arguments
 class ShardedADPSGDStrategy(GossipStrategy, ShardedProcesses):
     """AD-PSGD between islands of ranks that have one model in shards (FSDP2, tensor parallelism): for models that fit no rank.
 

@@ -16,6 +16,7 @@ from lightning_gossip.algorithm.apsgd.server import ParameterServer, put_in
 from lightning_gossip.algorithm.apsgd.worker import Served, WorkerProtocol
 from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.tensors.flat import Fading, fading
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.runtime.adpsgd.nonfinite_guard import OnNonFinite
 from lightning_gossip.runtime.apsgd.client import Update
 from lightning_gossip.runtime.clock import Timeline
@@ -26,6 +27,7 @@ from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 
 
+@clear_arguments
 class APSGDStrategy(ServerStrategy):
     """Asynchronous SGD: each worker pushes its updates to a server and pulls the model, at its own pace.
 

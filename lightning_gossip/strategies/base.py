@@ -32,9 +32,13 @@ from lightning_gossip.runtime.islands.host_collectives import gathered_from, red
 from lightning_gossip.runtime.membership import uses
 from lightning_gossip.runtime.process_groups import lacks_mean
 from lightning_gossip.strategies.data.exact_evaluation import equally_long, share_evaluation
-from lightning_gossip.strategies.fit.callback import StrategyHooks
 from lightning_gossip.strategies.fit.fit import Fit
-from lightning_gossip.strategies.fit.loop_patches import defer_epoch_schedulers, free_epoch_loop, synchronize_results
+from lightning_gossip.strategies.fit.loop_hooks import (
+    StrategyHooks,
+    defer_epoch_schedulers,
+    free_epoch_loop,
+    synchronize_results,
+)
 from lightning_gossip.strategies.fit.metrics import LocalMetrics
 from lightning_gossip.strategies.fit.slurm_requeue import Requeue
 from lightning_gossip.strategies.lightning import asking

@@ -10,6 +10,7 @@ from lightning_gossip.algorithm.dpsgd import Begin, Complete, NeighbourOptions, 
 from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.topology.mixing import MixingWeights
 from lightning_gossip.algorithm.topology.options import TopologySpec
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.dpsgd import NeighbourRounds
 from lightning_gossip.strategies.base import DecentralizedStrategy
@@ -21,6 +22,7 @@ from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 from lightning_gossip.transport.gloo_group import GlooTransport
 
 
+@clear_arguments
 class DPSGDStrategy(DecentralizedStrategy, ReplicatedProcesses):
     """Decentralized Parallel SGD: every step each worker averages its model with its neighbours', by a mixing matrix W.
 

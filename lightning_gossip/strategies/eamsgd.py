@@ -16,6 +16,7 @@ from lightning_gossip.algorithm.eamsgd_options import EAMSGDOptions
 from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.tensors.finite import all_finite
 from lightning_gossip.algorithm.tensors.flat import views_like
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.adpsgd.nonfinite_guard import OnNonFinite
 from lightning_gossip.runtime.apsgd.client import Update
@@ -26,6 +27,7 @@ from lightning_gossip.strategies.report import WorkerReport
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 
 
+@clear_arguments
 class EAMSGDStrategy(ServerStrategy):
     """Elastic averaging: each worker trains on its own model, and now and then it and a common centre move towards each other.
 

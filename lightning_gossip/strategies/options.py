@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lightning_gossip.algorithm.checks import check_choice as check_choice
 from lightning_gossip.algorithm.checks import check_integer, is_finite
 from lightning_gossip.algorithm.options import EpochOptions
+from lightning_gossip.arguments import no_argument
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.adpsgd.nonfinite_guard import OnNonFinite
 
@@ -105,23 +105,17 @@ def refuse_unknown(owner: type, unknown: Mapping[str, Any]) -> None:
     """
     if not unknown:
         return
-    known = sorted(
-        {
-            name
-            for cls in owner.__mro__
-            if cls.__module__.startswith("lightning_gossip")
-            for name, parameter in inspect.signature(cls).parameters.items()
-            if parameter.kind is parameter.KEYWORD_ONLY
-        }
-    )
+    known = {
+        name
+        for cls in owner.__mro__
+        if cls.__module__.startswith("lightning_gossip")
+        for name, parameter in inspect.signature(cls).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
     name = next(iter(unknown))
     if name in DDP_OPTIONS:
         raise ConfigurationError(
             f"{owner.__name__} has no argument {name!r}: it is DDP's, and there is no DDP here. Leave it out: parameters"
             " without a gradient are no error. (With island=... it is DDP's inside each island, and accepted.)"
         )
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise ConfigurationError(
-        f"{owner.__name__} has no argument {name!r} (value {unknown[name]!r}).{hint} It has: {', '.join(known)}."
-    )
+    raise ConfigurationError(no_argument(owner.__name__, name, unknown[name], known))

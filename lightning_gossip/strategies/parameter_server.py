@@ -161,7 +161,7 @@ class ServerWorker(Algorithm):
         return served
 
     def refused(self) -> None:
-        """What this worker sent was not finite: it ends the job, or goes on with a fresh optimizer state.
+        """React to the refusal of what this worker sent, not finite: end the job, or go on with a fresh optimizer state.
 
         Raises:
             NonFiniteError: with ``on_nonfinite="raise"``.

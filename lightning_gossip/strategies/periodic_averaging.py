@@ -24,6 +24,7 @@ from lightning_gossip.algorithm.periodic_averaging.protocol import (
 )
 from lightning_gossip.algorithm.slow_weights import OuterState, outer_state
 from lightning_gossip.algorithm.tensors.flat import LiveTensors
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.periodic_averaging.averager import Averager
@@ -39,6 +40,7 @@ from lightning_gossip.strategies.synchronous import SynchronousAlgorithm
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 
 
+@clear_arguments
 class PeriodicAveragingStrategy(DecentralizedStrategy, ReplicatedProcesses):
     """Local steps, then one exact average of all models; in between nothing is sent.
 

@@ -13,6 +13,7 @@ from lightning_gossip.algorithm.checks import check_not_negative
 from lightning_gossip.algorithm.compression.qsgd import Norm, Quantizer
 from lightning_gossip.algorithm.compression.quantized_mean import QuantizedMean, Said, Status
 from lightning_gossip.algorithm.tensors.flat import FlatModel
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.strategies.base import DecentralizedStrategy
@@ -23,6 +24,7 @@ from lightning_gossip.strategies.synchronous import SynchronousAlgorithm
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 
 
+@clear_arguments
 class QSGDStrategy(DecentralizedStrategy, ReplicatedProcesses):
     """All-reduce SGD with quantized gradients: each worker rounds its gradient at random, unbiased, and gathers everybody's.
 
@@ -96,7 +98,7 @@ class _Gradients:
         return torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8, device=self._device)
 
     def write(self, anywhere: Sequence[bool]) -> None:
-        """The gradients ← the vector, for the parameters that have one anywhere."""
+        """Write the vector into the gradients of the parameters that have one on some worker."""
         self._vector.write(_real(self._present))
         for place, gradient, is_present in zip(self.places, self._present, anywhere, strict=True):
             if is_present and place.tensor.grad is None:  # used by other workers only

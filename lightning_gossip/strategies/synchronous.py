@@ -59,7 +59,7 @@ class SynchronousAlgorithm(Algorithm):
 
     @property
     def of_all(self) -> Collectives:
-        """The same over all ranks, also where workers are islands of them: for what all have to decide alike."""
+        """Collectives of all ranks, also where workers are islands of them: for what all have to decide alike."""
         return self.collectives if self._of_all is None else self._of_all
 
     @property

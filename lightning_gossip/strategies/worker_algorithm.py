@@ -78,7 +78,7 @@ class Algorithm(ABC):
         """
 
     def begin_step(self) -> None:
-        """The first batch of the next step has been fetched; its forward pass comes next.
+        """Begin a step: its first batch has been fetched, and the forward pass comes next.
 
         May change the model in the first step of a session only.
         """
@@ -90,7 +90,7 @@ class Algorithm(ABC):
         return type(self).reduce_gradients is not Algorithm.reduce_gradients
 
     def reduce_gradients(self) -> None:
-        """Backward has left the gradients of a whole step; clipping and the optimizer come next."""
+        """Reduce the gradients that backward has left of a whole step; clipping and the optimizer come next."""
         return
 
     @abstractmethod
@@ -116,7 +116,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def settle(self) -> None:
-        """All workers have arrived: nothing changes this worker's model any more until it is averaged or opened again."""
+        """Stop all that changes this worker's model, until it is averaged or opened again: all workers have arrived."""
 
     @abstractmethod
     def average(self, sync_point: SyncPoint) -> float:
@@ -174,13 +174,16 @@ class Algorithm(ABC):
         return {}
 
     def own_tensors(self) -> dict[str, Tensor]:
-        """The same of this worker alone, for a checkpoint of its own state."""
+        """What of this worker's own state is as large as the model, for a checkpoint of its own."""
         return {}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from what one of these two has returned. Comes before ``start``; what is not there begins anew."""
+        """Go on from what :meth:`common_tensors` or :meth:`own_tensors` has returned; what is missing begins anew.
+
+        Comes before ``start``.
+        """
         return
 
     def begin_anew(self) -> None:
-        """This worker's model has been given to it by others, and nothing that goes with the one before is of any use."""
+        """Forget what goes with the model before: this worker's has been given to it by others."""
         return

@@ -75,7 +75,7 @@ class Message:
     wait_us: int = 0
 
     def words(self, run: int = 0) -> list[int]:
-        """As ``WORDS`` integers for the wire.
+        """The message as ``WORDS`` integers for the wire.
 
         Args:
             run: in [0, 2^63).

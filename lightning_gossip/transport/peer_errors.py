@@ -1,4 +1,4 @@
-"""Torch's errors when another worker has ended or does not answer, as PeerErrors."""
+"""Torch's errors in what needs other workers: which of them mean that another has ended, as PeerErrors, and which pass."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 import torch.distributed as dist
 
 from lightning_gossip.errors import GossipError, PeerError
@@ -29,6 +30,16 @@ def is_of_the_network(error: BaseException) -> bool:
     if isinstance(error, PeerError) and error.__cause__ is not None:
         error = error.__cause__
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and bool(_FROM_GLOO.search(str(error))))
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether a collective that has failed with this may work when it is made again: out of memory, or refused, it will not.
+
+    >>> [may_pass(error) for error in (RuntimeError("a connection broke"), torch.OutOfMemoryError("5 GiB"), TypeError("float"))]
+    [True, False, False]
+    """
+    hopeless = (torch.OutOfMemoryError, NotImplementedError, RecursionError)
+    return isinstance(error, RuntimeError) and not isinstance(error, hopeless)
 
 
 @contextmanager

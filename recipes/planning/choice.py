@@ -83,7 +83,7 @@ class Candidate:
 
     @cached_property
     def time_s(self) -> float:
-        """Until the target, with this learning rate."""
+        """Seconds until the target, with this learning rate."""
         return self.dynamics.time_s(self.lr, self.target)
 
     @cached_property
@@ -103,14 +103,14 @@ class Candidate:
 
     @cached_property
     def best_time_s(self) -> float:
-        """Until the target, with the best learning rate; infinite if the models train apart even so."""
+        """Seconds until the target, with the best learning rate; infinite if the models train apart even so."""
         if self.share_apart > MOST_APART:
             return math.inf
         return self.dynamics.time_s(self.best_lr, self.target)
 
     @cached_property
     def share_apart(self) -> float:
-        """Of a worker's own loss, with the best learning rate at the target: what comes from its distance to the mean model."""
+        """The share of a worker's own loss at the target that its distance to the mean makes, with the best learning rate."""
         return self.dynamics.share_apart(self.best_lr, self.target)
 
     @cached_property
@@ -308,7 +308,7 @@ def gain_of(strategy: Strategy) -> float:
 
 
 def rounds_of(strategy: Strategy, times: Times) -> Rounds | None:
-    """Of a strategy with outer steps; None without."""
+    """The rounds of a strategy with outer steps; None without."""
     outer: Outer | None = getattr(strategy, "outer", None)
     if outer is None:
         return None

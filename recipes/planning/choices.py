@@ -20,7 +20,7 @@ _NODES = ("nodes_", "racks_")  # of conf/cluster
 
 @dataclass(frozen=True)
 class Choices:
-    """Of the groups that training and planning have in common.
+    """Options and values of the groups of a configuration that training and planning have in common.
 
     Args:
         groups: group → option.
@@ -60,7 +60,7 @@ class Choices:
 
 
 def choices_of(cfg: DictConfig, groups: Mapping[str, str], *, config: str) -> Choices:
-    """Of a composed configuration.
+    """The choices of a composed configuration.
 
     Args:
         cfg: the configuration.
@@ -77,7 +77,7 @@ _NOTHING = object()
 
 
 def choices_of_run(folder: Path) -> Choices | None:
-    """Of a training run, from what Hydra has left in its folder; None if it has left nothing.
+    """The choices of a training run, from what Hydra has left in its folder; None if it has left nothing.
 
     Raises:
         ConfigurationError: if that cannot be read.

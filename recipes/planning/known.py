@@ -124,7 +124,7 @@ class Known:
 
     @property
     def noise(self) -> Noise:
-        """Of one worker's gradients.
+        """The noise of one worker's gradients.
 
         What was measured counts up to what a synchronous run of the present workers can bear, of which a third is assumed where
         nothing was: a network goes where its gradients' noise lets it settle, and a present setting is one that trains.

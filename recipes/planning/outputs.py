@@ -222,7 +222,7 @@ def more_workers(candidates: Sequence[Candidate], best: Candidate) -> str:
 
 
 def setting_now(now: Candidate, known: Known) -> dict[str, Any]:
-    """As :func:`setting`, of what there is."""
+    """The present setting as keys of a configuration, with values."""
     values = setting(now, known)
     values[known.lr.key] = float(f"{known.lr.value:.4g}")
     return values

@@ -40,23 +40,23 @@ class Machines:
 
     @property
     def laws(self) -> Sequence[Law]:
-        """Of the known workers' step times."""
+        """Laws of the known workers' step times, by rank."""
         assert not isinstance(self.cluster.compute, Law)
         return self.cluster.compute
 
     def workers(self, n: int) -> Cluster:
-        """So many: the first of the known ones, or all of them over and over; a slow rank stays the only one of its kind."""
+        """A cluster of so many workers: the first known ones, or all over and over; a slow rank stays the only one."""
         laws = [self.laws[rank % len(self.laws)] for rank in range(n)]
         slowdown = {rank: factor for rank, factor in self.cluster.slowdown.items() if rank < n}
         slow_periods = [period for period in self.cluster.slow_periods if period.rank < n]
         return Cluster(n, laws, slowdown=slowdown, backward_share=self.cluster.backward_share, slow_periods=slow_periods)
 
     def epoch_steps(self, n: int) -> int:
-        """Of each of n workers between two exact averages of all at an epoch's end, in the mean."""
+        """Steps of each of n workers between two exact averages of all at an epoch's end, in the mean."""
         return ENDLESS if self.epoch_batches is None else max(1, round(self.epoch_batches / n))
 
     def links_of(self, n: int) -> Links:
-        """Without those to workers that are not there; on as many nodes as so many workers fill."""
+        """The links without those to workers that are not there; on as many nodes as so many workers fill."""
         nodes = None if self.links.nodes is None else self.links.nodes.for_workers(n)
         slow = {key: factor for key, factor in self.links.slow.items() if _last(key) < n}
         return replace(self.links, slow=slow, nodes=nodes)
@@ -86,7 +86,7 @@ class Machines:
         return links.latency_s > 0.0 or links.bandwidth < math.inf or links.shared is not None or links.nodes is not None
 
     def ideal(self) -> Machines:
-        """The same with links that take no time."""
+        """These machines with links that take no time."""
         nodes = self.links.nodes
         return replace(self, links=Links(nodes=None if nodes is None else Nodes(sizes=nodes.sizes)))
 
@@ -121,12 +121,12 @@ class Times:
 
     @property
     def updates_per_s(self) -> float:
-        """Applied by a server, of all workers."""
+        """Updates a second that a server applies, of all workers."""
         return self.steps_per_s * self.workers * self.exchanges_per_step * (1.0 - self.dropped)
 
     @property
     def law(self) -> Atoms:
-        """Of the staleness."""
+        """The law of the staleness."""
         return histogram(self.staleness.counts())
 
 

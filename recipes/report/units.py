@@ -19,16 +19,16 @@ class Unit(NamedTuple):
     size: float
 
     def number(self, seconds: float) -> str:
-        """In this unit."""
+        """A time as a number of this unit."""
         return digits(seconds / self.size)
 
     def text(self, seconds: float) -> str:
-        """The same, and the unit."""
+        """A time as a number of this unit, and the unit."""
         return _with(self.number(seconds), self.name)
 
 
 def unit_of_time(longest_s: float) -> Unit:
-    """In which this time has few digits."""
+    """The unit in which this time has few digits."""
     return Unit("s", 1.0) if longest_s < 600.0 else Unit("min", 60.0) if longest_s < 4 * 3600.0 else Unit("h", 3600.0)
 
 
@@ -38,12 +38,12 @@ def digits(value: float) -> str:
 
 
 def percent(value: float, places: int = 1) -> str:
-    """Of a share in [0, 1]; with no places, as few as it needs."""
+    """A share in [0, 1] in percent; with no places, as few as it needs."""
     return _with(_known(100 * value, lambda share: f"{share:.{places}f}" if places else f"{share:.4g}"), "%")
 
 
 def points(difference: float) -> str:
-    """Of a difference of shares, with its sign."""
+    """A difference of shares in points of percent, with its sign."""
     rounded = round(100 * difference, 2)
     return "0" if rounded == 0.0 else f"{rounded:+.2f}".replace("-", "−")
 

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,13 +121,13 @@ def _slow_periods(cfg: DictConfig) -> list[SlowPeriod]:
     given = OmegaConf.to_container(cfg.slow_periods) if OmegaConf.is_config(cfg.slow_periods) else cfg.slow_periods
     if given is None:
         return []
-    try:
-        return [SlowPeriod(**period) for period in given]  # type: ignore[arg-type]
-    except TypeError as error:
+    needed = {field.name for field in fields(SlowPeriod)}
+    if not isinstance(given, list) or any(not isinstance(period, dict) or set(period) != needed for period in given):
         raise ConfigurationError(
             f"slow_periods={given!r} is not a list of a rank, its time and its factor each. Write for example"
             " slow_periods=[{rank:3,from_s:2,until_s:8,factor:4}]."
-        ) from error
+        )
+    return [SlowPeriod(**period) for period in given]
 
 
 def _record(path: Path) -> Any:

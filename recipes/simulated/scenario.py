@@ -81,7 +81,7 @@ class Scenario:
     model_bytes: int
 
     def slowed(self, rank: int, factor: float) -> Scenario:
-        """The same for times only, with one slow worker and no other."""
+        """This scenario for times only, with one slow worker and no other."""
         return replace(self, cluster=replace(self.cluster, slowdown={rank: factor}), problem=Problem())
 
 

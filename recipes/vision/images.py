@@ -101,7 +101,7 @@ class CheckedImageFolder(ImageFolder):  # type: ignore[misc]
 
 
 class EncodedImageFolder(CheckedImageFolder):
-    """The same images as bytes of their files, to be decoded by the device that trains (:meth:`decode`)."""
+    """A folder of images as bytes of their files, to be decoded by the device that trains (:meth:`decode`)."""
 
     @override
     def __getitem__(self, index: int) -> tuple[Any, int]:

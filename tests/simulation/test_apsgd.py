@@ -116,7 +116,7 @@ def test_an_event_trigger_saves_messages_and_loses_no_step() -> None:
         (lambda: APSGD(on_stale="wait"), "max_staleness"),
         (lambda: APSGD(active_workers=0), "active_workers"),
         (lambda: APSGD(event_trigger=-1.0), "threshold"),
-        (lambda: APSGD(event_trigger={"limit": 1.0}), "event_trigger"),
+        (lambda: APSGD(event_trigger={"limit": 1.0}), "EventTrigger has no argument 'limit'"),
         (lambda: simulate(APSGD(server_rank=2), Cluster(2, Constant(1.0)), work=Steps(number=1)), "server_rank"),
         (lambda: simulate(APSGD(active_workers=3), Cluster(2, Constant(1.0)), work=Steps(number=1)), "active_workers"),
         (lambda: simulate(APSGD(event_trigger=1.0), Cluster(2, Constant(1.0)), work=Steps(number=1)), "event_trigger"),

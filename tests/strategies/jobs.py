@@ -10,7 +10,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import subprocess
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -21,7 +20,6 @@ from typing import Any
 from torch.distributed import TCPStore
 
 from recipes.processes import reserved_port
-from tests import warm
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["lightning.pytorch", "torchmetrics", "lightning_gossip", "tests.strategies.models", __name__])
@@ -136,20 +134,6 @@ def store() -> Iterator[str]:
     held = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     yield f"tcp://127.0.0.1:{held.port}"
     del held
-
-
-@contextlib.contextmanager
-def store_command() -> Iterator[str]:
-    """The same by the command that docs/survival.md tells."""
-    command = [warm.python(), "-m", "lightning_gossip.store", "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        yield f"tcp://127.0.0.1:{process.stdout.readline().split()[-1]}"
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
-        process.stdout.close()  # type: ignore[union-attr]
 
 
 def kill_myself() -> None:

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 import lightning_gossip  # noqa: F401 - registers the strategies
@@ -107,18 +107,3 @@ def flat(model: nn.Module) -> Tensor:
     """All floating-point parameters and buffers in one vector."""
     tensors = [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]
     return torch.cat([t.detach().reshape(-1).float() for t in tensors])
-
-
-class Indexed(Dataset[Any]):
-    """A data set whose samples cost something on chosen workers."""
-
-    def __init__(self, data: TensorDataset, on_item: Callable[[int], None]) -> None:
-        self.data = data
-        self.on_item = on_item
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> Any:
-        self.on_item(index)
-        return self.data[index]

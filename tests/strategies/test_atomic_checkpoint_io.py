@@ -13,6 +13,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins import AsyncCheckpointIO
 from torch import nn
 
 from lightning_gossip import ADPSGDStrategy, DPSGDStrategy, PeerError
@@ -61,6 +62,15 @@ def test_a_users_own_checkpoint_io_is_kept() -> None:
     assert trainer(strategy=ADPSGDStrategy(checkpoint_io=own, accelerator=None), devices=1).strategy.checkpoint_io is own
     assert trainer(plugins=[own], devices=1).strategy.checkpoint_io is own
     assert type(trainer(devices=1).strategy.checkpoint_io) is WholeFiles
+
+
+def test_a_checkpoint_that_is_written_beside_the_training_is_whole_too() -> None:
+    class Own(WholeFiles):
+        pass
+
+    own = Own()
+    assert type(trainer(plugins=[AsyncCheckpointIO()], devices=1).strategy.checkpoint_io.checkpoint_io) is WholeFiles
+    assert trainer(plugins=[AsyncCheckpointIO(own)], devices=1).strategy.checkpoint_io.checkpoint_io is own
 
 
 @pytest.fixture

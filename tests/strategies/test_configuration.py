@@ -140,7 +140,7 @@ REFUSED: list[tuple[str, Callable[[], Any], str]] = [
     ("too strong a force", lambda: EAMSGDStrategy(alpha=0.6), "alpha=0.6 is not in"),
     ("elastic momentum", lambda: EAMSGDStrategy(momentum=1.0), "momentum=1.0"),
     ("negative threshold", lambda: APSGDStrategy(event_trigger=-1.0), "threshold=-1.0"),
-    ("trigger", lambda: APSGDStrategy(event_trigger={"limit": 1}), "event_trigger"),
+    ("trigger", lambda: APSGDStrategy(event_trigger={"limit": 1}), "EventTrigger has no argument 'limit'"),
 ]
 
 

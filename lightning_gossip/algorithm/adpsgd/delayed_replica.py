@@ -68,7 +68,7 @@ class Arrival(Protocol):
         """Whether the copy has ended, and with it all that were handed over before."""
 
     def synchronize(self) -> None:
-        """Block until it has."""
+        """Block until the copy has ended."""
 
 
 class Copies(Protocol):
@@ -78,7 +78,7 @@ class Copies(Protocol):
     """
 
     def vectors(self, count: int) -> list[Tensor]:
-        """So many vectors in host memory, shape (d,)."""
+        """Make so many vectors in host memory, each of shape (d,)."""
 
     def add(
         self,
@@ -190,9 +190,9 @@ class DelayedReplica(PublishedModel):
 
     @override
     def push_pull(self, tensors: Sequence[Tensor], *, forward_passes: int = 1) -> int:
-        """As for a replica, but while nobody is in an exchange: it waits for a spare buffer if there is none.
+        """Publish the local updates and take over the merges, while nobody is in an exchange; waits for a spare buffer.
 
-        The staleness grows until the push has arrived, see :meth:`take_staleness`.
+        The staleness that is returned grows until the push has arrived, see :meth:`take_staleness`.
         """
         self._passes += forward_passes
         while (push := self._begin(all_merges=True)) is None:
@@ -202,7 +202,7 @@ class DelayedReplica(PublishedModel):
 
     @override
     def settle(self) -> Tensor:
-        """As for a replica; waits for the pushes that are under way.
+        """The published model as one vector to average in place; waits for the pushes that are under way.
 
         Raises:
             ProtocolError: if there are merges that x has not taken over; push first.

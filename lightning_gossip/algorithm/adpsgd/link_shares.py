@@ -44,10 +44,10 @@ class LinkShares:
     >>> links = LinkShares([1, 2, 3])
     >>> for peer, seconds in ((1, 1.0), (2, 1.0), (3, 9.0)):
     ...     links.took(peer, seconds, at_s=0.0)
-    >>> links.is_slow(3), links.affords(3, at_s=0.0), links.affords(1, at_s=0.0)
-    (True, False, True)
-    >>> links.affords(3, at_s=1000.0)
-    True
+    >>> links.is_slow(3), links.missing_s(3, at_s=0.0) > 0.0, links.missing_s(1, at_s=0.0)
+    (True, True, 0.0)
+    >>> links.missing_s(3, at_s=1000.0)
+    0.0
     """
 
     def __init__(self, neighbours: Iterable[int]) -> None:
@@ -58,7 +58,7 @@ class LinkShares:
         self._known_s: float | None = None  # until when the credit is reckoned
 
     def took(self, peer: int, seconds: float, *, at_s: float, waited_s: float = 0.0) -> None:
-        """An exchange has come to its end.
+        """Note how long an exchange took that has come to its end.
 
         Args:
             peer: the neighbour.
@@ -82,7 +82,7 @@ class LinkShares:
         self._unsettled = []
 
     def broke(self, peer: int, seconds: float, *, at_s: float) -> None:
-        """An exchange has come to no end for so long, and was given up: it takes that long at least."""
+        """Note that an exchange was given up after so many seconds: it takes that long at least."""
         self.took(peer, max(seconds, self.times_s.get(peer, 0.0)), at_s=at_s)
 
     @property
@@ -94,10 +94,6 @@ class LinkShares:
         """Whether an exchange with a peer takes more than twice the median; one that was never measured does not."""
         known = [self.times_s[neighbour] for neighbour in self.neighbours if neighbour in self.times_s]
         return bool(known) and self.times_s.get(peer, 0.0) > _SLOW * statistics.median_low(known)
-
-    def affords(self, peer: int, *, at_s: float) -> bool:
-        """Whether an exchange with a peer may begin."""
-        return self.missing_s(peer, at_s=at_s) <= 0.0
 
     def missing_s(self, peer: int, *, at_s: float) -> float:
         """How long until an exchange with a peer may begin, if this worker is in others until then; 0 if it may."""

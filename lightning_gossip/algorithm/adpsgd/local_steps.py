@@ -60,7 +60,7 @@ class LocalSteps:
         return max(1.0, exchanges_per_step) if self.is_dense and exchanges_per_step > 0.0 else exchanges_per_step
 
     def open(self, names: Sequence[str], x: Sequence[Tensor], topology: Topology) -> None:
-        """A session begins with these parameters; before anything is published.
+        """Begin a session with these parameters, before anything is published.
 
         Args:
             names, x: of the parameters.
@@ -121,7 +121,7 @@ class LocalSteps:
     def step(
         self, x: Sequence[Tensor], *, progress: float | None, push_pull: Callable[[], Any], publish: Callable[[], Any]
     ) -> None:
-        """This worker's optimizers have stepped.
+        """Follow a step of this worker's optimizers: push and pull, and perhaps an outer step.
 
         Args:
             x: the parameters.

@@ -61,7 +61,7 @@ class Pace:
             self._compare()
 
     def begin_session(self) -> None:
-        """The first exchange of a session is due at once."""
+        """Begin a session, whose first exchange is due at once."""
         self._started_s = None
         self._not_before_s = 0.0
 

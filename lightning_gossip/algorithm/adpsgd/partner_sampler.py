@@ -22,6 +22,7 @@ import numpy as np
 
 from lightning_gossip.algorithm.checks import check_choice
 from lightning_gossip.algorithm.topology.topology import Topology
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError, ProtocolError
 
 Roles = Literal["auto", "bipartite", "symmetric"]
@@ -60,6 +61,7 @@ def resolve_roles(topology: Topology, roles: Roles = "auto") -> ResolvedRoles:
     return "bipartite"
 
 
+@clear_arguments
 class PartnerPicker:
     """Draws the partners of one rank, from a random stream of its own.
 

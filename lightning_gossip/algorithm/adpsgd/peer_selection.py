@@ -188,11 +188,11 @@ class ChangingPeers(Generic[M]):
         return 0.0 if self._links is None else self._links.missing_s(peer, at_s=self._now_s())
 
     def put_off(self, peer: int, seconds: float) -> None:
-        """A peer would rather not exchange for so long, because their link is slow."""
+        """Note that a peer wants no exchange for so many seconds, because their link is slow."""
         self._put_off[peer] = self._now_s() + seconds
 
     def took(self, peer: int, seconds: float, *, waited_s: float = 0.0) -> None:
-        """An exchange with a peer has come to its end.
+        """Note how long an exchange with a peer took that has come to its end.
 
         Args:
             peer: the rank.
@@ -207,7 +207,7 @@ class ChangingPeers(Generic[M]):
             self._say("%s: %s answers again, and both exchange models as before", self._spoken, self._members[peer].spoken)
 
     def gave_up(self, peer: int, seconds: float) -> None:
-        """An exchange with a peer was given up after so long, the wait for its answer included."""
+        """Note that an exchange with a peer was given up after so many seconds, the wait for its answer included."""
         if self._links is not None:
             self._links.broke(peer, seconds, at_s=self._now_s())
 

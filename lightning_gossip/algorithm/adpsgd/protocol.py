@@ -101,11 +101,11 @@ class Answer:
     """A responder's answer to a request.
 
     Args:
-        verdict: see there.
+        verdict: whether the exchange begins.
         session: that the responder is in.
-        layout: of the responder; as in :class:`Request`.
-        step_s: of the responder.
-        adopts: of the responder.
+        layout: fingerprint of what the responder publishes; an exchange needs equal ones.
+        step_s: the responder's mean step time, in seconds; 0 if not known.
+        adopts: the responder's model is not finite, and it wants the initiator's in place of it.
         ticket: the request's.
         wait_s: of a queued request: until its turn, in seconds, at the longest; of a refused one: not to be asked again for so
             long, because the link is slow and the responder has spent its share on slow ones.
@@ -125,7 +125,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Wait:
-    """Until ``ready()``, which only an event or a generator of this worker can bring about, or until a time. No result.
+    """Wait until ``ready()``, which only an event or a generator of this worker can bring about, or until a time. No result.
 
     Args:
         until_s: on the driver's clock; infinite for no deadline.
@@ -268,7 +268,7 @@ class GossipProtocol:
     # -- events ----------------------------------------------------------------------------------------------------------
 
     def open(self, session: int, layout: int) -> None:
-        """Exchanges of this session may begin: the model has just been published.
+        """Begin a session, in which exchanges may begin: the model has just been published.
 
         Args:
             session: the same number on all workers, larger each time.
@@ -285,26 +285,26 @@ class GossipProtocol:
         self._pace.begin_session()
 
     def stepped(self, step_s: float | None) -> None:
-        """This worker has made a step, which took so long; None if that is not known."""
+        """Note a step of this worker and how long it took, in seconds; None if that is not known."""
         if step_s is not None:
             self._pace.step(step_s)
 
     def sync_requested(self, session: int) -> None:
-        """Somebody asks for a synchronisation in a session, which may not have begun here; one that is over needs none."""
+        """Note that somebody asks for a synchronisation in a session, which may not have begun here, or be over."""
         if session >= self.session and len(self._sync_requests) < _SYNC_REQUESTS:
             self._sync_requests.add(session)
 
     def hears_no_more(self) -> None:
-        """No request will come; those that are queued are still answered."""
+        """Note that no request will come any more; those that are queued are still answered."""
         self._hears = False
 
     def fail(self, error: BaseException) -> None:
-        """A driver could not go on; the first error is kept, unless the gossip has stopped before."""
+        """Note that a driver could not go on: the first error is kept, unless the gossip has stopped before."""
         if self.phase is not Phase.STOPPED:
             self.failure = self.failure or error
 
     def stop(self) -> bool:
-        """No exchange begins any more; False if that was so already."""
+        """End the gossip: no exchange begins any more. Returns False if that was so already."""
         stops = self.phase is not Phase.STOPPED
         self.phase = Phase.STOPPED
         return stops
@@ -392,7 +392,7 @@ class GossipProtocol:
             self._responds = False
 
     def receive(self, peer: int, request: Request) -> Steps:
-        """A request has come: it waits for its turn, and its sender is told so if others are ahead."""
+        """Queue a request that has come, and tell its sender so if others are ahead."""
         ahead = self._ahead(peer) if self._responds else 0
         if ahead:
             queued = self._answer_to(request, Verdict.QUEUED, wait_s=ahead * self._peers.turn_s)

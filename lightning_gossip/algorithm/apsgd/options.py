@@ -9,11 +9,13 @@ from typing import Any, Literal, get_args
 
 from lightning_gossip.algorithm.checks import check_choice, check_integer, is_finite
 from lightning_gossip.algorithm.options import Options
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 
 OnStale = Literal["drop", "wait"]
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions(Options):
     """What a parameter server accepts, and when.
@@ -60,6 +62,7 @@ class ServerOptions(Options):
             )
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class EventTrigger:
     """Event-triggered sending: a worker pushes only when its update has grown.
@@ -78,21 +81,16 @@ class EventTrigger:
 
     @classmethod
     def of(cls, option: float | EventTrigger | Mapping[str, Any] | None) -> EventTrigger | None:
-        """From an option: a threshold, a trigger, its arguments as a mapping, or None for none.
+        """The trigger that an option describes: by a threshold, a trigger, its arguments as a mapping, or None for none.
 
         Raises:
-            ConfigurationError: for another mapping, and a threshold out of its range.
+            ConfigurationError: for a mapping of other names, and a threshold out of its range.
         """
         if option is None or isinstance(option, EventTrigger):
             return option
         if not isinstance(option, Mapping):
             return cls(threshold=option)
-        try:
-            return cls(**option)
-        except TypeError:
-            raise ConfigurationError(
-                f"event_trigger={dict(option)!r} is not like {{'threshold': 0.01, 'relative': True}}."
-            ) from None
+        return cls(**option)
 
     def fires(self, update_norm: float, model_norm: float) -> bool:
         """Whether to push now. A norm that is not finite fires: what is wrong must be seen."""

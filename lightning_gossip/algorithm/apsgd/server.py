@@ -37,6 +37,7 @@ from typing_extensions import override
 
 from lightning_gossip.algorithm.apsgd.options import OnStale, ServerOptions
 from lightning_gossip.algorithm.tensors.flat import Fading
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ProtocolError
 
 
@@ -53,15 +54,15 @@ class ServerRule(ABC):
 
     @abstractmethod
     def queue(self, rank: int) -> None:
-        """A worker asks for an answer."""
+        """Note that a worker asks for the model."""
 
     @abstractmethod
     def may_pull(self, rank: int) -> bool:
-        """Whether it may have it now."""
+        """Whether a worker that has asked may have the model now."""
 
     @abstractmethod
     def pull(self, rank: int) -> int:
-        """It has it now. Returns the model's version."""
+        """Note that a worker takes the model now. Returns the model's version."""
 
     @abstractmethod
     def answer(self, rank: int) -> Tensor:
@@ -77,13 +78,14 @@ class ServerRule(ABC):
 
     @abstractmethod
     def refuse(self, rank: int) -> None:
-        """What the worker has sent is not finite: the model stays."""
+        """Refuse what a worker has sent, which is not finite: the model stays."""
 
     @abstractmethod
     def leave(self, rank: int) -> None:
-        """The worker comes to a synchronisation point."""
+        """Note that a worker comes to a synchronisation point."""
 
 
+@clear_arguments
 class ParameterServer(ServerRule):
     """The server's model and its rules. Not thread-safe.
 
@@ -128,7 +130,7 @@ class ParameterServer(ServerRule):
 
     @override
     def queue(self, rank: int) -> None:
-        """A worker asks for a pull.
+        """Note that a worker asks for a pull.
 
         Raises:
             ProtocolError: if it holds a model, or asks already.
@@ -209,7 +211,7 @@ class ParameterServer(ServerRule):
 
     @override
     def refuse(self, rank: int) -> None:
-        """The worker's update is not one (it is not finite): z stays, and the worker is in flight no more.
+        """Refuse a worker's update, which is not finite: z stays, and the worker is in flight no more.
 
         Raises:
             ProtocolError: if the worker holds no model.
@@ -220,7 +222,7 @@ class ParameterServer(ServerRule):
 
     @override
     def leave(self, rank: int) -> None:
-        """The worker comes to a rendezvous: neither in flight nor in the queue."""
+        """Note that a worker comes to a synchronisation point: it is neither in flight nor in the queue."""
         self._in_flight.pop(rank, None)
         if rank in self._queue:
             self._queue.remove(rank)

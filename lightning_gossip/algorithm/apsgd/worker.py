@@ -124,7 +124,7 @@ class WorkerProtocol:
         yield from self._pull()
 
     def arrive(self) -> Effects:
-        """This worker has come to a synchronisation point."""
+        """Come to a synchronisation point."""
         passes = self._push()
         served = yield Leave(passes)
         self._in_flight = False

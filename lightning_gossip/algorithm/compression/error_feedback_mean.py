@@ -57,11 +57,6 @@ class CompressedMean:
         self._error = torch.zeros_like(self._reference)
         self._owned_error = reference.new_zeros(self._shard)
 
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of the payload of one shard."""
-        return 2 * self._shard if self._rounds else _QUANTIZER.nbytes(self._shard)
-
     def begin(self, vector: Tensor) -> Tensor:
         """Quantize this worker's change with its residual: Q(δ_i).
 
@@ -69,7 +64,7 @@ class CompressedMean:
             vector: w_i, shape (d,).
 
         Returns:
-            One payload for each owner, uint8, shape (n, payload_bytes).
+            One payload for each owner, uint8, shape (n, bytes).
         """
         delta = self._error.sub_(self._reference)
         delta[: self._numel] += vector
@@ -82,10 +77,10 @@ class CompressedMean:
         """Average this worker's shard and quantize the mean: Q(μ_j).
 
         Args:
-            payloads: everybody's for this shard, shape (n, payload_bytes).
+            payloads: everybody's for this shard, shape (n, bytes).
 
         Returns:
-            Its payload, uint8, shape (payload_bytes,).
+            Its payload, uint8, shape (bytes,).
         """
         mean = torch.zeros_like(self._owned_error)
         for payload in payloads:
@@ -99,7 +94,7 @@ class CompressedMean:
         """Assemble the mean w̄ of all shards.
 
         Args:
-            payloads: Q(μ) of all shards, in the order of their owners, shape (n, payload_bytes).
+            payloads: Q(μ) of all shards, in the order of their owners, shape (n, bytes).
 
         Returns:
             w̄, shape (d,), valid until the next call.
@@ -109,7 +104,7 @@ class CompressedMean:
         return self._reference[: self._numel]
 
     def moved(self, change: Tensor) -> None:
-        """All workers have moved the last mean alike, and go on from there: so do the next differences, r ← r + change.
+        """Follow a move of the last mean, by all workers alike: the next differences refer to it, r ← r + change.
 
         Args:
             change: of its first elements, shape (≤ d,), the same bits on all workers.

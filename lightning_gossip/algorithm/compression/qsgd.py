@@ -39,6 +39,7 @@ import torch
 from torch import Tensor
 
 from lightning_gossip.algorithm.checks import check_integer, is_integer
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 
 _SCALE_BYTES = 4
@@ -53,6 +54,7 @@ _WORDS = {2: torch.int32, 3: torch.int64, 4: torch.int16, 5: torch.int64, 6: tor
 Norm = Literal["max", "l2"]
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class Quantizer:
     """QSGD's stochastic rounding of a vector, and its bytes.

@@ -68,10 +68,6 @@ class Joining:
             yield Write(hosts_key(self._prefix), self._monitor.told_hosts(members))
         yield Write(f"{self._prefix}/members", json.dumps(members).encode())
 
-    def has_begun(self) -> Steps[bool]:
-        """Whether the first round is over, so that later workers must ask to join."""
-        return (yield Read(f"{self._prefix}/members")) is not None
-
     def grant(self, grant: Grant) -> Steps[None]:
         """Admit the joiners that a grant names."""
         answer = yield Encode(grant)

@@ -211,7 +211,7 @@ class Membership:
         return _values(said, "a collective")
 
     def gather_for(self, rank: int, mine: Any, kind: str) -> Steps[list[Any]]:
-        """As :meth:`gather`, for one rank only: the others get an empty list. Values may be large."""
+        """Gather values, which may be large, for one rank only: the others get an empty list."""
         while not self.outside:
             members, reader = self.members, self.members[min(rank, len(self.members) - 1)]
             payload = None if self.me == reader else (yield Encode(mine))

@@ -277,7 +277,7 @@ class Monitor:
         return self._detector.suspect_after_s
 
     def kept_until_s(self, contact_s: float) -> float:
-        """Until when nobody with this store can have excluded this worker, which was in touch at a time, in seconds.
+        """The time until which nobody with this store can have excluded this worker, which was in touch at a time, in seconds.
 
         While it says that it rests nobody does, if it has said so before anybody could.
         """

@@ -9,7 +9,7 @@ from lightning_gossip.algorithm.membership.worker_id import WorkerId
 
 
 def whole(workers: Collection[WorkerId], islands: Islands | None) -> frozenset[WorkerId]:
-    """Those of some workers whose islands are among them with all their ranks: an island trains with all of them or not at all.
+    """The workers whose islands are among them with all their ranks: an island trains with all of them or not at all.
 
     >>> [worker.initial_rank for worker in sorted(whole([WorkerId(rank, 1) for rank in (0, 1, 3)], Islands(2)))]
     [0, 1]

@@ -53,9 +53,11 @@ from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_integer, is_finite
 from lightning_gossip.algorithm.periodic_averaging.period import Observation, PeriodController, PeriodState, count_step
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 
 
+@clear_arguments
 @dataclass(frozen=True)
 class AdaptivePeriod(PeriodController):
     """ADPSGD (Jiang & Agrawal 2020): the period that keeps S_k near γ_k C₂. The module says how, and what is recalled only.

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_integer
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 
 
@@ -129,6 +130,7 @@ class PeriodController(ABC):
         return replace(state, since=0)
 
 
+@clear_arguments
 @dataclass(frozen=True)
 class ConstantPeriod(PeriodController):
     """CPSGD, local SGD: an average after every ``period`` steps.
@@ -196,6 +198,7 @@ class StaggeredPeriod(PeriodController):
         return (fragment + 1) * self.period // self.fragments - fragment * self.period // self.fragments
 
 
+@clear_arguments
 @dataclass(frozen=True)
 class PostLocal(PeriodController):
     """Post-local SGD (Lin et al. 2020): an average after every step at first, after every ``period`` steps later on.

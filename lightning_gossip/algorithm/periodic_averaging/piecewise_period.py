@@ -14,9 +14,11 @@ from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_integer, is_finite, is_integer
 from lightning_gossip.algorithm.periodic_averaging.period import Observation, PeriodController, PeriodState, count_step
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 
 
+@clear_arguments
 @dataclass(frozen=True)
 class PiecewisePeriod(PeriodController):
     """A constant period in each part of the run.

@@ -248,7 +248,7 @@ class AveragingProtocol:
         self._forward_passes = 0  # since it began
 
     def step(self, number: int, *, epoch: int, progress: float | None, lr: float, forward_passes: int = 1) -> Effects:
-        """This worker's optimizers have stepped: apply what is due, decide, begin the next averaging.
+        """Follow a step of this worker's optimizers: apply what is due, decide, begin the next averaging.
 
         Args:
             number: of the step since the fit began, from 1.
@@ -274,7 +274,7 @@ class AveragingProtocol:
                 yield from self._finish()
 
     def arrive(self) -> Effects:
-        """This worker has come to a synchronisation point: take part until all have. At the end the exact w̄ is there."""
+        """Come to a synchronisation point: take part in averagings until all have come. At the end the exact w̄ is there."""
         yield from self._finish()
         while True:
             yield from self._begin(self.control.averagings)
@@ -292,7 +292,7 @@ class AveragingProtocol:
             self.control = replace(self.control, since=0, averagings=self.control.averagings + 1)
 
     def meet(self) -> Effects:
-        """All have arrived: every worker takes the mean, or shows it."""
+        """Take the mean, or show it, when all workers have arrived."""
         if not self._adopts:
             yield Show()
             return
@@ -302,7 +302,7 @@ class AveragingProtocol:
         yield from self._replace()
 
     def follow(self, everyones: Sequence[Mapping[str, Any]]) -> None:
-        """A session begins: go on with the decisions of a worker that has missed none.
+        """Begin a session: go on with the decisions of a worker that has missed none.
 
         Args:
             everyones: :meth:`state_dict` of all workers, by rank.

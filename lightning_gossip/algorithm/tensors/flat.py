@@ -57,18 +57,18 @@ class FlatModel:
 
     @torch.no_grad()
     def read(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The vector ← the tensors; returns the vector."""
+        """Read the tensors into the vector, which is returned."""
         _copy(list(tensors), self._views)
         return self.flat
 
     @torch.no_grad()
     def write(self, tensors: Sequence[Tensor], *, only: int | None = None) -> None:
-        """The tensors ← the vector, in place; ``only`` the first so many, if given."""
+        """Write the vector into the tensors, in place; ``only`` into the first so many, if given."""
         _copy(self._views[:only], list(tensors[:only]))
 
     @torch.no_grad()
     def add_to(self, tensors: Sequence[Tensor]) -> None:
-        """The tensors += the vector, in place."""
+        """Add the vector to the tensors, in place."""
         for tensor, view in zip(tensors, self._views, strict=True):
             tensor.add_(view.to(tensor.device))
 

@@ -6,7 +6,6 @@ add one, write the function and its row in `TOPOLOGIES`; the conformance suite t
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +17,7 @@ from lightning_gossip.algorithm.topology.mixing import MixingWeights
 from lightning_gossip.algorithm.topology.networkx_later import nx
 from lightning_gossip.algorithm.topology.sequence import TopologySequence
 from lightning_gossip.algorithm.topology.topology import Topology
+from lightning_gossip.arguments import did_you_mean
 from lightning_gossip.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -211,9 +211,8 @@ def make_topology(spec: str | Topology | TopologySequence | Iterable[Iterable[in
     if isinstance(spec, str):
         if spec not in TOPOLOGIES:
             known = (*TOPOLOGIES, *SEQUENCES)
-            close = difflib.get_close_matches(spec, known, n=1)
-            hint = f"Did you mean {close[0]!r}?" if close else "Write one of these, or pass a list of edges."
-            raise ConfigurationError(f"unknown topology {spec!r}; the known ones are {', '.join(known)}. {hint}")
+            hint = did_you_mean(spec, known) or " Write one of these, or pass a list of edges."
+            raise ConfigurationError(f"unknown topology {spec!r}; the known ones are {', '.join(known)}.{hint}")
         return TOPOLOGIES[spec](n)
     if not isinstance(spec, Iterable):
         raise ConfigurationError(

@@ -70,7 +70,7 @@ def topology_of(spec: TopologySpec) -> str | Topology | tuple[tuple[int, int], .
 
 
 def rounds_of(spec: TopologySpec) -> str | Topology | TopologySequence | tuple[tuple[int, int], ...]:
-    """As :func:`topology_of`, where the graph may change from round to round.
+    """Check a topology as an option where the graph may change from round to round; names stay names.
 
     Raises:
         ConfigurationError: for an unknown name, and for what is no topology.

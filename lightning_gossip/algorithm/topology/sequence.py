@@ -16,6 +16,7 @@ import numpy.typing as npt
 from lightning_gossip.algorithm.topology.mixing import FloatArray, MixingWeights, check_doubly_stochastic, mixing_matrix
 from lightning_gossip.algorithm.topology.networkx_later import nx
 from lightning_gossip.algorithm.topology.topology import Topology
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 
 Row = tuple[tuple[int, float], ...]
@@ -24,6 +25,7 @@ Row = tuple[tuple[int, float], ...]
 _EXACT = 1e-12  # of an entry of a product of doubly stochastic matrices, which is at most 1
 
 
+@clear_arguments
 @dataclass(frozen=True, repr=False)
 class TopologySequence:
     """Doubly stochastic mixing matrices, one a round, cycled. Immutable, hashable, picklable.
@@ -105,7 +107,12 @@ class TopologySequence:
         return self.rounds[number % len(self)][rank]
 
     def receivers(self, number: int, rank: int) -> tuple[int, ...]:
-        """To whom a worker sends its model in a round, in ascending order; arguments as for :meth:`row`."""
+        """The ranks to which a worker sends its model in a round, in ascending order.
+
+        Args:
+            number: of the round, from 0; any.
+            rank: of the worker.
+        """
         return self._receivers[number % len(self)][rank]
 
     def matrix(self, number: int) -> FloatArray:

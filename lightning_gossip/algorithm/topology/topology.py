@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lightning_gossip.algorithm.topology.networkx_later import nx
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ else:
     IntGraph = Any
 
 
+@clear_arguments
 @dataclass(frozen=True, eq=False, repr=False)
 class Topology:
     """An immutable, connected, undirected graph over the ranks 0..n-1.

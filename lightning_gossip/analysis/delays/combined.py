@@ -13,9 +13,11 @@ from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_not_negative
 from lightning_gossip.analysis.delays.delays import ComplexArray, Delay
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 
 
+@clear_arguments
 @dataclass(frozen=True)
 class Sum(Delay):
     """The sum of two independent delays."""
@@ -52,6 +54,7 @@ class Sum(Delay):
         return self.first.slope(s) * self.second.transform(s) + self.first.transform(s) * self.second.slope(s)
 
 
+@clear_arguments
 @dataclass(frozen=True)
 class Repeated(Delay):
     """The sum of j independent steps, with probability (1 − share) share^j: what momentum does to a gradient.
@@ -97,7 +100,7 @@ class Repeated(Delay):
 
     @cached_property
     def left(self) -> float:
-        """Where β L(s) = 1."""
+        """The left end of the transform's domain: the real s at which β L(s) = 1."""
         if self.share == 0.0:
             return -math.inf
 

@@ -26,6 +26,7 @@ from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_positive, is_finite
 from lightning_gossip.algorithm.laws import FloatArray
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 
 ComplexArray = npt.NDArray[np.complex128]
@@ -72,6 +73,7 @@ class Delay(ABC):
         """L'(s) = −E[τ e^{−sτ}]; as :meth:`transform`."""
 
 
+@clear_arguments
 @dataclass(frozen=True, eq=False)
 class Atoms(Delay):
     """Finitely many delays, each with its probability: constant delays, measured ones, a histogram.
@@ -139,6 +141,7 @@ class Atoms(Delay):
         return turned
 
 
+@clear_arguments
 @dataclass(frozen=True)
 class Gamma(Delay):
     """Gamma-distributed delays: exponential for shape 1, Erlang for a whole shape.
@@ -179,6 +182,7 @@ class Gamma(Delay):
         return -self.mean_time * (1.0 + np.asarray(s, dtype=np.complex128) * (self.mean_time / self.shape)) ** (-self.shape - 1)
 
 
+@clear_arguments
 @dataclass(frozen=True)
 class Flat(Delay):
     """Uniformly distributed delays on centre ± half_width.

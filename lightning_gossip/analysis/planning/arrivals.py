@@ -114,7 +114,7 @@ class Arrivals:
 
     @property
     def delay(self) -> Delay:
-        """In steps of the server, what the analysis takes with a rate of 1: the staleness and half a step."""
+        """The delay in steps of the server, as the analysis takes it with a rate of 1: the staleness and half a step."""
         return of_staleness(self.law)
 
     @property

@@ -80,7 +80,7 @@ class Falling:
 
 @dataclass(frozen=True)
 class Dynamics:
-    """One strategy on one number of workers.
+    """What one strategy does to the loss with one number of workers: its rate, its limit and how fast errors fall.
 
     Args:
         problem: the quadratic.
@@ -99,7 +99,7 @@ class Dynamics:
     spread: Callable[[FloatArray], Spread] | None = None
 
     def with_noise(self, noise: Noise, spread: Callable[[FloatArray], Spread]) -> Dynamics:
-        """The same with noisy gradients.
+        """These dynamics with noisy gradients.
 
         Args:
             noise: of one worker's gradients.
@@ -108,7 +108,7 @@ class Dynamics:
         return replace(self, noise=noise, spread=_on_grid(spread))
 
     def varied(self, *, curvature: float = 1.0, noise: float = 1.0) -> Dynamics:
-        """The same with all eigenvalues, and the noise's variance, times a factor each."""
+        """These dynamics with all eigenvalues, and the noise's variance, times a factor each."""
         problem = self.problem
         start = problem.distances / math.sqrt(curvature)  # with the same loss
         varied = Problem(eigenvalues=[curvature * h for h in problem.eigenvalues], start=start.tolist(), noise=problem.noise)
@@ -198,7 +198,7 @@ class Dynamics:
 def synchronous(
     problem: Problem, rounds_per_s: float, *, momentum: float = 0.0, nesterov: bool = False, smallest_weight: float = 1.0
 ) -> Dynamics:
-    """No delay.
+    """Dynamics of synchronous strategies, which have no delay: DDP, QSGD, D-PSGD, averaging.
 
     Args:
         problem: the quadratic.
@@ -218,7 +218,7 @@ def synchronous(
 def with_outer_steps(
     problem: Problem, steps_per_s: float, rounds: Rounds, *, momentum: float = 0.0, nesterov: bool = False
 ) -> Dynamics:
-    """Local steps with an outer step at the end of each round; under gossip as with an exact mean.
+    """Dynamics of local steps with an outer step at the end of each round; under gossip as with an exact mean.
 
     Args:
         problem: the quadratic.
@@ -254,7 +254,7 @@ def server(
     variation: float = 0.0,
     bounded: bool = False,
 ) -> Dynamics:
-    """A parameter server.
+    """Dynamics of a parameter server (A-PSGD).
 
     Args:
         problem: the quadratic.
@@ -308,7 +308,7 @@ def gossip(
     nesterov: bool = False,
     variation: float = 1.0,
 ) -> Dynamics:
-    """AD-PSGD.
+    """Dynamics of asynchronous gossip (AD-PSGD).
 
     Args:
         problem: the quadratic.

@@ -31,6 +31,7 @@ from lightning_gossip.analysis.planning.arrivals import Arrivals, arrivals, arri
 from lightning_gossip.analysis.planning.settings import Curve, Prediction, Setting
 from lightning_gossip.analysis.problem import Problem
 from lightning_gossip.analysis.second_moments.mean_square import exact_limit, random_staleness_limit, rms_decay_rate
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation import APSGD, SGD, Cluster, Links, Quadratic, Recording, Result, Steps, simulate
 
@@ -39,6 +40,7 @@ _ENDLESS = 1_000_000_000  # steps: the loss or the time ends a run
 _RUNS = 9  # with an event trigger; their mean, since a few of them take twice as long
 
 
+@clear_arguments
 class Server:
     """A parameter server and its workers, as far as a schedule is concerned.
 
@@ -118,10 +120,6 @@ class Server:
     def over_thresholds(self, setting: Setting, thresholds: Iterable[float | None]) -> Curve:
         """Time against the event threshold."""
         return self._over("event_threshold", setting, thresholds)
-
-    def over_lr(self, setting: Setting, rates: Iterable[float]) -> Curve:
-        """Time against the learning rate."""
-        return self._over("lr", setting, rates)
 
     def best_lr(self, setting: Setting) -> Prediction:
         """The learning rate that reaches the target soonest, all else as given; its setting's own is no more than a start."""

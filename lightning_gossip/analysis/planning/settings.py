@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 from lightning_gossip.algorithm.apsgd.options import OnStale
 from lightning_gossip.algorithm.checks import check_integer, check_not_negative, check_positive
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 
 _NEARLY = 1.02  # times the soonest: predictions are no sharper
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """What can be chosen.

@@ -67,7 +67,7 @@ class Rounds:
         return turn, np.broadcast_to(np.outer(push, push), turn.shape)
 
     def decay(self, g: float, *, momentum: float = 0.0, nesterov: bool = False) -> float:
-        """Of the mean model, per own step; negative if it grows."""
+        """Decay rate of the mean model's error, per own step; negative if it grows."""
         turn, _ = self.steps(np.array([g]), momentum, nesterov)
         radius = np.abs(np.linalg.eigvals(self.turn @ np.linalg.matrix_power(turn[0], self.local_steps))).max()
         return -math.log(max(float(radius), 1e-12)) / self.local_steps

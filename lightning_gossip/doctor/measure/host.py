@@ -55,14 +55,14 @@ def this_worker(rank: int, listener: socket.socket, store: tuple[str, int]) -> W
 
 
 def host() -> str:
-    """The same for processes with one kernel and one network; containers with networks of their own are hosts."""
+    """A name of this host, equal for processes with one kernel and one network: a container with its own network is a host."""
     with suppress(OSError):
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/net')}"
     return socket.gethostname()
 
 
 def versions() -> dict[str, str]:
-    """Of what has to be the same on all workers."""
+    """Versions of what has to be the same on all workers."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -75,7 +75,7 @@ def versions() -> dict[str, str]:
 
 
 def interfaces() -> tuple[Interface, ...]:
-    """Of this process's network."""
+    """The network interfaces that this process sees."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():

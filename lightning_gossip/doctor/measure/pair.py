@@ -57,7 +57,7 @@ def measure(peer: Worker, link: Link, hello: bytes, *, connect_s: float, pair_s:
 
 
 def answer(listener: socket.socket, expected: bytes, *, connect_s: float, pair_s: float) -> None:
-    """The higher rank's part, until the other one ends it, or the time is over.
+    """Play the higher rank's part in a measurement, until the other one ends it, or the time is over.
 
     Args:
         listener: this worker's.

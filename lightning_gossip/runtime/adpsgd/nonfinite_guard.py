@@ -75,7 +75,7 @@ class Health:
         self._counters = counters
 
     def begin_session(self) -> None:
-        """Another model has been published: whether it is finite, its first exchange tells."""
+        """Begin a session with another model: whether it is finite, its first exchange tells."""
         self.adopts = self.is_ill = False
 
     def exchange(self, peer: int, replica: PublishedModel, codec: Codec | None = None, *, gives: bool) -> Outcome:

@@ -83,7 +83,7 @@ class Server(ServerLink):
             thread.start()
 
     def open(self, session: int, layout: int, server: ServerRule) -> None:
-        """A session begins, with the model that the server holds."""
+        """Begin a session with the model that the server holds."""
         with self._condition:
             self._session, self._layout, self._server = session, layout, server
             self._staleness.clear()

@@ -27,7 +27,6 @@ from lightning_gossip.errors import ConfigurationError, GossipError, PeerError, 
 from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.group_abort import GroupGuard
 from lightning_gossip.runtime.membership import uses
-from lightning_gossip.runtime.membership.collective_errors import may_pass
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
 from lightning_gossip.runtime.membership.store_operations import StoreOperations
 from lightning_gossip.runtime.membership.stores import parse
@@ -36,6 +35,7 @@ from lightning_gossip.runtime.store_client import delete_below, store_lost
 from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.transport.endpoint import Endpoint, unreachable
 from lightning_gossip.transport.gloo_group import set_timeout
+from lightning_gossip.transport.peer_errors import may_pass
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -136,7 +136,7 @@ class Membership(Workers):
 
     @property
     def members(self) -> tuple[WorkerId, ...]:
-        """At present; a worker's place among them is its rank."""
+        """The present members; a worker's place among them is its rank."""
         return self._protocol.members
 
     @property
@@ -225,7 +225,7 @@ class Membership(Workers):
 
     @override
     def gather_for(self, rank: int, mine: Any, kind: str = "values") -> list[Any]:
-        """As :meth:`gather`, for one rank only, which alone reads the values; the others get an empty list."""
+        """Gather the values of all members, by rank, for one of them, which alone reads them; the others get an empty list."""
         return self._perform(self._protocol.gather_for(rank, mine, kind))
 
     @override
@@ -241,7 +241,7 @@ class Membership(Workers):
         What fails although no member has failed is tried once more, on new groups. If it fails again, or must (out of memory, a
         bad argument), all workers raise, and new groups are there for whoever catches that.
 
-        In one that is under way another one is part of it: the whole is made again.
+        An attempt inside another one is part of that: the whole is made again.
 
         Args:
             collective: may be called again, and then with other members; must leave its inputs as they are.
@@ -254,7 +254,7 @@ class Membership(Workers):
 
     @override
     def attempt_and_tell(self, collective: Callable[[], T], tell: Callable[[], Any]) -> tuple[T, list[Any]]:
-        """As :meth:`attempt`, and gather what each member tells when it has worked, in the same round.
+        """Run collectives as :meth:`attempt` does, and gather, in the same round, what each member tells when they have worked.
 
         Returns:
             The result of the collective, and what all have told, by rank.
@@ -284,6 +284,10 @@ class Membership(Workers):
     @override
     def answering(self, phase: str) -> AbstractContextManager[None]:
         return nullcontext()  # an attempt looks at torch's own error
+
+    @override
+    def raise_failure(self) -> None:
+        self.monitor.raise_failure()
 
     @contextmanager
     def _hurrying(self) -> Iterator[None]:

@@ -129,7 +129,7 @@ class HeartbeatMonitor:
 
     @property
     def version(self) -> int:
-        """Another one whenever some worker may have failed that had not before, or the reverse."""
+        """A number that changes whenever some worker may have failed that had not before, or the reverse."""
         return self.protocol.version
 
     def start(self) -> None:
@@ -161,7 +161,7 @@ class HeartbeatMonitor:
             self._thread = None
 
     def begin_use(self, use: int) -> None:
-        """Another use of a Trainer begins (runtime/membership/uses.py): an abort of one before counts no more."""
+        """Begin another use of a Trainer (runtime/membership/uses.py): an abort of one before counts no more."""
         with self.lock:
             self.protocol.begin_use(use)
 

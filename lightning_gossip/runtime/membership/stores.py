@@ -149,7 +149,7 @@ class Stores:
         Space(MEETING, client(*parse(self.own), timeout_s=_CALL_S)).set(key, json.dumps(told))
 
     def adopt(self, view: int, address: str) -> None:
-        """The job's store is here now."""
+        """Note where the job's store is now."""
         self.view, self.address = view, address
 
     def leave(self) -> None:

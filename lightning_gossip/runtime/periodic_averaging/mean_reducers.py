@@ -44,7 +44,7 @@ class ExactMean:
         return _Sum(self._collectives.start_sum(vector), vector, self._collectives.world_size)
 
     def moved(self, change: Tensor) -> None:
-        """The last mean has been moved by a change of its first elements, on all workers alike."""
+        """Follow a change of the last mean's first elements, on all workers alike."""
 
     def settle(self, vector: Tensor) -> None:
         """Replace a mean by the exact one, with all that rounding has kept back. Collective."""
@@ -52,7 +52,7 @@ class ExactMean:
 
 
 class WiredMean:
-    """From differences to the last mean (:mod:`lightning_gossip.algorithm.compression.error_feedback_mean`).
+    """A mean of compressed differences to the last one, see :mod:`lightning_gossip.algorithm.compression.error_feedback_mean`.
 
     Creating it is collective.
 
@@ -84,7 +84,7 @@ class WiredMean:
         return self._code is not None
 
     def moved(self, change: Tensor) -> None:
-        """The last mean has been moved by a change of its first elements, on all workers alike."""
+        """Follow a change of the last mean's first elements, on all workers alike."""
         if self._code is not None:
             self._code.moved(change)
 

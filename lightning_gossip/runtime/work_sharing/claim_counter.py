@@ -151,7 +151,7 @@ class EpochQueue:
         """Like :meth:`claim`, without noting it in the ledger, which may be in use by another thread meanwhile.
 
         Args:
-            step_s: as there.
+            step_s: this worker's time a batch in seconds; None if it is not known yet.
             held: batches that this worker holds.
         """
         is_first, self._has_drawn = not self._has_drawn, True

@@ -9,10 +9,12 @@ from typing import Any
 
 from lightning_gossip.algorithm.checks import check_integer, check_not_negative, is_finite
 from lightning_gossip.algorithm.laws import Law, Samples
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.cluster.compute_times import ComputeTimes, generator_of
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class SlowPeriod:
     """A worker that is slow for a while: throttled, or beside a neighbour that needs the machine.
@@ -42,6 +44,7 @@ class SlowPeriod:
             )
 
 
+@clear_arguments
 @dataclass(frozen=True)
 class Cluster:
     """The workers of a simulated run.

@@ -26,7 +26,6 @@ Bytes a second are those of one direction; null is no limit.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -36,6 +35,7 @@ from typing import Any
 
 from lightning_gossip.algorithm.checks import is_finite, is_integer
 from lightning_gossip.algorithm.laws import Law, Samples
+from lightning_gossip.arguments import clear_arguments, did_you_mean
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.cluster.links import Links
 from lightning_gossip.simulation.cluster.nodes import Matrix, Nodes
@@ -44,6 +44,7 @@ FORMAT, VERSION = "lightning_gossip.cluster", 1
 _KEYS = ("format", "version", "nodes", "inside", "between", "racks", "step_s", "about")
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class ClusterFile:
     """What is known of a cluster; the module has the file.
@@ -87,7 +88,7 @@ class ClusterFile:
         return sum(self.sizes)
 
     def laws(self) -> list[Law] | None:
-        """Of each rank's compute times, drawn at random from its own; None if they were not measured."""
+        """The law of each rank's compute times, which draws from those measured; None if they were not."""
         if self.step_s is None:
             return None
         if len(self.step_s) != self.workers:
@@ -179,9 +180,7 @@ def _fields(read: Any) -> dict[str, Any]:
         raise ConfigurationError(f"version={read.get('version')!r} is not known here; this release reads version {VERSION}.")
     for key in read:
         if key not in _KEYS:
-            close = difflib.get_close_matches(key, _KEYS, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise ConfigurationError(f"nothing reads {key!r}.{hint} Put what is for people into 'about'.")
+            raise ConfigurationError(f"nothing reads {key!r}.{did_you_mean(key, _KEYS)} Put what is for people into 'about'.")
     nodes = _nodes(read.get("nodes"))
     inside, between = (_mapping(read, key, ("latency_s", "bytes_per_s")) for key in ("inside", "between"))
     racks = None if nodes[0].get("rack") is None else [_rack(node, number) for number, node in enumerate(nodes)]

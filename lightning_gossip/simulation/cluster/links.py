@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 from lightning_gossip.algorithm.checks import check_choice, check_not_negative, check_positive, is_finite
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.cluster.fabric import Fabric
 from lightning_gossip.simulation.cluster.nodes import Nodes
@@ -23,6 +24,7 @@ AllReduceAlgorithm = Literal["auto", "ring", "tree", "hierarchical"]
 _MASK = (1 << 64) - 1
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class RandomSlowdowns:
     """Links that are slow at random: in each period each link is slow with a probability, independently of all else.
@@ -56,6 +58,7 @@ class RandomSlowdowns:
         return self.factor if word / 2.0**64 < self.probability else 1.0
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class Links:
     """How long what is sent takes. The default costs nothing.

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from lightning_gossip.algorithm.checks import check_integer, check_not_negative, is_finite
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.cluster.slow_links import Slow, slow_links
 
 Matrix = Sequence[Sequence[float]]
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class Nodes:
     """Which ranks share a machine, and what is between machines.
@@ -122,7 +124,7 @@ class Nodes:
         return len(self.of_rank)
 
     def ranks(self, node: int) -> range:
-        """Of a node."""
+        """The ranks of a node."""
         first = self.of_rank.index(node)
         return range(first, first + self.sizes[node])
 

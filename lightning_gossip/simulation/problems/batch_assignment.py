@@ -30,7 +30,7 @@ from lightning_gossip.simulation.problems.label_skew import IntArray
 
 
 class Task(NamedTuple):
-    """One step's work.
+    """The work of one step of a worker.
 
     Args:
         batch: sample indices; None without a data set.
@@ -44,7 +44,7 @@ class Task(NamedTuple):
 
 
 def together(parts: Sequence[Task]) -> Task:
-    """One step's work of an island."""
+    """The work of one step of an island, from that of each of its ranks."""
     return Task(None, sum(part.size for part in parts), tuple(parts))
 
 
@@ -61,10 +61,10 @@ class Session(ABC):
         """
 
     def stepped(self, rank: int) -> None:  # noqa: B027 - only a shared epoch keeps account
-        """A worker has trained on its task."""
+        """Note that a worker has trained on its task."""
 
     def lost(self, rank: int) -> None:  # noqa: B027
-        """A worker has failed."""
+        """Note that a worker has failed."""
 
     @property
     def unfinished(self) -> list[Task]:

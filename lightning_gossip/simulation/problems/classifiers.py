@@ -20,10 +20,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_integer
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.problems.objectives import Batch, Objective
 
 
+@clear_arguments
 @dataclass(frozen=True)
 class Classes:
     """A classification data set.
@@ -65,6 +67,7 @@ def digits() -> Classes:
     return Classes(x[train], y[train], x[test], y[test])
 
 
+@clear_arguments
 class Classifier(Objective):
     """Softmax regression, or a network of one hidden layer of rectified units, under the mean cross-entropy.
 

@@ -75,7 +75,7 @@ class ModuleObjective(Objective):
 
     @property
     def shapes(self) -> list[torch.Size]:
-        """Of the parameters, in the order of a model."""
+        """Shapes of the parameters, in the order of a model."""
         return [parameter.shape for parameter in self._parameters]
 
     @override

@@ -15,6 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_integer, check_not_negative, is_finite
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 
 Batch = Sequence[int] | None
@@ -71,6 +72,7 @@ class Objective(ABC):
         check_integer("workers", workers, example=4)
 
 
+@clear_arguments
 class Quadratic(Objective):
     """F(x) = ½ Σ_k h_k x_k², seen by worker i as ½ Σ_k h_k (x_k − b_ik)² and through noise.
 

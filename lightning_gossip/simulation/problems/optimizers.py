@@ -13,7 +13,7 @@ class StackedOptimizer(ABC):
 
     @abstractmethod
     def step(self, row: int | slice, gradient: Tensor, lr: float) -> None:
-        """One step of one worker or, with a slice, of several at once. A worker always steps in the same company.
+        """Make a step of one worker or, with a slice, of several at once. A worker always steps in the same company.
 
         Args:
             row: whose.

@@ -10,10 +10,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_not_negative, is_finite
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.problems.optimizers import InnerOptimizer, StackedOptimizer
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class SGD(InnerOptimizer):
     """Options of SGD.

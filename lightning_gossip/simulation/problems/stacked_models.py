@@ -60,17 +60,17 @@ class Models:
         return BesideStatistics(options.stacked(self.x[:, :-statistics]), self.x, statistics)
 
     def begin(self, rank: int, batch: Batch) -> None:
-        """A worker begins a step on a batch, at its x of now."""
+        """Begin a step of a worker on a batch, at its x of now."""
         if self._objective is not None:
             self._waiting[rank] = batch
 
     def forget(self, rank: int) -> None:
-        """A worker will not end the step that it began."""
+        """Forget a step that a worker began and will not end."""
         self._waiting.pop(rank, None)
         self._ready.discard(rank)
 
     def step(self, rank: int, lr: float) -> None:
-        """A worker ends its step: x ← x − lr · g, or as the optimizer has it."""
+        """End a step of a worker: x ← x − lr · g, or as the optimizer has it."""
         if self._objective is None:
             return
         if rank not in self._ready:
@@ -79,7 +79,7 @@ class Models:
         self.optimizer.step(rank, self._gradients[rank], lr)
 
     def step_together(self, ranks: Sequence[int], lr: float) -> None:
-        """Workers of consecutive ranks, which have one x, end their steps: each takes that of their mean gradient."""
+        """End the steps of workers of consecutive ranks, which have one x: each takes that of their mean gradient."""
         if len(ranks) == 1:
             self.step(ranks[0], lr)
             return

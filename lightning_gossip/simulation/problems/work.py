@@ -11,6 +11,7 @@ import numpy as np
 from lightning_gossip.algorithm.checks import check_integer, check_positive
 from lightning_gossip.algorithm.islands.batches import groups
 from lightning_gossip.algorithm.work_sharing import EpochPlan, OwnRate, at_least_one_each, check_enough_batches
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.problems.batch_assignment import (
     EqualShares,
@@ -24,6 +25,7 @@ from lightning_gossip.simulation.problems.batch_assignment import (
 from lightning_gossip.simulation.problems.label_skew import IntArray, label_skew
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class Epochs:
     """Epochs of a number of batches, of all workers together.
@@ -56,6 +58,7 @@ class Epochs:
             check_positive("skew", self.skew)
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class Steps:
     """So many steps of each worker, without an epoch's end between them; batches are drawn at random.

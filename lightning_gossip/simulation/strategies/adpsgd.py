@@ -65,6 +65,7 @@ from lightning_gossip.algorithm.options import EpochOptions
 from lightning_gossip.algorithm.outer import Outer
 from lightning_gossip.algorithm.topology.generators import make_topology
 from lightning_gossip.algorithm.topology.topology import Topology
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.simulation.cluster.collective_costs import all_reduce_s, islands_all_reduce_s
 from lightning_gossip.simulation.cluster.events import then
@@ -79,6 +80,7 @@ _PART_STRIDE = 7_368_787  # of the partner choice's seeds, from one index of an 
 _NOTHING = torch.empty(0, device="cpu")  # what is sent where there are times only
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class ADPSGD(GossipOptions, EpochOptions, Strategy):
     """Asynchronous pairwise gossip; the options of :class:`~lightning_gossip.strategies.ADPSGDStrategy`.
@@ -116,6 +118,7 @@ class ADPSGD(GossipOptions, EpochOptions, Strategy):
         Gossip(self, run).start()
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class NoLoCo(ADPSGD):
     """Few exchanges, and an outer step of each worker's own after every 50 steps."""
@@ -225,7 +228,7 @@ class Member(NamedTuple):
 
     @property
     def spoken(self) -> str:
-        """Its name."""
+        """The worker's name in messages."""
         return f"rank {self.initial_rank}"
 
 
@@ -235,7 +238,7 @@ _SUSPECT_AFTER_S, _FAIL_AFTER_S = 2.0, 30.0
 
 
 class Monitor:
-    """What heartbeats and closed connections tell of the workers of a run; the same at all.
+    """What heartbeats and closed connections tell of the workers of a run. All workers know the same.
 
     Heartbeats of workers that live are on time and not simulated; those that a failed one does not send are listened for.
     """
@@ -246,7 +249,7 @@ class Monitor:
         self._silent: set[int] = set()
 
     def listen(self, rank: int) -> Process:
-        """A worker has failed: a process, until that is known."""
+        """Listen for the heartbeats of a worker that has failed, until that is known: a process."""
         self._silent.add(rank)
         while True:
             self._detector.heard(rank, count=0, at_s=self._run.environment.now)
@@ -256,16 +259,16 @@ class Monitor:
 
     @property
     def version(self) -> int:
-        """How many are known to have failed."""
+        """How many workers are known to have failed."""
         return sum(self._detector.verdict(rank) is Health.FAILED for rank in self._silent) if self._silent else 0
 
     def verdict(self, worker: Member) -> Health:
-        """Whether it is alive."""
+        """Whether a worker is alive, as far as the others know."""
         rank = worker.initial_rank
         return self._detector.verdict(rank) if rank in self._silent else Health.ALIVE
 
     def connection_lost(self, worker: Member) -> None:
-        """It has closed a connection."""
+        """Note that a worker has closed a connection."""
         self._detector.connection_lost(worker.initial_rank)
 
 
@@ -309,7 +312,7 @@ def _say_nothing(*_: object) -> None:
 
 
 class Swap:
-    """Both ends' copies on their way, and when they arrive."""
+    """An exchange under way: both ends' copies, and when they arrive."""
 
     def __init__(self, environment: simpy.Environment, ends: tuple[Worker, Worker]) -> None:
         self.to_initiator: Event | None = None
@@ -381,7 +384,7 @@ class Worker:
             self._processes.append(process(self._guarded(self._drive(self._protocol.initiate()))))
 
     def open(self, session: int) -> None:
-        """A session begins: publish, and exchanges may be due."""
+        """Begin a session: publish the model; exchanges may be due from now on."""
         self._local_steps.open(["x"], self._x, self._gossip.topology)
         self.replica.followers = self._local_steps.followers
         self.replica.push_pull(self._x)
@@ -409,13 +412,13 @@ class Worker:
         self.record_staleness()
 
     def adopt(self, mean: Tensor) -> None:
-        """All have met: y and x become the mean, shape (d,)."""
+        """Take over the mean, shape (d,), when all have met: y and x become it."""
         self.replica.settle().copy_(mean[self.part])
         with self._local_steps.adopting(self._x):
             self.replica.copy_out(self._x)
 
     def record_staleness(self) -> None:
-        """Of the steps that have been pushed."""
+        """Write down the staleness of the steps that have been pushed."""
         for staleness in self.replica.take_staleness():
             self._run.record.stale(self.rank, staleness)
 
@@ -441,7 +444,7 @@ class Worker:
     # -- training ----------------------------------------------------------------------------------------------------
 
     def follow_step(self) -> None:
-        """The optimizer has stepped: push and pull, and perhaps an outer step."""
+        """Follow a step of the optimizer: push and pull, and perhaps an outer step."""
         x = self._x
         self._local_steps.step(
             x,
@@ -454,7 +457,7 @@ class Worker:
         self._protocol.exchanges_per_step = self._local_steps.rate(self._exchanges_per_step)
 
     def stepped(self, step_s: float | None) -> None:
-        """The step has been written down; it took so long."""
+        """Tell the protocol how long the step took, in seconds, when it has been written down."""
         self._protocol.stepped(step_s)
         self._changed()
 

@@ -25,6 +25,7 @@ from lightning_gossip.algorithm.apsgd.worker import Served, WorkerProtocol
 from lightning_gossip.algorithm.effects import perform_in_time
 from lightning_gossip.algorithm.options import EpochOptions
 from lightning_gossip.algorithm.step_timer import StepTimer
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.cluster.collective_costs import in_cast_s
 from lightning_gossip.simulation.cluster.events import then
@@ -34,6 +35,7 @@ from lightning_gossip.simulation.run import Process, Run, Strategy
 from lightning_gossip.simulation.strategies.asynchronous import SyncPoint
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class APSGD(APSGDOptions, EpochOptions, Strategy):
     """Asynchronous SGD; the options of :class:`~lightning_gossip.strategies.APSGDStrategy`.
@@ -115,7 +117,7 @@ class Server(ABC):
         return request.model, Served(self.rules.version, request.staleness, sync_requested=False)
 
     def leave(self, rank: int) -> None:
-        """A worker is neither in flight nor in the queue any more."""
+        """Take a worker out of flight and of the queue."""
         self.rules.leave(rank)
         self._pushing.pop(rank, None)
         self._pulling.pop(rank, None)
@@ -177,7 +179,7 @@ class Server(ABC):
 
 
 class ServerWorker:
-    """One worker of a server."""
+    """A worker of a parameter server under virtual time."""
 
     def __init__(self, server: Server, rank: int) -> None:
         self._server = server

@@ -45,7 +45,7 @@ class SyncPoint:
         self._session: Session
 
     def begin(self) -> None:
-        """The first session."""
+        """Begin the first session."""
         self._begin(self._run.plan.open(0, self._run.living_members))
 
     def _begin(self, session: Session) -> None:

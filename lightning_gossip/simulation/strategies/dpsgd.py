@@ -28,6 +28,7 @@ from lightning_gossip.algorithm.effects import perform
 from lightning_gossip.algorithm.laws import FloatArray
 from lightning_gossip.algorithm.options import EpochEndOptions
 from lightning_gossip.algorithm.topology.sequence import TopologySequence
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.simulation.cluster.collective_costs import all_reduce_s, transfer_s
 from lightning_gossip.simulation.cluster.node_collectives import at_once_s
 from lightning_gossip.simulation.problems.batch_assignment import Task
@@ -37,6 +38,7 @@ from lightning_gossip.simulation.strategies.synchronous import Rounds, Synchrono
 _STATUS = 2  # elements that go with a model, as in the runtime
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class DPSGD(NeighbourOptions, EpochEndOptions, Synchronous):
     """Synchronous averaging with the neighbours; the options of :class:`~lightning_gossip.strategies.DPSGDStrategy`."""

@@ -21,6 +21,7 @@ from lightning_gossip.algorithm.eamsgd import ElasticCentre, ElasticProtocol
 from lightning_gossip.algorithm.eamsgd_options import EAMSGDOptions
 from lightning_gossip.algorithm.effects import perform_in_time
 from lightning_gossip.algorithm.options import EpochOptions
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.cluster.collective_costs import ring_all_reduce_s
 from lightning_gossip.simulation.problems.batch_assignment import Session
@@ -30,6 +31,7 @@ from lightning_gossip.simulation.run import Process, Run, Strategy
 from lightning_gossip.simulation.strategies.apsgd import Server, ServerWorker
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class EAMSGD(EAMSGDOptions, EpochOptions, Strategy):
     """Elastic averaging; the options of :class:`~lightning_gossip.strategies.EAMSGDStrategy`.
@@ -98,14 +100,14 @@ class Centre(Server):
 
 
 class ElasticWorker(ServerWorker):
-    """One worker tied to the centre."""
+    """A worker of EAMSGD under virtual time, tied to the centre."""
 
     def __init__(self, server: Centre, rank: int) -> None:
         super().__init__(server, rank)
         self._protocol = ElasticProtocol(server.strategy.period)
 
     def restart(self) -> None:
-        """All have taken the mean."""
+        """Begin to count steps anew: all have taken the mean."""
         self._protocol.restart()
 
     @override

@@ -28,12 +28,14 @@ from lightning_gossip.algorithm.periodic_averaging.period import PeriodControlle
 from lightning_gossip.algorithm.periodic_averaging.protocol import Averaged, AveragingOptions, AveragingProtocol
 from lightning_gossip.algorithm.slow_weights import OuterState
 from lightning_gossip.algorithm.tensors.flat import fragment_slices
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.simulation.cluster.collective_costs import all_reduce_bytes, all_reduce_s
 from lightning_gossip.simulation.problems.batch_assignment import Task
 from lightning_gossip.simulation.run import Process, Run
 from lightning_gossip.simulation.strategies.synchronous import Rounds, Synchronous, stall_if_failed, step_times_s
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class PeriodicAveraging(AveragingOptions, EpochEndOptions, Synchronous):
     """Averaging now and then; the options of :class:`~lightning_gossip.strategies.PeriodicAveragingStrategy`."""
@@ -45,6 +47,7 @@ class PeriodicAveraging(AveragingOptions, EpochEndOptions, Synchronous):
         return AveragingRounds(self, run)
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveAveraging(PeriodicAveraging):
     """ADPSGD: the period adapts; see :class:`~lightning_gossip.algorithm.AdaptivePeriod`."""
@@ -54,6 +57,7 @@ class AdaptiveAveraging(PeriodicAveraging):
     period: int | PeriodController = field(default_factory=AdaptivePeriod)
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class DiLoCo(PeriodicAveraging):
     """DiLoCo: an outer step with Nesterov momentum after each average; see :class:`~lightning_gossip.Outer`."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from lightning_gossip.arguments import did_you_mean
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation.run import Strategy
 from lightning_gossip.simulation.strategies.adpsgd import ADPSGD, NoLoCo
@@ -70,10 +70,6 @@ def make_strategy(name: str, **options: Any) -> Strategy:
     'exponential'
     """
     if name not in STRATEGIES:
-        close = difflib.get_close_matches(str(name), STRATEGIES, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(name, STRATEGIES)
         raise ConfigurationError(f"unknown strategy {name!r}; the known ones are {', '.join(STRATEGIES)}.{hint}")
-    try:
-        return STRATEGIES[name](**{key: value for key, value in options.items() if key not in _ONLY_REAL})
-    except TypeError as error:
-        raise ConfigurationError(f"the strategy {name!r} does not take these options: {error}.") from error
+    return STRATEGIES[name](**{key: value for key, value in options.items() if key not in _ONLY_REAL})

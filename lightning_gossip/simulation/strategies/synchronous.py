@@ -28,6 +28,7 @@ from lightning_gossip.algorithm.checks import check_choice
 from lightning_gossip.algorithm.compression.qsgd import Norm, Quantizer
 from lightning_gossip.algorithm.compression.quantized_mean import QuantizedMean, message_bytes
 from lightning_gossip.algorithm.options import EpochEndOptions
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.simulation.cluster.collective_costs import all_gather_s, all_reduce_bytes, all_reduce_s
 from lightning_gossip.simulation.problems.batch_assignment import Session, Task
 from lightning_gossip.simulation.run import Process, Run, Strategy
@@ -38,7 +39,7 @@ class Rounds(ABC):
 
     @abstractmethod
     def round(self, epoch: int, tasks: Sequence[Task]) -> Process:
-        """One step of every worker.
+        """Make one step of every worker.
 
         Args:
             epoch: of the round, from 0.
@@ -169,6 +170,7 @@ class GradientRounds(Rounds):
         yield from ()
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class AllReduce(GradientAveraging):
     """DDP: the exact mean of the gradients by an all-reduce.
@@ -194,6 +196,7 @@ class AllReduce(GradientAveraging):
         return lambda gradients: gradients.sum(0).div_(run.workers)
 
 
+@clear_arguments
 @dataclass(frozen=True, kw_only=True)
 class QSGD(EpochEndOptions, GradientAveraging):
     """All-reduce SGD with quantized gradients; the options of :class:`~lightning_gossip.strategies.QSGDStrategy`.
@@ -218,7 +221,7 @@ class QSGD(EpochEndOptions, GradientAveraging):
 
     @property
     def quantizer(self) -> Quantizer:
-        """Of the gradients."""
+        """The quantizer of the gradients."""
         return Quantizer(bits=self.bits, levels=self.levels, bucket_size=self.bucket_size, norm=self.norm)
 
     @override

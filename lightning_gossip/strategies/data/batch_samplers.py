@@ -89,12 +89,12 @@ class EpochBatches(Sampler[Batch], ABC):
         return self._assign() if self._training() else iter(self.nominal_share())
 
     def __len__(self) -> int:
-        """Nominal, see :attr:`nominal_length`."""
+        """Batches an epoch if all workers were equally fast: :attr:`nominal_length`."""
         return self.nominal_length
 
     @property
     def batch_size(self) -> int:
-        """Samples a batch, as the user's batch sampler has it."""
+        """How many samples a batch has, as the user's batch sampler says it."""
         return self.plan.batch_size
 
     @property
@@ -113,7 +113,7 @@ class EpochBatches(Sampler[Batch], ABC):
 
     @property
     def nominal_length(self) -> int:
-        """Batches an epoch a worker if all were equally fast."""
+        """How many batches each worker would get in an epoch if all were equally fast."""
         return math.ceil(self.positions / self.workers)
 
     @property
@@ -123,7 +123,7 @@ class EpochBatches(Sampler[Batch], ABC):
 
     @property
     def batches(self) -> int:
-        """Batches of the current epoch, of all workers; fewer after a resume in its middle."""
+        """How many batches all workers together have in the current epoch; fewer after a resume in its middle."""
         return len(self._batches)
 
     def share(self, batches: int) -> Fraction:
@@ -145,11 +145,11 @@ class EpochBatches(Sampler[Batch], ABC):
 
     @abstractmethod
     def unstepped(self) -> list[int]:
-        """Positions that are this worker's and that it has not trained on."""
+        """Positions of the epoch that this worker holds and has not trained on."""
 
     @abstractmethod
     def stepped(self) -> list[int]:
-        """Positions that this worker has trained on in this assignment."""
+        """Positions of the epoch that this worker has trained on in this assignment."""
 
     def move_to(self, key: str) -> None:
         """Take part in the assignments under another prefix of keys."""
@@ -157,7 +157,7 @@ class EpochBatches(Sampler[Batch], ABC):
             self.completion_log.key = key
 
     def find_unassigned(self, everyones: Iterable[Iterable[int]], finished: Iterable[int]) -> list[int]:
-        """Positions that excluded workers had claimed: no member has trained on them or holds them.
+        """Positions of the epoch that excluded workers had claimed: no member has trained on them or holds them.
 
         Args:
             everyones: stepped and unstepped positions of the members.
@@ -171,15 +171,15 @@ class EpochBatches(Sampler[Batch], ABC):
             self.completion_log.finished(position)
 
     def first_unclaimed(self) -> int | None:
-        """The first position that nobody has claimed yet; None if that was lost. Meaningful while nobody claims."""
+        """The first position of the epoch that nobody has claimed; None if that was lost. Meaningful while nobody claims."""
         return len(self._batches)
 
     def agree_on_unclaimed(self, first: int | None) -> None:
-        """All agree that this is the first position that nobody has claimed; None: nobody knows, since the store was lost."""
+        """Note what all agree is the first position that nobody has claimed; None: nobody knows, since the store was lost."""
         self._agreed = len(self._batches) if first is None else first
 
     def forget_agreement(self) -> None:
-        """Workers go on to claim."""
+        """Forget what was agreed on: workers claim again."""
         self._agreed = None
 
     @property
@@ -192,7 +192,7 @@ class EpochBatches(Sampler[Batch], ABC):
         return range(len(self._batches) if first is None else first, len(self._batches))
 
     def resume(self, position: EpochPosition) -> None:
-        """The next iteration over this epoch takes its pending batches only."""
+        """Make the next iteration over this epoch take the batches that are left of it only."""
         self._resume_at = position
 
     def position(self, unstepped: Iterable[int]) -> EpochPosition:
@@ -407,7 +407,7 @@ class SharedBatches(EpochBatches):
 
 
 class StaticBatches(EpochBatches):
-    """Every n-th batch of the epoch, the same number for each worker; the first ones again where it does not come out even."""
+    """Equal static shares of the epoch: every n-th batch for each worker; the first ones again where that is not even."""
 
     _own: Sequence[int] = ()  # positions of the assignment under way
     _stepped = 0  # how many of them have been trained on

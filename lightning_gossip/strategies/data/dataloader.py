@@ -76,7 +76,7 @@ class TrainingLoader:
             self._iterating = before
 
     def begin_again(self) -> None:
-        """The loop's own iteration begins anew; nothing before there was one."""
+        """Begin the loop's own iteration anew; nothing before there was one."""
         fetcher = self._trainer.fit_loop._data_fetcher
         if fetcher is not None:
             with self._training_iterates():

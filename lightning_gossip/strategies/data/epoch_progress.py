@@ -127,7 +127,7 @@ class FitWork:
     # -- progress ----------------------------------------------------------------------------------------------------
 
     def begin_fit(self) -> None:
-        """Lightning's state is loaded: step schedules follow the global count from here."""
+        """Begin the fit, when Lightning's state is loaded: step schedules follow the global count from here."""
         if self.batches is None or not self._trainer.lightning_module.automatic_optimization:
             return
         configs = self._trainer.lr_scheduler_configs
@@ -167,7 +167,7 @@ class FitWork:
             self._count.resize(self.batches.positions)
 
     def begin_batch(self, batch: Any) -> None:
-        """A batch is about to be trained on."""
+        """Note which share of the epoch is done with the batch that is about to be trained on."""
         # 1 where Lightning cannot tell its size either
         self.samples += next((size for size in _extract_batch_size(batch) if size is not None), 1)
         if self._count is not None and self.batches is not None and (progress := self.batches.progress) is not None:
@@ -179,7 +179,7 @@ class FitWork:
             self.batches.step()
 
     def end_epoch(self) -> None:
-        """All workers have ended the epoch: schedules stand at the same count everywhere."""
+        """End the epoch, as all workers do: schedules stand at the same count everywhere."""
         if self._count is not None:
             self._count.end_epoch()
 

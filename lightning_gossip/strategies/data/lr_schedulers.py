@@ -37,7 +37,7 @@ class GlobalCountScheduler:
         self.moved = 0
 
     def start_from(self, count: int) -> None:
-        """The schedule stands where ``count`` steps have led it: 0 at the beginning, more after loading a checkpoint."""
+        """Note that the schedule stands where ``count`` steps have led it: more than 0 after loading a checkpoint."""
         self.moved = count // self._frequency
 
     def step(self, *args: Any, **kwargs: Any) -> None:
@@ -77,7 +77,7 @@ class GlobalCount:
         return self._epoch_began + self.steps(self._share)
 
     def resize(self, batches: int) -> None:
-        """The epoch that begins or goes on has so many batches, of all workers."""
+        """Set how many batches, of all workers, the epoch has that begins or goes on."""
         if self._workers is not None:
             self._batches = math.ceil(batches / self._workers)
 
@@ -86,7 +86,7 @@ class GlobalCount:
         return math.floor(share * math.ceil(self._batches / self._accumulation))
 
     def begin(self, count: int, configs: Sequence[Any]) -> None:
-        """The fit begins, at an epoch's beginning.
+        """Begin the fit, at an epoch's beginning.
 
         Args:
             count: steps made before.
@@ -103,7 +103,7 @@ class GlobalCount:
                 self._schedulers.append(scheduler)
 
     def advance(self, share: Fraction, accumulation: int) -> None:
-        """All workers together have taken this share of the epoch, the batch at hand included; schedules move when asked to.
+        """Set the share of the epoch that all workers have taken together, with the batch at hand; schedules move when asked.
 
         Args:
             share: in [0, 1].
@@ -112,7 +112,7 @@ class GlobalCount:
         self._share, self._accumulation = share, accumulation
 
     def end_epoch(self) -> None:
-        """All workers have ended the epoch: schedules stand at the same count everywhere."""
+        """End the epoch, as all workers do: schedules stand at the same count everywhere."""
         self._epoch_began, self._share = self._epoch_began + self.steps(Fraction(1)), Fraction(0)
         for scheduler in self._schedulers:
             scheduler.step()

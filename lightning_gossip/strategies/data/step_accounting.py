@@ -86,16 +86,16 @@ class Account:
         self._share = _Share(self.steps, left, self._share.at(self.steps) or Fraction(0))
 
     def open_session(self) -> None:
-        """Training begins after a synchronisation point."""
+        """Begin to count after a synchronisation point."""
         self.forward_passes, self._step_s = 0, 0.0
         self._timer.begin(now_s())
 
     def close_session(self) -> None:
-        """All have met; what comes next is no batch."""
+        """End a session: what comes next, until another is opened, is no batch."""
         self._timer.begin()
 
     def end_batch(self, algorithm: Algorithm | None) -> None:
-        """A batch has been trained on."""
+        """Count a batch that has been trained on, and its time."""
         self.forward_passes += 1
         ended_s = now_s()
         batch_s = self._timer.tick(ended_s)
@@ -144,7 +144,7 @@ class Account:
     def publish(
         self, everyones: Sequence[tuple[int, dict[str, Any]]], *, lost: Sequence[WorkerId] = (), island: int = 1
     ) -> None:
-        """A stretch of training has ended.
+        """Make the report of all workers at the end of a stretch of training.
 
         Args:
             everyones: the descriptions of all workers, by rank.

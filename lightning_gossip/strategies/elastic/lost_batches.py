@@ -19,7 +19,7 @@ class HasBatches(Protocol):
 
     @property
     def batches(self) -> EpochBatches | None:
-        """Its batches; None where they are Lightning's own."""
+        """The worker's batches; None where they are Lightning's own."""
 
 
 class LostBatches:
@@ -36,7 +36,7 @@ class LostBatches:
         self._lost_in = -1  # the assignment in which the store was lost
 
     def lose_store(self) -> None:
-        """All know that some worker has lost the store, and its claims with it: nobody claims any more in this assignment."""
+        """Note, as all do, that a worker has lost the store, and its claims: nobody claims any more in this assignment."""
         batches = self._work.batches
         self._lost_in = -1 if batches is None else batches.assignments
 
@@ -95,7 +95,7 @@ class LostBatches:
 
 
 class LostBatchesOfFit(LostBatches):
-    """The same in a Trainer's fit, whose loop goes on with them.
+    """The lost batches of a Trainer's fit, whose loop goes on with them.
 
     Args:
         trainer: of the fit.

@@ -86,7 +86,7 @@ class MembershipChanges:
         return joins
 
     def lose_store(self) -> None:
-        """All know that some worker has lost the store: batches are assigned anew where that can be."""
+        """Note, as all do, that a worker has lost the store: batches are assigned anew where that can be."""
         self._lost_batches.lose_store()
 
     def position(self, workers: Workers) -> EpochPosition:
@@ -118,11 +118,6 @@ class MembershipChanges:
     def is_excluded(self) -> bool:
         """Whether this worker was excluded, and has not joined again."""
         return self._members is not None and self._members.outside
-
-    def raise_failure(self) -> None:
-        """Raise if another worker has aborted or the store does not answer: an epoch is too long to wait for its end."""
-        if self._members is not None:
-            self._members.monitor.raise_failure()
 
     def end_fit(self) -> None:
         """Admit nobody any more."""

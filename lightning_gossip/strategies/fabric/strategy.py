@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_integer
+from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.fabric import checkpoint
@@ -32,7 +33,7 @@ from lightning_gossip.strategies.fabric.training import FabricTraining
 from lightning_gossip.strategies.lightning.replicated_processes import ReplicatedProcesses
 from lightning_gossip.strategies.lightning.validation import check_model
 from lightning_gossip.strategies.report import FitReport
-from lightning_gossip.strategies.state.atomic_checkpoint_io import WholeFiles
+from lightning_gossip.strategies.state.atomic_checkpoint_io import whole_files_unless
 from lightning_gossip.strategies.state.shared_tensors import start_equal
 
 
@@ -54,6 +55,7 @@ class _Process:
     training: FabricTraining | None = None  # of the last Fabric, which a script may leave by an exception and make another one
 
 
+@clear_arguments
 class FabricStrategy(DDPStrategy):
     """A strategy of this package for ``Fabric(strategy=...)``. ``Fabric(strategy="adpsgd")`` makes one by name.
 
@@ -158,7 +160,7 @@ class FabricStrategy(DDPStrategy):
         return self._training
 
     def leave(self, error: BaseException | None) -> None:
-        """This worker's process ends; by an exception, if there is one."""
+        """Leave the job, since this worker's process ends; by an exception, if there is one."""
         if self._training is not None:
             self._training.close(error)
 
@@ -195,7 +197,7 @@ class FabricStrategy(DDPStrategy):
     @override
     def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
         output = super().optimizer_step(optimizer, **kwargs)
-        self.training.planned_epochs = self.epochs
+        self.training.work.planned_epochs = self.epochs
         self.training.step(max(float(group["lr"]) for group in optimizer.param_groups))
         return output
 
@@ -209,7 +211,7 @@ class FabricStrategy(DDPStrategy):
     @property
     def progress(self) -> float:
         """Epochs that all workers together have trained, with :attr:`share_of_epoch`."""
-        return self.training.progress
+        return self.training.work.progress
 
     @property
     def share_of_epoch(self) -> float:
@@ -253,7 +255,7 @@ class FabricStrategy(DDPStrategy):
         training.end_epochs()
 
     def synchronize(self) -> None:
-        """All workers meet, and the model is the exact mean. Every worker calls it; nothing where none has trained since.
+        """Meet all workers, so that the model is the exact mean. Every worker calls it; nothing where none has trained since.
 
         The end of a loader does it. Call it where a loop is left before that, or iterates over something else.
         """
@@ -289,9 +291,8 @@ class FabricStrategy(DDPStrategy):
     @property
     @override
     def checkpoint_io(self) -> CheckpointIO:
-        if self._checkpoint_io is None:
-            self._checkpoint_io = WholeFiles()
-        return super().checkpoint_io
+        self._checkpoint_io = whole_files_unless(self._checkpoint_io)  # not sooner: a Trainer takes that for the user's choice
+        return self._checkpoint_io
 
     @checkpoint_io.setter
     def checkpoint_io(self, io: CheckpointIO) -> None:

@@ -27,6 +27,8 @@ class LoopWork:
     Attributes:
         batches: of the pass under way; None between two, and where they are the user's own.
         passes: that all workers have ended.
+        passes_in_epoch: those of them in the epoch of the user's loop that is under way.
+        planned_epochs: of the whole run; None if nobody knows.
         share: of the pass under way, that all have done with the batch at hand.
         samples: that this worker has had.
         key: of the training in the store, the same on all workers.
@@ -38,6 +40,8 @@ class LoopWork:
         self._batch_s = batch_s
         self.batches: EpochBatches | None = None
         self.passes = 0
+        self.passes_in_epoch = 0
+        self.planned_epochs: int | None = None
         self.share = 0.0
         self.samples = 0
         self.key = ""
@@ -70,6 +74,16 @@ class LoopWork:
             self._about = str([None if plan is None else asdict(plan) for plan in plans])
             self._plans.clear()
         return self._about
+
+    @property
+    def progress(self) -> float:
+        """Passes that all have ended, with the share of the one under way."""
+        return self.passes + self.share
+
+    @property
+    def share_of_run(self) -> float | None:
+        """Which share of the whole run is done, in [0, 1]; None if nobody knows how long it is."""
+        return None if self.planned_epochs is None else min(1.0, self.progress / self.planned_epochs)
 
     @property
     def left_early(self) -> bool:
@@ -138,18 +152,18 @@ class LoopWork:
         return isinstance(self.batches, SharedBatches)
 
     def begin_batch(self) -> None:
-        """A batch has been fetched."""
+        """Note which share of the pass is done with the batch that has been fetched."""
         if self.batches is not None and (share := self.batches.progress) is not None:
             self.share = float(share)
 
     def end_batch(self) -> None:
-        """It has been trained on."""
+        """Mark the batch under way as trained on."""
         if self.batches is not None:
             self.batches.step()
 
     def end(self) -> None:
-        """All workers have ended the pass."""
-        self.passes, self.share = self.passes + 1, 0.0
+        """End the pass, as all workers do."""
+        self.passes, self.passes_in_epoch, self.share = self.passes + 1, self.passes_in_epoch + 1, 0.0
         self.batches = None
 
     def position(self, left: EpochPosition) -> Position:

@@ -42,7 +42,7 @@ from lightning_gossip.strategies.state.averaged_weights import AveragedWeights
 from lightning_gossip.strategies.state.local_model import OwnModel
 from lightning_gossip.strategies.state.one_model import Rest
 from lightning_gossip.strategies.state.shared_tensors import SharedModel, check_averaged_buffers
-from lightning_gossip.strategies.state.step_watch import StepWatch
+from lightning_gossip.strategies.state.step_watch import StepWatch, largest_lr
 from lightning_gossip.strategies.worker_algorithm import Algorithm
 
 log = logging.getLogger(__name__)
@@ -124,16 +124,16 @@ class Fit:
     # -- in the order of the training loop ---------------------------------------------------------------------------
 
     def resume_from(self, restored: dict[str, Any] | None, path: str | os.PathLike[str]) -> None:
-        """A checkpoint is loaded after the fit was set up; see the class.
+        """Resume from a checkpoint that is loaded after the fit was set up.
 
         Args:
-            restored: our part of it, if any.
+            restored: our part of the checkpoint, if any.
             path: where it lies.
         """
         self._restored, self._restored_from = restored, path
 
     def begin(self, *, searches: bool = False) -> None:
-        """All workers have loaded what there was to load and start to train; again if a tuner trains first.
+        """Begin to train, when all workers have loaded what there was to load; again if a tuner trains first.
 
         Args:
             searches: whether that is Lightning's tuner, which has put all callbacks aside, ours too. Each worker trains by
@@ -158,7 +158,7 @@ class Fit:
             self._algorithm.start()
 
     def begin_epoch(self) -> None:
-        """Nobody has taken a batch of the epoch yet."""
+        """Begin an epoch, of which nobody has taken a batch yet: admit workers that wait."""
         self._under_way, self.is_cut = True, False
         if self.changes.begin_epoch(self._algorithm):
             self._own_model.forget()  # it is of the time when this worker was outside
@@ -170,7 +170,7 @@ class Fit:
             self.account.plan_anew(self.work.planned_steps(**done))
 
     def before_batch(self, batch: Any) -> None:
-        """A batch has been fetched and is about to be trained on."""
+        """Begin a batch that has been fetched; with the first one a session is opened."""
         self._under_way, self.is_cut, self.logs_nothing = True, False, False
         if not self.in_session:
             self._open_session()
@@ -182,25 +182,25 @@ class Fit:
         self._watch_steps()
 
     def after_backward(self) -> None:
-        """A backward pass has ended."""
+        """Reduce the gradients of a whole step, where the algorithm does so."""
         if self._algorithm is None or not self._algorithm.reduces_gradients:
             return
         if not self.trainer.lightning_module.automatic_optimization or not self.trainer.fit_loop._should_accumulate():
             self._algorithm.reduce_gradients()
 
     def optimizer_stepped(self, lr: float) -> None:
-        """Lightning has called an optimizer on the current batch, with this learning rate."""
+        """Note that Lightning has called an optimizer on the current batch, with this learning rate."""
         self._optimizer_stepped = True
         self._lr = lr
 
     def after_batch(self) -> None:
-        """The batch has been trained on, its hooks come next: push and pull, and synchronise if somebody has requested it.
+        """End a batch, before its hooks: push and pull, and synchronise if somebody has requested it.
 
         Raises:
             SIGTERMException: if some worker was told to stop.
         """
         self._in_step = False
-        self.changes.raise_failure()
+        self._sync_point.workers.raise_failure()
         self.work.end_batch()
         self.account.end_batch(self._algorithm)
         if self._optimizer_stepped or self._has_stepped_unheard():
@@ -234,7 +234,7 @@ class Fit:
         return Word.STOP in heard, bool(heard & (Word.MEET | Word.ASK))
 
     def after_batch_hooks(self) -> None:
-        """All hooks of the batch have run: synchronise at the epoch's end, and request that if this worker leaves it early."""
+        """Synchronise after a batch's hooks, at the epoch's end, and request that if this worker leaves it early."""
         if self._in_step:
             return  # a tuner has put all callbacks aside, ours too: all meet when it has left its loop
         loop = self.trainer.fit_loop
@@ -269,7 +269,7 @@ class Fit:
             asks, requests = (), False
 
     def end_epoch(self) -> None:
-        """Lightning has left the batches of the epoch; usually all workers have met before.
+        """End an epoch whose batches Lightning has left; usually all workers have met before.
 
         Raises:
             ConfigurationError: if this worker had no batch in it.
@@ -283,12 +283,12 @@ class Fit:
         self._batches_in_epoch = 0
 
     def leave_epoch(self) -> None:
-        """Lightning's loop has ended, perhaps before the last batch and for a reason that the others do not know."""
+        """Meet the others when Lightning's loop has ended, perhaps early and for a reason that they do not know."""
         self._in_step = False
         self.synchronize(Purpose.EPOCH_END, requests=bool(self.trainer.should_stop))
 
     def end(self) -> None:
-        """All workers have ended the fit.
+        """End the fit, as all workers do.
 
         Raises:
             SIGTERMException: on a worker that was told to stop too late for the others to hear of it.
@@ -367,7 +367,7 @@ class Fit:
 
     @property
     def is_inside_epoch(self) -> bool:
-        """Whether other workers may be anywhere: from the first hook of an epoch, outside of what all do together."""
+        """Whether other workers may be at other steps: from an epoch's first hook to its end, where they are not together."""
         return self.in_session or (self._under_way and self._batches_in_epoch == 0 and bool(self.trainer.training))
 
     @property
@@ -377,7 +377,7 @@ class Fit:
 
     @property
     def why_apart(self) -> str:
-        """Why nobody can be sure in a training step that all workers come to the same call."""
+        """A clause for warnings: why nobody can be sure in a training step that all workers come to the same call."""
         if self.is_in_step:
             return "one that has ended its batches makes no more steps, and would not come"
         return "each of them is at a step of its own"
@@ -389,7 +389,11 @@ class Fit:
         self.aborted = not self._stopped_together
 
     def close(self, *, together: bool | None = None) -> None:
-        """End threads; may be called twice. Without ``together``: together if all workers have agreed to stop."""
+        """End the algorithm's threads. May be called twice.
+
+        Args:
+            together: whether all workers do so; None: if they have agreed to stop.
+        """
         self._own_model.forget()
         self.work.close()
         if self._algorithm is not None:
@@ -404,7 +408,7 @@ class Fit:
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def extend_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
-        """Add our part to a checkpoint that all workers are writing together; again, if rank 0 fails meanwhile."""
+        """Add our part to a checkpoint that all workers write together. Called again if rank 0 fails meanwhile."""
         replicas = self._options.checkpoint == "replicas"
         checkpoint[checkpoint_contents.KEY] = resume.describe(
             self.trainer,
@@ -472,8 +476,7 @@ class Fit:
     def _has_stepped_unheard(self) -> bool:
         if not self._watches_steps or not self._steps.has_stepped():
             return False
-        groups = [group for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
-        self._lr = max((float(group["lr"]) for group in groups if "lr" in group), default=self._lr)
+        self._lr = largest_lr(self.trainer.optimizers, default=self._lr)
         return True
 
     def _ask(self, asks: Sequence[Ask]) -> None:

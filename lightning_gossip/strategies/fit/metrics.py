@@ -118,13 +118,13 @@ class LocalMetrics:
         _fits.append(self)
 
     def forget(self) -> None:
-        """All workers have met: values that were computed alone are out of date, and computed again where they are read."""
+        """Forget values that were computed alone, since all have met: they are computed again where they are read."""
         for metric in list(_computed_alone.values()):
             metric._computed = None
         _computed_alone.clear()
 
     def restore(self) -> None:
-        """The fit has ended. May be called twice."""
+        """Put torchmetrics' methods back when the fit has ended. May be called twice."""
         if self in _fits:
             self.forget()
             _fits.remove(self)

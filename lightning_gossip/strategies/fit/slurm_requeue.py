@@ -38,7 +38,7 @@ class Requeue:
             patches.set(trainer._signal_connector, "_slurm_sigusr_handler_fn", self._note)
 
     def stopped(self) -> None:
-        """All workers have stopped: if one of them has had the signal, save and queue the job again. Collective."""
+        """Save and queue the job again, when all workers have stopped, if one of them has had the signal. Collective."""
         if not self._applies:
             return
         everyones = self._workers.gather(self._signal, kind="the signals")

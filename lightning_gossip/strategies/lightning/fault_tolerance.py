@@ -71,7 +71,7 @@ class Survival:
 
     @property
     def least(self) -> int:
-        """With fewer workers left the job ends."""
+        """The fewest workers with which the job goes on."""
         return 1 if self.min_workers is None else self.min_workers
 
     def most(self, workers: int) -> int:
@@ -79,7 +79,7 @@ class Survival:
         return workers if self.max_workers is None else max(self.max_workers, workers)
 
     def of_ranks(self, islands: Islands | None) -> Survival:
-        """The same counted in ranks, where workers are islands of them."""
+        """These options counted in ranks, where workers are islands of them."""
         if islands is None:
             return self
         least, most = (None if count is None else count * islands.size for count in (self.min_workers, self.max_workers))
@@ -205,7 +205,7 @@ def _introduced(store: Store, prefix: str, initial_rank: int, workers: int) -> t
 
 
 def own_address() -> str:
-    """Where others reach this worker."""
+    """The address at which others reach this worker."""
     try:
         return endpoint().address
     except ConfigurationError:  # all hear of it when they meet

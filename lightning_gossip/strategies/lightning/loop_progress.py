@@ -45,7 +45,7 @@ def set_global_step(trainer: pl.Trainer, steps: int) -> None:
 
 
 def resize_epoch(trainer: pl.Trainer, length: int) -> None:
-    """The share of each worker has another length: what Lightning's loop has reckoned from it follows."""
+    """Tell Lightning's loop another length of this worker's share: what it has reckoned from that follows."""
     fit_loop = trainer.fit_loop
     batches = _parse_num_batches(RunningStage.TRAINING, length, trainer.limit_train_batches)
     fit_loop.max_batches = batches
@@ -56,7 +56,7 @@ def resize_epoch(trainer: pl.Trainer, length: int) -> None:
 
 
 def align_epoch(trainer: pl.Trainer, done: int) -> None:
-    """Workers may have been stopped at different batches; what is left is dealt out evenly, so all stand at one."""
+    """Set the loop to so many batches done: workers may have stopped at different ones, and the rest is dealt out evenly."""
     current = trainer.fit_loop.epoch_loop.batch_progress.current
     shift = max(0, done) - current.ready
     for name in ("ready", "started", "processed", "completed"):

@@ -66,7 +66,7 @@ from lightning_gossip.strategies.lightning.launchers import (
 from lightning_gossip.strategies.lightning.validation import check_plugins, check_trainer
 from lightning_gossip.strategies.options import IslandSize, refuse_unknown, seconds_of
 from lightning_gossip.strategies.state import checkpoint_contents
-from lightning_gossip.strategies.state.atomic_checkpoint_io import WholeFiles
+from lightning_gossip.strategies.state.atomic_checkpoint_io import whole_files_unless
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.transport import network_interface
 from lightning_gossip.transport.endpoint import Endpoint, advice, endpoint
@@ -147,9 +147,8 @@ class WorkerProcesses(ParallelStrategy):
     @property
     @override
     def checkpoint_io(self) -> CheckpointIO:
-        if self._checkpoint_io is None:
-            self._checkpoint_io = WholeFiles()
-        return super().checkpoint_io
+        self._checkpoint_io = whole_files_unless(self._checkpoint_io)  # not sooner: a Trainer takes that for the user's choice
+        return self._checkpoint_io
 
     @checkpoint_io.setter
     def checkpoint_io(self, io: CheckpointIO) -> None:

@@ -17,8 +17,9 @@ from typing import Any, BinaryIO
 import torch
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
-from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
@@ -33,6 +34,19 @@ class WholeFiles(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         write_checkpoint(checkpoint, Path(local))
+
+
+def whole_files_unless(chosen: CheckpointIO | None) -> CheckpointIO:
+    """What writes a strategy's checkpoints.
+
+    Args:
+        chosen: by the user; one that hands on to another, as AsyncCheckpointIO does, gets whole files where it has no other.
+    """
+    if chosen is None:
+        return WholeFiles()
+    if isinstance(chosen, _WrappingCheckpointIO):
+        chosen.checkpoint_io = WholeFiles()  # does nothing where the user has given one
+    return chosen
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:

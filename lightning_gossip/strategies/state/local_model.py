@@ -45,18 +45,18 @@ class OwnModel:
             self._aside.means = fingerprints(list(self._aside.tensors))
 
     def forget(self) -> None:
-        """The worker goes on from what its tensors hold."""
+        """Drop the model: the worker goes on from what its tensors hold."""
         self._aside = None
 
     def put_back(self) -> None:
-        """Into the tensors, to train on. What is not the mean any more, somebody has set since then, and it stays."""
+        """Put the model back into the tensors, to train on. One that is not the mean any more somebody has set: it stays."""
         aside, self._aside = self._aside, None
         if aside is not None:
             _put(aside)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """In the tensors for a while, if there is one."""
+        """Put the model into the tensors for a while, if there is one, and the mean back afterwards."""
         if self._aside is None:
             yield
             return

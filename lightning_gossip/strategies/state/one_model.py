@@ -171,7 +171,7 @@ def unite(found: Differences, sync_point: SyncPoint, *, takes_part: bool = True)
 
 
 def assign(tensor: Tensor, value: Tensor) -> None:
-    """A tensor ← a value, in place; of another shape too."""
+    """Assign a value to a tensor in place; of another shape too."""
     with torch.no_grad():
         if tensor.shape == value.shape:
             tensor.copy_(value)

@@ -30,7 +30,7 @@ def warn_of_statistics(model: Module) -> None:
 
 
 def warn_of_few_rounds(steps: float, round_steps: int) -> None:
-    """An outer step cannot pay in a short run.
+    """Warn of a run that is too short for outer steps to pay.
 
     Args:
         steps: of a worker that have outer steps, in the whole run.
@@ -46,7 +46,7 @@ def warn_of_few_rounds(steps: float, round_steps: int) -> None:
 
 
 def warn_of_slow_exchanges(exchange_s: float, step_s: float, round_steps: int) -> None:
-    """An exchange that lasts long costs most of what outer steps gain.
+    """Warn of exchanges that last so long that most of what outer steps gain is lost.
 
     Args:
         exchange_s: that an exchange has lasted, on the average.

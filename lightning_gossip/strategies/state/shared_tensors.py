@@ -188,7 +188,7 @@ class SharedModel:
         return places(self.module, self.averaged_buffers)
 
     def open(self) -> SharedModel:
-        """A session begins: look at what there is now. Returns itself."""
+        """Begin a session: find the tensors that are there now and those of them that are shared. Returns itself."""
         found = self.find()
         self.learn([], with_gradient=[place.name for place in found if place.requires_grad and not place.is_buffer])
         parameters = [place for place in found if not place.is_buffer and place.name in self.trained and place.has_mean]
@@ -210,7 +210,7 @@ class SharedModel:
         self.trained.update(names, with_gradient)
 
     def agree(self, workers: Workers) -> None:
-        """Know what any worker knows: some of them have just come. Collective."""
+        """Learn which parameters any worker knows to be trained, since some have just come. Collective."""
         for names, with_gradient in workers.gather((sorted(self.trained), sorted(self._with_gradient))):
             self.learn(names, with_gradient=with_gradient)
 
@@ -220,7 +220,10 @@ class SharedModel:
         return [place for place in self.find() if place.name not in known]
 
     def rest_in_parts(self) -> list[Place]:
-        """The same, of what each rank of an island has a part of its own of: it is compared with that of other islands only."""
+        """Where the tensors are that the session does not share, and of which each rank of an island has a part of its own.
+
+        They are compared with those of other islands only.
+        """
         return []
 
     @property
@@ -238,7 +241,7 @@ class SharedModel:
         return
 
     def hand_round_all(self) -> None:
-        """The same with all that the session shares, averaged buffers included."""
+        """Let the ranks of this worker's island have all that the session shares, averaged buffers included."""
         return
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

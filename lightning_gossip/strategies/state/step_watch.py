@@ -12,11 +12,23 @@ one only where the cheaper ones see nothing:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lightning_gossip.algorithm.tensors.fingerprint import fingerprints
+
+
+def largest_lr(optimizers: Iterable[Optimizer], *, default: float) -> float:
+    """The learning rate of a step in which nobody can tell which of these optimizers has stepped: the largest of theirs.
+
+    Args:
+        optimizers: of the worker.
+        default: if none of them has one.
+    """
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return max((float(group["lr"]) for group in groups if "lr" in group), default=default)
 
 
 class StepWatch:
@@ -38,7 +50,7 @@ class StepWatch:
         self.mark()
 
     def mark(self, *, heard: bool = False) -> None:
-        """What has changed until now is no step that is still to be seen.
+        """Take what has changed until now for seen: it is no step that is still to be noticed.
 
         Args:
             heard: of the last step through Lightning, so that the bits need no look.

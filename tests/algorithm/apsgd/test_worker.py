@@ -84,9 +84,10 @@ def test_a_trigger_is_told_in_three_ways_or_not_at_all() -> None:
     assert EventTrigger.of({"threshold": 0.1, "relative": True}) == trigger
     assert EventTrigger.of(0.3) == EventTrigger(threshold=0.3)
     assert EventTrigger.of(None) is None
-    for wrong in ({"relative": True}, {"threshold": 0.1, "level": 2}):
-        with pytest.raises(ConfigurationError, match="event_trigger"):
-            EventTrigger.of(wrong)
+    with pytest.raises(ConfigurationError, match=r"EventTrigger needs 'threshold'. Write EventTrigger\(threshold="):
+        EventTrigger.of({"relative": True})
+    with pytest.raises(ConfigurationError, match="EventTrigger has no argument 'level'"):
+        EventTrigger.of({"threshold": 0.1, "level": 2})
 
 
 @given(

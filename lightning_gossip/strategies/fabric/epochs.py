@@ -1,9 +1,9 @@
-"""Workers that come later under Fabric, or come back: what they get of the user's loop, and of the training under way."""
+"""The user's loop over epochs: where one begins, workers that come later, or come back, are taken in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from lightning.fabric.utilities.types import _Stateful
 from lightning.fabric.wrappers import _unwrap_objects
@@ -12,8 +12,12 @@ from torch.optim import Optimizer
 
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.strategies.base import DecentralizedStrategy
+from lightning_gossip.strategies.data.step_accounting import Account
 from lightning_gossip.strategies.elastic.admission import Admission
+from lightning_gossip.strategies.fabric.work import LoopWork
 from lightning_gossip.strategies.state.shared_tensors import SharedModel, fingerprint, start_equal
+
+LOOP = "for epoch in fabric.strategy.epochs_left(EPOCHS, state)"  # how a script says where its epochs begin
 
 
 class Snapshot(NamedTuple):
@@ -36,70 +40,76 @@ class Snapshot(NamedTuple):
     assignments: dict[int, int]
 
 
-class Joined(Protocol):
-    """A training that is joined."""
-
-    def snapshot(self) -> Snapshot:
-        """Where it stands."""
-
-    def apply(self, snapshot: Snapshot) -> None:
-        """Stand there."""
-
-
-class Joining:
-    """Admits workers to a training, or lets this one be admitted.
+class UserEpochs:
+    """The epochs of the user's loop, as far as it says where they begin (``epochs_left``).
 
     Args:
         strategy: whose workers.
-        training: of this worker.
-        about: tells what its data are.
+        work: this worker's batches.
+        account: its counts.
         modules: that were set up.
         model: what of them is shared.
+
+    Attributes:
+        epoch: under way; None where the script does not say.
     """
 
     def __init__(
-        self,
-        strategy: DecentralizedStrategy,
-        training: Joined,
-        *,
-        about: Callable[[], str],
-        modules: nn.ModuleList,
-        model: SharedModel,
+        self, strategy: DecentralizedStrategy, work: LoopWork, account: Account, *, modules: nn.ModuleList, model: SharedModel
     ) -> None:
+        self.epoch: int | None = None
         self._strategy = strategy
-        self._training = training
+        self._work = work
+        self._account = account
         self._modules = modules
         self._others = nn.ModuleList()  # of the user's state, that were not set up
         self._admission = Admission(
             strategy,
             model,
-            about=lambda: f"model {fingerprint(modules):x}, data {about()}",
+            about=lambda: f"model {fingerprint(self._modules):x}, data {work.about}",
             start_equal=lambda: start_equal(nn.ModuleList([self._modules, self._others]), strategy.all_workers),
             optimizers=lambda: strategy._optimizers,
         )
 
-    def admit(self, members: Membership, state: dict[str, Any]) -> None:
-        """Take in the workers that wait. All members call it.
+    def begin(self, epoch: int, state: dict[str, Any]) -> bool:
+        """Begin an epoch: take in the workers that wait, or wait to be taken in. All workers call it.
 
         Args:
-            members: of the job.
-            state: of the user's, that they get too.
+            epoch: that would be the next one; who is taken in goes on with that of the others.
+            state: of the user's: what a worker that is taken in gets beside the model and the optimizers' states.
+
+        Returns:
+            Whether this worker was taken in.
         """
+        members, is_first = self._strategy.members, self.epoch is None
+        self.epoch, self._work.passes_in_epoch = epoch, 0
+        if members is None:
+            return False
+        if members.outside:
+            self._join(members, state)
+            return True
+        if is_first:
+            members.open_admission()
+        else:
+            self._admit(members, state)
+        return False
+
+    def end(self) -> None:
+        """End the loop: nobody is taken in any more."""
+        if self._strategy.members is not None:
+            self._strategy.members.close_admission()
+
+    def _admit(self, members: Membership, state: dict[str, Any]) -> None:
         self._look(state)
-        self._admission.admit(members, lambda: (self._training.snapshot(), dict(self._values(state))))
+        self._admission.admit(members, lambda: (self._take_snapshot(), dict(self._values(state))))
 
-    def join(self, members: Membership, state: dict[str, Any]) -> None:
-        """Wait to be taken in.
-
-        Args:
-            members: of the job.
-            state: of the user's, to be put where the others' is.
-        """
+    def _join(self, members: Membership, state: dict[str, Any]) -> None:
         self._look(state)
 
         def apply(both: tuple[Snapshot, dict[str, Any]]) -> None:
             snapshot, values = both
-            self._training.apply(snapshot)
+            self.epoch, self._account.steps = snapshot.epoch, snapshot.steps
+            self._work.follow(snapshot.key, snapshot.passes, snapshot.loaders, snapshot.assignments)
             mine = _unwrap_objects(state)
             for name, value in values.items():
                 if isinstance(mine.get(name), _Stateful):
@@ -108,6 +118,11 @@ class Joining:
                     state[name] = value
 
         self._admission.join(members, apply)
+
+    def _take_snapshot(self) -> Snapshot:
+        work = self._work
+        assert self.epoch is not None
+        return Snapshot(work.key, self.epoch, work.passes, self._account.steps, work.loaders, work.assignments())
 
     def _look(self, state: dict[str, Any]) -> None:
         """Find the modules of the user's state that were not set up, as an average of the weights: they go the model's way."""

@@ -1,4 +1,7 @@
-"""What is replaced in one Trainer so that its loops make no collective inside an epoch; docs/assumptions.md says why each."""
+"""The points of Lightning's loops at which a decentralized strategy acts and for which there is no strategy hook.
+
+A callback, and replacements in one Trainer so that its loops make no collective inside an epoch; docs/assumptions.md says why.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,53 @@ from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from typing_extensions import override
 
 from lightning_gossip.runtime.sync_point import Purpose
 from lightning_gossip.strategies.fit.fit import Fit
 from lightning_gossip.strategies.fit.metrics import SynchronizedResults
+from lightning_gossip.strategies.fit.slurm_requeue import Requeue
 from lightning_gossip.strategies.lightning.patches import Patches
+
+
+class StrategyHooks(Callback):
+    """Stands first among the callbacks of a fit, so that the others see the model as it is after the synchronisation point."""
+
+    def __init__(self, fit: Fit, requeue: Requeue) -> None:
+        self._fit = fit
+        self._requeue = requeue
+
+    @override
+    def on_train_epoch_start(self, *_: Any) -> None:
+        self._fit.begin_epoch()
+
+    @override
+    def on_train_batch_start(self, *_: Any) -> None:
+        self._fit.work.show_length()
+
+    @override
+    def on_train_batch_end(self, *_: Any) -> None:
+        self._fit.after_batch()
+
+    @override
+    def on_train_epoch_end(self, *_: Any) -> None:
+        self._fit.end_epoch()
+        self._fit.work.show_nominal_length()
+
+    @override
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        if not isinstance(exception, SIGTERMException):
+            self._fit.abort()
+        elif not self._fit.aborted:  # all have stopped together
+            self._requeue.stopped()
 
 
 def synchronize_results(
     trainer: pl.Trainer, patches: Patches, *, end_session: Callable[[], None], logs_nothing: Callable[[], bool]
 ) -> None:
-    """One value of every epoch metric on all ranks, in every loop that logs.
+    """Give every epoch metric one value on all ranks, in every loop that logs.
 
     Args:
         end_session: brings all workers together, if they are not: a worker may leave the loop before its last batch.
@@ -93,7 +132,7 @@ def free_epoch_loop(trainer: pl.Trainer, fit: Fit, patches: Patches, *, forward_
 
 
 def defer_epoch_schedulers(trainer: pl.Trainer, fit: Fit, patches: Patches) -> None:
-    """Schedules by epoch step when the epoch has ended for all: after the synchronisation point, which may add make-up batches
+    """Let schedules by epoch step when it has ended for all: after the synchronisation point, which may add make-up batches
     to it.
 
     They do not step if all have left it before its last batch, whatever a worker has seen of it.
