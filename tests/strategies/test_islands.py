@@ -7,6 +7,7 @@ import os
 import signal
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -29,7 +30,11 @@ from lightning_gossip import (
     PeriodicAveragingStrategy,
     QSGDStrategy,
 )
+from lightning_gossip.algorithm.islands.places import Islands
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.algorithm.work_sharing import EpochPlan
+from lightning_gossip.runtime.islands.groups import IslandGroups
+from lightning_gossip.strategies.lightning.worker_processes import BatchesOfRank
 from tests.strategies.jobs import job, store, survivors
 from tests.strategies.launch import launch
 from tests.strategies.models import OPTIMIZERS, Net, RemembersLosses, flat, loader, samples, trainer
@@ -340,6 +345,20 @@ def test_an_island_comes_back_whole() -> None:
         assert outcome["epoch"] == found[0]["epoch"]
         assert len(outcome["exchanges"]) == 2
         assert min(outcome["momentum"]) > 0
+
+
+@pytest.mark.parametrize(("rank", "place"), [(0, (0, True)), (1, (1, False)), (2, (0, True))])
+def test_a_rank_that_comes_back_keeps_its_place_in_its_island_and_the_first_one_claims(
+    rank: int, place: tuple[int, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 writes what there is one of, so nobody is rank 0 while outside; both ranks of its island waited for the other."""
+    strategy = islands()
+    strategy.groups = IslandGroups(Islands(2), rank, 1.0)
+    members: Any = SimpleNamespace(outside=True, me=WorkerId(rank, 2), members=())
+    monkeypatch.setattr(strategy, "_members", members)
+    assert strategy.global_rank == max(1, rank)
+    assert strategy.batches_of_rank == BatchesOfRank(2, *place)
+    assert strategy.own_file == (2 * (rank // 2), place[1])
 
 
 # -- averaging ---------------------------------------------------------------------------------------------------------------

@@ -193,8 +193,13 @@ class WorkerProcesses(ParallelStrategy):
         """What this rank trains on of what its island takes at once."""
         if self.islands is None:
             return BatchesOfRank(1, 0, None)
-        index = self.islands.place(self.global_rank).index
-        return BatchesOfRank(self.islands.size, index, index == 0)
+        return BatchesOfRank(self.islands.size, self._index_in_island, self._index_in_island == 0)
+
+    @property
+    def _index_in_island(self) -> int:
+        """This rank's in its island: for good, while its rank changes, and is never 0 while it is outside."""
+        assert self.islands is not None
+        return (self.islands.place(self.global_rank) if self.groups is None else self.groups.place).index
 
     @property
     def collectives_device(self) -> torch.device:
@@ -513,8 +518,7 @@ class WorkerProcesses(ParallelStrategy):
         """The rank that names the file of this worker's own state beside a checkpoint, and whether this one writes it."""
         if self.islands is None:
             return self.global_rank, True
-        index = self.islands.place(self.global_rank).index
-        return self.global_rank - index, index == 0
+        return self.islands.rank(self.islands.place(self.global_rank).island, 0), self._index_in_island == 0
 
     def own_state(self) -> dict[str, Any]:
         """What this worker has for itself, for a checkpoint: model, optimizers, gradient scaler."""
