@@ -82,7 +82,7 @@ def connect(
                 wait_for_workers=False,
                 multi_tenant=True,
                 timeout=timedelta(seconds=timeout_s),
-                master_listen_fd=listen(interface, host, port) if interface is not None else None,
+                master_listen_fd=listen(interface, host, port),
             )
         else:
             _await_listener(host, port, timeout_s)
@@ -117,7 +117,7 @@ def client(host: str, port: int, *, timeout_s: float, connect_s: float = _NAMES_
         socket.create_connection((host, port), _CONNECT_S).close()
     except OSError as error:
         raise dist.DistNetworkError(f"No store answers at {host}:{port} ({error.strerror or error}).") from error
-    store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=min(connect_s, timeout_s)))
+    store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=connect_s))
     store.set_timeout(timedelta(seconds=timeout_s))
     return store
 
