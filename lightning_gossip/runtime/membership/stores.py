@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 import torch.distributed as dist
@@ -60,7 +60,7 @@ def reach(
     *,
     timeout_s: float = _CALL_S,
     answer_s: float = _ANSWER_S,
-    measured: Callable[[], AbstractContextManager[None]] = nullcontext,
+    answered: Callable[[float], None] = lambda took_s: None,
 ) -> tuple[Reached, TCPStore | None]:
     """Connect with the store at an address, if there is one, within a second or so.
 
@@ -68,7 +68,7 @@ def reach(
         address: of :func:`address_text`.
         timeout_s: of the store's calls, in seconds.
         answer_s: how long to wait for a store whose host answers, in seconds.
-        measured: around each attempt; left by an exception if it is in vain.
+        answered: told how long the first answer took, in seconds, also if it comes later than that.
     """
     host, port = parse(address)
     try:
@@ -78,12 +78,14 @@ def reach(
     except OSError:
         return Reached.SILENT, None
     ends = SimpleQueue[tuple[threading.Thread, TCPStore | None]]()
+    began_s, first = now_s(), threading.Lock()
 
     def connect() -> None:
         store = None
         try:
-            with measured():
-                store = client(host, port, timeout_s=timeout_s, connect_s=_TORCH_SHARE * answer_s)
+            store = client(host, port, timeout_s=timeout_s, connect_s=_TORCH_SHARE * answer_s)
+            if first.acquire(blocking=False):
+                answered(now_s() - began_s)
         except dist.DistError as error:
             log.debug("no store answers at %s: %s", address, error)
         ends.put((threading.current_thread(), store))
@@ -145,12 +147,13 @@ class Stores:
         view, address: of the job's store.
         others: addresses of the stores that members keep, as this worker was told before it was one.
         own: address of the store that this worker keeps.
+        patience: how long those of others are waited for.
     """
 
     def __init__(self, first: str, host: str, *, interface: str | None = None, lost_s: float, view: int = 0) -> None:
         self._reserve = serve(host, interface)
         self._mine = self._reserve  # a connection with it
-        self._patience = Patience(now_s, least_s=_ANSWER_S, most_s=lost_s)
+        self.patience = Patience(least_s=_ANSWER_S, most_s=lost_s)
         self._lost_s = lost_s
         self.view, self.address = view, first
         self.others: list[str] = []
@@ -253,7 +256,7 @@ class Stores:
         return store
 
     def _reach(self, address: str, *, timeout_s: float = _CALL_S) -> tuple[Reached, TCPStore | None]:
-        return reach(address, timeout_s=timeout_s, answer_s=self._patience.answer_s, measured=self._patience.measured)
+        return reach(address, timeout_s=timeout_s, answer_s=self.patience.answer_s, answered=self.patience.answered)
 
     @staticmethod
     def _in_view(view: int, store: Store) -> Store:

@@ -132,11 +132,11 @@ def test_a_store_that_has_answered_too_late_is_waited_for_longer_the_next_time(m
         return store
 
     monkeypatch.setattr(stores, "client", late)
-    before_s = one._patience.answer_s
-    assert reach(asked.own, answer_s=0.05, measured=one._patience.measured) == (Reached.SILENT, None)
+    before_s = one.patience.answer_s
+    assert reach(asked.own, answer_s=0.05, answered=one.patience.answered) == (Reached.SILENT, None)
     answered.set()
     assert heard.wait(20.0)
-    assert eventually(lambda: one._patience.answer_s == 16.0, 20.0)
+    assert eventually(lambda: one.patience.answer_s == 16.0, 20.0)
     assert before_s == 3.0
 
 
