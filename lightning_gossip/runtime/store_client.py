@@ -213,26 +213,6 @@ def delete_below(store: Store, prefix: str) -> None:
                 store.delete_key(key)
 
 
-def meet(store: Store, count: int, said: str = "") -> str:
-    """Wait until so many processes have called this with a store, as long as a call of it may wait.
-
-    Args:
-        store: with keys for these processes alone.
-        count: how many they are.
-        said: what one of them tells the others; nothing by all others.
-
-    Returns:
-        What that one has told.
-    """
-    if said:
-        store.set("said", said)
-    if store.add("here", 1) == count:
-        store.set("all", "")
-    store.get("all")
-    told: str = store.compare_set("said", "", "").decode()
-    return told
-
-
 def another(store: Store, *, timeout_s: float | None = None, connect_s: float = _NAMES_S) -> Store:
     """A second connection, since one serves one call at a time.
 

@@ -34,6 +34,7 @@ from lightning_gossip.runtime import causes, open_files
 from lightning_gossip.runtime.group_abort import prepare_nccl
 from lightning_gossip.runtime.islands import groups
 from lightning_gossip.runtime.islands.groups import IslandGroups
+from lightning_gossip.runtime.islands.mates import meet_mates
 from lightning_gossip.runtime.membership import uses
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.membership.stores import parse
@@ -52,7 +53,6 @@ from lightning_gossip.runtime.store_client import (
     client,
     connect,
     end_when_lost,
-    meet,
     uses_agent_store,
 )
 from lightning_gossip.runtime.workers import FixedWorkers, Workers
@@ -476,12 +476,20 @@ class WorkerProcesses(ParallelStrategy):
         served = self.groups.serve_island(fault_tolerance.own_address(), self.interface) if serves else ""
         said = self.all_workers.gather((place, aborted or not dist.is_initialized(), served), kind="the islands")
         if any(is_broken for theirs, is_broken, _ in said if theirs.island == place.island):
-            life = 1 if members is None else members.me.incarnation
-            keys = f"{self.keys}/island/{place.island}/{life}/{use}"
+            keys = f"{self.keys}/island/{place.island}/{use}"
             with peer_errors("connecting the island"):
                 where = next((address for theirs, _, address in said if theirs == Place(place.island, 0)), "")
                 if members is not None and members.outside:  # the others of a job that begins have met already
-                    where = meet(PrefixStore(keys, store), islands.size, served)
+                    keys, where = meet_mates(
+                        store,
+                        members.prefix,
+                        keys,
+                        islands,
+                        members.me,
+                        served,
+                        timeout_s=self.timeout_s,
+                        check=members.monitor.raise_failure,
+                    )
                 if members is not None:
                     host, port = parse(where)
                     store = client(host, port, timeout_s=self.timeout_s)
