@@ -53,7 +53,7 @@ def meet_mates(
         PeerError: if they do not come, or another process of this rank has.
     """
     ranks = sorted([me.initial_rank, *islands.mates(me.initial_rank)])
-    deadline, say = Deadline.after(timeout_s), Deadline.after(_SAY_S)
+    deadline, say, has_said = Deadline.after(timeout_s), Deadline.after(_SAY_S), False
     before: list[int] = []
     place, here = "", store
     while True:
@@ -71,8 +71,8 @@ def meet_mates(
             return place, (look_up(here, "said") or b"").decode()
         check()
         mates = ", ".join(map(str, islands.mates(me.initial_rank)))
-        if say is not None and not say.left_s:
-            say = None
+        if not has_said and not say.left_s:
+            has_said = True
             log.warning(
                 "%s: waits for the others of its island (rank %s), which comes back whole: start each.", me.spoken, mates
             )

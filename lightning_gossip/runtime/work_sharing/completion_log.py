@@ -1,10 +1,13 @@
 """Completion logs: the batches of an assignment that each worker has finished, in the store, for the others if it fails.
 
-Where the store may be lost each log is written twice: also into the one that the next worker keeps, to which all go then.
+Where the store may be lost each log is written twice: also into the one that the next worker keeps, to which all go then. They
+may have to leave that one, too, which cuts all connections with it: for a reading one is made anew. And what was read once is
+known from then on, so that a batch is trained on again only where both stores have ended before the others have met.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
@@ -13,6 +16,8 @@ import torch.distributed as dist
 
 from lightning_gossip.algorithm.membership.store import StoreLostError
 from lightning_gossip.runtime.store_client import look_up
+
+log = logging.getLogger(__name__)
 
 
 class Named(Protocol):
@@ -31,6 +36,38 @@ class Named(Protocol):
         """Whether the worker was excluded, and has not joined again."""
 
 
+class SecondStore:
+    """Where logs are written a second time: the store that one worker keeps.
+
+    Args:
+        connect: makes a connection with it.
+
+    Raises:
+        torch.distributed.DistError: if that cannot be reached.
+    """
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        self._connect = connect
+        self._store = connect()
+
+    def append(self, key: str, value: str) -> None:
+        """As torch's. Nobody waits for another connection here."""
+        self._store.append(key, value)
+
+    def delete_key(self, key: str) -> None:
+        """As torch's."""
+        self._store.delete_key(key)
+
+    def compare_set(self, key: str, expected: str, wanted: str) -> bytes:
+        """As torch's; by a new connection, if this one is cut."""
+        try:
+            found: bytes = self._store.compare_set(key, expected, wanted)
+        except dist.DistError:
+            self._store = self._connect()
+            found = self._store.compare_set(key, expected, wanted)
+        return found
+
+
 class CompletionLog:
     """The batches that one worker has finished, for the others if it fails. One key a worker and assignment.
 
@@ -38,13 +75,16 @@ class CompletionLog:
         store: shared by all workers.
         key: prefix of the keys, the same on all.
         members: asked for this worker's identity when an assignment begins.
-        reserve: asked at the same time for a store where the log is written a second time; None if there is none.
+        reserve: asked at the same time how to connect with a store where the log is written a second time; None: there is none.
     """
 
-    def __init__(self, store: Any, key: str, members: Named, *, reserve: Callable[[], Any | None] = lambda: None) -> None:
+    def __init__(
+        self, store: Any, key: str, members: Named, *, reserve: Callable[[], Callable[[], Any] | None] = lambda: None
+    ) -> None:
         self.key = key
         self._reserve = reserve
-        self._second: Any | None = None
+        self._second: SecondStore | None = None
+        self._known: dict[str, set[int]] = {}  # what was read of this assignment, by worker
         self._store = store
         self._members = members
         self._name = str(members.me)
@@ -60,7 +100,8 @@ class CompletionLog:
         for store in self._stores if self._assignment else ():
             with suppress(StoreLostError, dist.DistError):  # with the log
                 store.delete_key(self._at(self._name))
-        self._second = self._reserve()
+        self._second = self._connect()
+        self._known.clear()
         self._assignment, self._name = assignment, str(self._members.me)
         self.generation = self._members.generation
 
@@ -77,12 +118,20 @@ class CompletionLog:
 
     def read(self, name: str) -> list[int]:
         """The positions that another worker, which was excluded, has finished in this assignment."""
-        found = set[int]()
+        found = self._known.setdefault(name, set())
         for store in self._stores:
             with suppress(StoreLostError, dist.DistError):  # the other one has it
                 noted = look_up(store, self._at(name)) or b""  # an excluded worker that still runs may delete it
                 found.update(int(position) for position in noted.decode().split(",")[:-1])
         return sorted(found)
+
+    def _connect(self) -> SecondStore | None:
+        connect = self._reserve()
+        try:
+            return None if connect is None else SecondStore(connect)
+        except dist.DistError as error:
+            log.info("%s: no second log of finished batches: %s", self._members.me, error)
+            return None
 
     @property
     def _stores(self) -> list[Any]:
