@@ -172,7 +172,7 @@ class Membership(Workers):
         return self.monitor.stores is not None
 
     def log_reserve(self) -> Callable[[], Store] | None:
-        """How to connect with a store, beside the job's, for what must outlive it: of the first member that does not keep that one.
+        """How to connect with a store that what must outlive the job's is in, too: of the first member that does not keep that.
 
         It is of another island, since one that loses a rank ends with all, and on another host if there is one.
         """
