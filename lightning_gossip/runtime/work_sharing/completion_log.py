@@ -37,7 +37,10 @@ class Named(Protocol):
 
 
 class SecondStore:
-    """Where logs are written a second time: the store that one worker keeps.
+    """Where logs are written a second time: the store that one worker keeps. One call after the other.
+
+    A connection that was cut is made anew for a reading, once; nobody waits for that to write. Torch would write a stack to the
+    log for each attempt by the old one.
 
     Args:
         connect: makes a connection with it.
@@ -47,25 +50,37 @@ class SecondStore:
     """
 
     def __init__(self, connect: Callable[[], Any]) -> None:
-        self._connect = connect
-        self._store = connect()
+        self._connect: Callable[[], Any] | None = connect
+        self._store: Any | None = connect()
 
     def append(self, key: str, value: str) -> None:
-        """As torch's. Nobody waits for another connection here."""
-        self._store.append(key, value)
+        """As torch's; nothing where the connection is cut."""
+        self._try("append", key, value)
 
     def delete_key(self, key: str) -> None:
-        """As torch's."""
-        self._store.delete_key(key)
+        """As torch's; nothing where the connection is cut: with the log."""
+        self._try("delete_key", key)
 
     def compare_set(self, key: str, expected: str, wanted: str) -> bytes:
-        """As torch's; by a new connection, if this one is cut."""
-        try:
-            found: bytes = self._store.compare_set(key, expected, wanted)
-        except dist.DistError:
-            self._store = self._connect()
+        """As torch's."""
+        found = self._try("compare_set", key, expected, wanted)
+        if found is None:
+            connect, self._connect = self._connect, None
+            if connect is None:
+                raise dist.DistNetworkError("The second store of finished batches has ended.")
+            self._store = connect()
+            self._connect = connect
             found = self._store.compare_set(key, expected, wanted)
-        return found
+        return bytes(found)
+
+    def _try(self, method: str, *args: str) -> Any | None:
+        if self._store is None:
+            return None
+        try:
+            return getattr(self._store, method)(*args)
+        except dist.DistError:
+            self._store = None
+            return None
 
 
 class CompletionLog:
@@ -113,7 +128,7 @@ class CompletionLog:
     def finished(self, position: int) -> None:
         """Note that the batch at this position has been trained on. The caller does not wait for the store."""
         for store in self._stores:
-            with suppress(StoreLostError, dist.DistError):  # the other one has it
+            with suppress(StoreLostError):  # the other one has it
                 store.append(self._at(self._name), f"{position},")
 
     def read(self, name: str) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -48,6 +48,20 @@ class Host:
     def cut(self) -> None:
         for connection in self.made:
             connection.is_cut = True
+
+
+@dataclass
+class Ended:
+    """A store whose process has ended, and how often somebody tried to write to it."""
+
+    attempts: list[str] = field(default_factory=list)
+
+    def append(self, key: str, value: str) -> None:
+        self.attempts.append(value)
+        raise dist.DistNetworkError("Broken pipe")
+
+    def compare_set(self, key: str, expected: str, wanted: str) -> bytes:
+        raise dist.DistNetworkError("Broken pipe")
 
 
 @pytest.fixture
@@ -98,3 +112,39 @@ def test_a_batch_is_noted_without_waiting_for_another_connection(first: Host, se
     lost.finished(4)
     assert len(second.made) == made
     assert left.read("lost") == [4]  # the job's store has it
+
+
+def test_a_second_store_that_has_ended_is_tried_once_in_an_assignment(first: Host) -> None:
+    """Torch writes a stack of 2 kB to the log for each attempt, which would hide all else that a user should read."""
+    second = Ended()
+    log = CompletionLog(first.connect(), "fit", Member("me"), reserve=lambda: lambda: second)
+    log.begin("0/1")
+    for position in range(5):
+        log.finished(position)
+    assert second.attempts == ["0,"]
+    assert log.read("me") == [0, 1, 2, 3, 4]
+    log.begin("0/2")
+    log.finished(7)
+    assert second.attempts == ["0,", "7,"]
+
+
+def test_one_that_does_not_answer_is_not_asked_for_each_worker(first: Host, second: Host) -> None:
+    _, left = _logs(first, second)
+    first.has_ended = second.has_ended = True
+    asked: list[str] = []
+
+    def refuses() -> Connection:
+        asked.append("")
+        raise dist.DistNetworkError("silent")
+
+    assert left._second is not None
+    left._second._connect = refuses
+    assert [left.read(f"worker {number}") for number in range(5)] == [[]] * 5
+    assert len(asked) == 1
+
+
+def test_what_only_the_second_store_has_is_found(first: Host, second: Host) -> None:
+    lost, left = _logs(first, second)
+    lost.finished(3)
+    first.store.delete_key("fit/finished/0/1/lost")
+    assert left.read("lost") == [3]
