@@ -63,6 +63,9 @@ class Ended:
     def compare_set(self, key: str, expected: str, wanted: str) -> bytes:
         raise dist.DistNetworkError("Broken pipe")
 
+    def delete_key(self, key: str) -> None:
+        raise dist.DistNetworkError("Broken pipe")
+
 
 @pytest.fixture
 def first() -> Host:
