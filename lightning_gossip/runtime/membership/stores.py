@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
-from lightning_gossip.algorithm.membership.patience import Patience
+from lightning_gossip.algorithm.membership.failure_detector import Patience
 from lightning_gossip.algorithm.membership.store import Reached
 from lightning_gossip.runtime.clock import Deadline, now_s
 from lightning_gossip.runtime.store_client import Space, client, cut_connections, end_when_lost, look_up
@@ -153,7 +153,7 @@ class Stores:
     def __init__(self, first: str, host: str, *, interface: str | None = None, lost_s: float, view: int = 0) -> None:
         self._reserve = serve(host, interface)
         self._mine = self._reserve  # a connection with it
-        self.patience = Patience(least_s=_ANSWER_S, most_s=lost_s)
+        self.patience = Patience(floor_s=_ANSWER_S, ceiling_s=max(_ANSWER_S, lost_s))
         self._lost_s = lost_s
         self.view, self.address = view, first
         self.others: list[str] = []
@@ -256,7 +256,7 @@ class Stores:
         return store
 
     def _reach(self, address: str, *, timeout_s: float = _CALL_S) -> tuple[Reached, TCPStore | None]:
-        return reach(address, timeout_s=timeout_s, answer_s=self.patience.answer_s, answered=self.patience.answered)
+        return reach(address, timeout_s=timeout_s, answer_s=self.patience.deadline_s, answered=self.patience.took)
 
     @staticmethod
     def _in_view(view: int, store: Store) -> Store:

@@ -161,7 +161,7 @@ def begin(
                 began_s = now_s()
                 second = another(store)
                 if stores is not None:
-                    stores.patience.answered(now_s() - began_s)
+                    stores.patience.took(now_s() - began_s)
                 break
             except dist.DistError:
                 if stores is None or not stores.others:

@@ -127,17 +127,27 @@ def test_a_store_that_has_answered_too_late_is_waited_for_longer_the_next_time(m
     def late(*args: Any, **options: Any) -> Any:
         answered.wait(20.0)
         clock[0] += 4.0
-        store = connects(*args, **options)
         heard.set()
-        return store
+        return connects(*args, **options)
 
+    for _ in range(20):
+        one.patience.took(0.01)
+        assert one.patience.deadline_s == 3.0  # on a quiet machine nobody waits longer
     monkeypatch.setattr(stores, "client", late)
-    before_s = one.patience.answer_s
-    assert reach(asked.own, answer_s=0.05, answered=one.patience.answered) == (Reached.SILENT, None)
+    assert reach(asked.own, answer_s=0.05, answered=one.patience.took) == (Reached.SILENT, None)
+    assert one.patience.deadline_s == 3.0  # and for what never answers neither
     answered.set()
     assert heard.wait(20.0)
-    assert eventually(lambda: one.patience.answer_s == 16.0, 20.0)
-    assert before_s == 3.0
+    assert eventually(lambda: one.patience.deadline_s > 4.0, 20.0)
+    for _ in range(20):
+        one.patience.took(0.01)
+    assert one.patience.deadline_s == 3.0
+
+
+def test_no_store_is_waited_for_longer_than_a_worker_that_is_silent() -> None:
+    one = Stores("127.0.0.1 1", "127.0.0.1", lost_s=6.0)
+    one.patience.took(100.0)
+    assert one.patience.deadline_s == 6.0
 
 
 def test_a_store_that_nobody_replaces_is_given_up(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
