@@ -145,7 +145,7 @@ class CompletionLog:
         try:
             return None if connect is None else SecondStore(connect)
         except dist.DistError as error:
-            log.info("%s: no second log of finished batches: %s", self._members.me, error)
+            log.info("There is no second log of finished batches: %s", error)
             return None
 
     @property
