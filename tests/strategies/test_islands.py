@@ -304,14 +304,30 @@ class Killed(Callback):
             os.kill(os.getpid(), self._signal)
 
 
+class OwnGroup(Callback):
+    """A user's own group of the default one's ranks, which are the island's; another island's end leaves it alone."""
+
+    def __init__(self) -> None:
+        self.sums: list[float] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self._group = dist.new_group()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        here = torch.ones(1)
+        dist.all_reduce(here, group=self._group)
+        self.sums.append(float(here))
+
+
 def _losing(rank: int, signal_number: int, store: str | None) -> Any:
     seed_everything(1)
-    model, strategy = Net(), islands(store=store, peer_timeout_s=5.0)
-    fit = trainer(strategy=strategy, callbacks=[Killed(rank, signal_number=signal_number)], max_epochs=3)
+    model, strategy, own = Net(), islands(store=store, peer_timeout_s=5.0), OwnGroup()
+    fit = trainer(strategy=strategy, callbacks=[Killed(rank, signal_number=signal_number), own], max_epochs=3)
     fit.fit(model, loader(403), loader(50, shuffle=False))
     return {
         "seen": model.seen,
         "model": flat(model).tolist(),
+        "own group": own.sums,
         "ranks": (fit.global_rank, fit.world_size),
         "lost": strategy.report.lost,
         "loss": float(fit.callback_metrics["val_loss"]),
@@ -341,6 +357,7 @@ def test_a_rank_that_freezes_is_an_island_that_has_failed() -> None:
 def _check_left(left: list[Any], *, lost: int) -> None:
     assert [outcome["ranks"] for outcome in left] == [(0, 2), (1, 2)]
     assert all(outcome["lost"] == [lost] for outcome in left)
+    assert all(outcome["own group"] == [2.0, 2.0, 2.0] for outcome in left)
     assert left[0]["model"] == left[1]["model"]
     counts = Counter(sample for outcome in left for sample in outcome["seen"])
     assert set(counts) == set(range(403))
