@@ -177,7 +177,7 @@ def test_the_island_that_held_the_store_comes_back_by_the_address_of_another(kin
     with job(_until_all_are_back, str(tmp_path), kind, workers=6) as running:
         running.start_all()
         way_back = tmp_path / "way-back-2"
-        assert eventually(way_back.exists, 60.0)
+        assert eventually(way_back.exists, 90.0)
         for rank in NODE:
             running.start(rank, port=int(way_back.read_text()))
         left = survivors(running.outcomes(90.0))
