@@ -34,7 +34,7 @@ from benchmarks.cluster import network, unavailable
 from benchmarks.harness import Recorder, print_table, repeated, trainer, wait, workers, write_results
 from benchmarks.harness.record import recorded
 from benchmarks.network.scenarios import rate_label
-from benchmarks.network.workload import BATCH_SIZE, Device, loss_of, mlp
+from benchmarks.network.workload import BATCH_SIZE, WORKS, Device, loss_of
 from lightning_gossip import ADPSGDStrategy, Outer, PeriodicAveragingStrategy, ShardedADPSGDStrategy
 from recipes.digits import DigitsData
 
@@ -43,6 +43,7 @@ RANKS = HOSTS * SIZE
 RATES_MBIT = (1_000.0, 200.0)
 WARM = 3  # steps that do not count
 TIMEOUT_S = 300.0
+WORK = WORKS["mlp"]
 
 CONTENDERS: dict[str, Callable[[], Strategy]] = {
     "DDP": DDPStrategy,
@@ -60,9 +61,9 @@ class Training(LightningModule):
 
     def __init__(self, contender: str, compute_s: float, folder: Path) -> None:
         super().__init__()
-        self.net = mlp()
+        self.net = WORK.build()
         self._contender, self._folder = contender, folder
-        self._emulated = Device(self.net, compute_s)
+        self._emulated = Device(WORK, self.net, compute_s)
 
     def configure_model(self) -> None:
         if self.device_mesh is None or any(isinstance(parameter, DTensor) for parameter in self.parameters()):

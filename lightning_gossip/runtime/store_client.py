@@ -82,7 +82,7 @@ def connect(
                 wait_for_workers=False,
                 multi_tenant=True,
                 timeout=timedelta(seconds=timeout_s),
-                master_listen_fd=listen(interface, host, port) if interface is not None else None,
+                master_listen_fd=listen(interface, host, port),
             )
         else:
             _await_listener(host, port, timeout_s)
@@ -117,7 +117,7 @@ def client(host: str, port: int, *, timeout_s: float, connect_s: float = _NAMES_
         socket.create_connection((host, port), _CONNECT_S).close()
     except OSError as error:
         raise dist.DistNetworkError(f"No store answers at {host}:{port} ({error.strerror or error}).") from error
-    store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=min(connect_s, timeout_s)))
+    store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=connect_s))
     store.set_timeout(timedelta(seconds=timeout_s))
     return store
 
@@ -211,26 +211,6 @@ def delete_below(store: Store, prefix: str) -> None:
         for key in store.list_keys():
             if key.startswith(prefix):
                 store.delete_key(key)
-
-
-def meet(store: Store, count: int, said: str = "") -> str:
-    """Wait until so many processes have called this with a store, as long as a call of it may wait.
-
-    Args:
-        store: with keys for these processes alone.
-        count: how many they are.
-        said: what one of them tells the others; nothing by all others.
-
-    Returns:
-        What that one has told.
-    """
-    if said:
-        store.set("said", said)
-    if store.add("here", 1) == count:
-        store.set("all", "")
-    store.get("all")
-    told: str = store.compare_set("said", "", "").decode()
-    return told
 
 
 def another(store: Store, *, timeout_s: float | None = None, connect_s: float = _NAMES_S) -> Store:

@@ -60,34 +60,53 @@ def restore(before: dict[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def listen(interface: str, host: str, port: int) -> int | None:
-    """A listening socket for the job's store, on one interface only; torch's own listens on all.
+def listen(interface: str | None, host: str, port: int) -> int | None:
+    """A listening socket for the job's store, on one interface only, or of one family only; torch's own listens on all of both.
+
+    To a listener of both families a client of IPv4 has an address like ``::ffff:10.0.0.1``. Torch looks the name of each client
+    up on the thread that serves, and asks a name server for such an address even where /etc/hosts has it without the prefix.
 
     Args:
-        interface: on which.
+        interface: on which; all if None.
         host: the address at which the other workers look for the store.
         port: the same.
 
     Returns:
         A file descriptor, for the store to own; None if something listens there already, as this process does when it has
-        trained before.
+        trained before, and where torch's own does: on all interfaces for a host that is named, or has an address of IPv6.
 
     Raises:
         ConfigurationError: if the host is not the address of the interface.
     """
+    if interface is None:
+        return _listen("", port) if _is_ipv4(host) else None
     address = address_of(interface)
     if address not in {info[4][0] for info in socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)}:
         raise ConfigurationError(
             f"interface={interface!r} has the address {address}, and the other workers look for the store at {host}"
             f" (MASTER_ADDR). Set MASTER_ADDR={address}."
         )
+    return _listen(address, port)
+
+
+def _is_ipv4(host: str) -> bool:
+    try:
+        socket.inet_pton(socket.AF_INET, host)
+    except OSError:
+        return False
+    return True
+
+
+def _listen(address: str, port: int) -> int | None:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((address, port))
     except OSError as error:
         listener.close()
-        log.info("Something listens on %s:%d already; the store of the job is taken to be there: %s", address, port, error)
+        log.info(
+            "Something listens on %s:%d already; the store of the job is taken to be there: %s", address or "*", port, error
+        )
         return None
     listener.listen(_BACKLOG)
     return listener.detach()

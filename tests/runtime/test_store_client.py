@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 import time
 from datetime import timedelta
+from typing import Any
 
+import psutil
 import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
@@ -40,6 +42,34 @@ def test_a_connection_whose_calls_may_wait_for_ever_is_not_waited_for_for_ever_i
     with pytest.raises(dist.DistError):
         another(one, timeout_s=1e6)
     assert time.monotonic() - began_s < 20
+
+
+def test_a_connection_whose_calls_are_short_may_take_as_long_as_the_names_of_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    given: list[timedelta] = []
+
+    def made(*args: Any, timeout: timedelta, **options: Any) -> TCPStore:
+        given.append(timeout)
+        return TCPStore(*args, timeout=timeout, **options)
+
+    monkeypatch.setattr(store_client, "TCPStore", made)
+    store = store_client.client("127.0.0.1", server.port, timeout_s=0.5)
+    assert store.timeout == timedelta(seconds=0.5)  # type: ignore[attr-defined]
+    assert min(given) >= timedelta(seconds=10)  # a name server that loses a question costs 5 s, torch asks for two names
+
+
+def test_the_store_of_rank_0_looks_no_mapped_address_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch listens on all addresses of both families, and asks a name server for each client's ``::ffff:127.0.0.1``."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    store = connect(None, rank=0, timeout_s=10.0)
+    ends = [end for end in psutil.Process().net_connections("tcp") if end.laddr.port == port and end.status == "LISTEN"]
+    assert [end.family for end in ends] == [socket.AF_INET]
+    another(store).set("key", "value")
+    assert store.get("key") == b"value"
 
 
 def test_a_store_that_has_ended_is_not_waited_for_by_who_wants_a_second_connection() -> None:

@@ -12,7 +12,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -69,11 +69,11 @@ class Job:
     def start_all(self) -> list[int]:
         return [self.start(rank) for rank in range(self._workers)]
 
-    def ends(self, timeout_s: float = 60.0) -> list[End]:
-        """In the order of the starts."""
+    def ends(self, timeout_s: float = 60.0, *, frozen: Collection[int] = ()) -> list[End]:
+        """In the order of the starts; what is frozen is not waited for."""
         deadline = time.monotonic() + timeout_s
         told: dict[Any, tuple[bool, Any, str]] = {}
-        waiting = {receiver: process for _, process, receiver in self._processes}
+        waiting = {receiver: process for rank, process, receiver in self._processes if rank not in frozen}
         while waiting and time.monotonic() < deadline:
             for receiver in wait(list(waiting), timeout=max(0.0, deadline - time.monotonic())):
                 process = waiting.pop(receiver)  # type: ignore[call-overload]
@@ -84,8 +84,8 @@ class Job:
                     told[process] = (False, f"the process ended with {process.exitcode} and said nothing", DIED)
         late = (False, f"no result within {timeout_s} s", "late")
         deadline = time.monotonic() + (0.0 if waiting else _END_S)
-        for _, process, _ in self._processes:
-            process.join(max(0.0, deadline - time.monotonic()))
+        for rank, process, _ in self._processes:
+            process.join(0.0 if rank in frozen else max(0.0, deadline - time.monotonic()))
         ends = [(rank, process.exitcode, *told.get(process, late)) for rank, process, _ in self._processes]
         return [End(rank, ok, value, status, how) for rank, status, ok, value, how in ends]
 

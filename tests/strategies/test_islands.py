@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
+import subprocess
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -29,7 +32,13 @@ from lightning_gossip import (
     PeriodicAveragingStrategy,
     QSGDStrategy,
 )
+from lightning_gossip.algorithm.islands.places import Islands
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.algorithm.work_sharing import EpochPlan
+from lightning_gossip.runtime.islands.groups import IslandGroups
+from lightning_gossip.strategies.lightning.fault_tolerance import Survival
+from lightning_gossip.strategies.lightning.launchers import PatientObserver
+from lightning_gossip.strategies.lightning.worker_processes import BatchesOfRank
 from tests.strategies.jobs import job, store, survivors
 from tests.strategies.launch import launch
 from tests.strategies.models import OPTIMIZERS, Net, RemembersLosses, flat, loader, samples, trainer
@@ -241,6 +250,43 @@ def test_a_wire_for_averagings_of_devices_is_refused(monkeypatch: pytest.MonkeyP
         fit.fit(Net(), loader())
 
 
+def test_one_island_only_is_a_warning() -> None:
+    fit = trainer(strategy="adpsgd_islands", devices=4)
+    strategy: Any = fit.strategy
+    with pytest.warns(UserWarning, match="island='node' makes one island of all 4 ranks, which has nobody to gossip with"):
+        strategy.preflight(fit, Net())
+
+
+DDP_OPTIONS = {"find_unused_parameters": True, "gradient_as_bucket_view": True}
+
+
+class Unused(Net):
+    """With a layer that no batch goes through, which DDP has to be told of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = torch.nn.Linear(3, 3)
+
+    def on_train_start(self) -> None:
+        wrapped: Any = self.trainer.strategy.model
+        self.told = {name: getattr(wrapped, name) for name in DDP_OPTIONS}
+
+
+def _finding_unused() -> Any:
+    seed_everything(3)
+    model, strategy = Unused(), islands(**DDP_OPTIONS)
+    fit = trainer(strategy=strategy, max_epochs=2)
+    fit.fit(model, loader(64))
+    return model.told, flat(model).tolist()
+
+
+@processes
+def test_the_options_of_ddp_are_those_of_the_island() -> None:
+    (first, model), *others = launch(_finding_unused, workers=4)
+    assert first == DDP_OPTIONS
+    assert [theirs for _, theirs in others] == [model] * 3
+
+
 # -- death and return --------------------------------------------------------------------------------------------------------
 
 
@@ -258,14 +304,30 @@ class Killed(Callback):
             os.kill(os.getpid(), self._signal)
 
 
+class OwnGroup(Callback):
+    """A user's own group of the default one's ranks, which are the island's; another island's end leaves it alone."""
+
+    def __init__(self) -> None:
+        self.sums: list[float] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self._group = dist.new_group()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        here = torch.ones(1)
+        dist.all_reduce(here, group=self._group)
+        self.sums.append(float(here))
+
+
 def _losing(rank: int, signal_number: int, store: str | None) -> Any:
     seed_everything(1)
-    model, strategy = Net(), islands(store=store, peer_timeout_s=5.0)
-    fit = trainer(strategy=strategy, callbacks=[Killed(rank, signal_number=signal_number)], max_epochs=3)
+    model, strategy, own = Net(), islands(store=store, peer_timeout_s=5.0), OwnGroup()
+    fit = trainer(strategy=strategy, callbacks=[Killed(rank, signal_number=signal_number), own], max_epochs=3)
     fit.fit(model, loader(403), loader(50, shuffle=False))
     return {
         "seen": model.seen,
         "model": flat(model).tolist(),
+        "own group": own.sums,
         "ranks": (fit.global_rank, fit.world_size),
         "lost": strategy.report.lost,
         "loss": float(fit.callback_metrics["val_loss"]),
@@ -286,7 +348,7 @@ def test_an_island_dies_with_the_first_of_its_ranks_and_the_others_take_over_its
 def test_a_rank_that_freezes_is_an_island_that_has_failed() -> None:
     with store() as address, job(_losing, 3, int(signal.SIGSTOP), address, workers=4) as running:
         pids = running.start_all()
-        ends = running.ends(timeout_s=60.0)  # the frozen one never does
+        ends = running.ends(timeout_s=60.0, frozen=[3])
         os.kill(pids[3], signal.SIGKILL)
     assert [end.how for end in ends] == ["told", "told", "died", "late"]
     _check_left([end.value for end in ends[:2]], lost=1)
@@ -295,6 +357,7 @@ def test_a_rank_that_freezes_is_an_island_that_has_failed() -> None:
 def _check_left(left: list[Any], *, lost: int) -> None:
     assert [outcome["ranks"] for outcome in left] == [(0, 2), (1, 2)]
     assert all(outcome["lost"] == [lost] for outcome in left)
+    assert all(outcome["own group"] == [2.0, 2.0, 2.0] for outcome in left)
     assert left[0]["model"] == left[1]["model"]
     counts = Counter(sample for outcome in left for sample in outcome["seen"])
     assert set(counts) == set(range(403))
@@ -340,6 +403,46 @@ def test_an_island_comes_back_whole() -> None:
         assert outcome["epoch"] == found[0]["epoch"]
         assert len(outcome["exchanges"]) == 2
         assert min(outcome["momentum"]) > 0
+
+
+def test_how_many_may_be_left_or_come_is_counted_in_islands() -> None:
+    survival = Survival(min_workers=2, max_workers=5).of_ranks(Islands(4))
+    assert (survival.least, survival.most(8)) == (8, 20)
+    assert Survival().of_ranks(Islands(4)).min_workers is None
+
+
+def test_the_launcher_ends_the_mates_of_a_rank_that_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quickest way, and one that needs neither a store nor a thread of a process that hangs in a device's collective."""
+    with contextlib.ExitStack() as stack:
+        ranks = [stack.enter_context(subprocess.Popen(["sleep", "60"])) for _ in range(5)]  # of rank 0's machine: 1 to 5
+        stack.callback(lambda: [rank.kill() for rank in ranks])
+        told: list[WorkerId] = []
+        members: Any = SimpleNamespace(
+            groups=IslandGroups(Islands(2), 0, 1.0), monitor=SimpleNamespace(process_ended=told.append)
+        )
+        monkeypatch.setattr(PatientObserver, "members", members)
+        observer = PatientObserver(os.getpid(), ranks, first=1)
+        assert not observer._run()
+        ranks[2].send_signal(signal.SIGKILL)
+        ranks[2].wait(10.0)
+        observer._run()
+        assert ranks[1].wait(10.0) == -signal.SIGKILL
+        assert [rank.poll() for rank in ranks] == [None, -signal.SIGKILL, -signal.SIGKILL, None, None]
+        assert told == [WorkerId(3, 1)]
+
+
+@pytest.mark.parametrize(("rank", "place"), [(0, (0, True)), (1, (1, False)), (2, (0, True))])
+def test_a_rank_that_comes_back_keeps_its_place_in_its_island_and_the_first_one_claims(
+    rank: int, place: tuple[int, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 writes what there is one of, so nobody is rank 0 while outside; both ranks of its island waited for the other."""
+    strategy = islands()
+    strategy.groups = IslandGroups(Islands(2), rank, 1.0)
+    members: Any = SimpleNamespace(outside=True, me=WorkerId(rank, 2), members=())
+    monkeypatch.setattr(strategy, "_members", members)
+    assert strategy.global_rank == max(1, rank)
+    assert strategy.batches_of_rank == BatchesOfRank(2, *place)
+    assert strategy.own_file == (2 * (rank // 2), place[1])
 
 
 # -- averaging ---------------------------------------------------------------------------------------------------------------

@@ -455,6 +455,10 @@ def test_half_precision_with_a_scaler_is_refused_also_where_the_strategy_is_name
         fit.fit(ShardedNet(), loader(64))
 
 
+class Quantized(torch.Tensor):
+    """Stands for a tensor that holds its values otherwise, as float8 does."""
+
+
 def _unfit() -> list[str]:
     """What is refused of models that a configure_model may make."""
 
@@ -478,16 +482,26 @@ def _unfit() -> list[str]:
             "extra", nn.Parameter(DTensor.from_local(torch.ones(2), mesh, [Partial()], run_check=False), requires_grad=False)
         )
 
+    def has(extra: torch.Tensor) -> Callable[[Any], None]:
+        def change(module: Any) -> None:
+            fully_shard(module.network, mesh=module.device_mesh["data_parallel"])
+            module.register_parameter("extra", nn.Parameter(extra, requires_grad=False))
+
+        return change
+
     def fsdp1(module: Any) -> None:
         module.network = FullyShardedDataParallel(module.network, device_id=torch.device("cpu"))
 
-    return [of(half), of(partial), of(other_mesh), of(fsdp1)]
+    subclass, complex_values = has(torch.ones(2).as_subclass(Quantized)), has(torch.ones(2, dtype=torch.complex64))
+    return [of(half), of(partial), of(other_mesh), of(subclass), of(complex_values), of(fsdp1)]
 
 
 @processes
 def test_parameters_without_one_owner_are_refused_by_name() -> None:
-    for half, partial, other_mesh, fsdp1 in launch(_unfit, workers=2):
+    for half, partial, other_mesh, subclass, complex_values, fsdp1 in launch(_unfit, workers=2):
         assert "The parameter network.1.weight is whole on each of the 2 data-parallel ranks" in half
         assert "The parameter extra has a Partial placement" in partial
         assert "lies on another device mesh" in other_mesh
+        assert "The parameter extra is of the tensor subclass Quantized" in subclass
+        assert "The parameter extra is of type torch.complex64, which islands do not average yet" in complex_values
         assert "FSDP1" in fsdp1

@@ -11,6 +11,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -170,8 +171,8 @@ class Membership(Workers):
         """Whether the job goes on when its store is lost."""
         return self.monitor.stores is not None
 
-    def log_reserve(self) -> Store | None:
-        """A store, beside the job's, for what must outlive it: the one of the first member that does not keep the job's.
+    def log_reserve(self) -> Callable[[], Store] | None:
+        """How to connect with a store that what must outlive the job's is in, too: of the first member that does not keep that.
 
         It is of another island, since one that loses a rank ends with all, and on another host if there is one.
         """
@@ -183,13 +184,7 @@ class Membership(Workers):
         ends = with_mates(holds, present, islands)
         near = {parse(hosts[worker])[0] for worker in ends}
         others = sorted((parse(hosts[worker])[0] in near, worker) for worker in present if worker not in ends)
-        if not others:
-            return None
-        try:
-            return stores.connect_logs(hosts[others[0][1]])
-        except dist.DistError as error:
-            log.info("%s: no second log of finished batches: %s", self.me.spoken, error)
-            return None
+        return partial(stores.connect_logs, hosts[others[0][1]]) if others else None
 
     @property
     def round(self) -> int:

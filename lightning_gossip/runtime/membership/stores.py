@@ -10,15 +10,19 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
+from lightning_gossip.algorithm.membership.failure_detector import Patience
 from lightning_gossip.algorithm.membership.store import Reached
-from lightning_gossip.runtime.clock import Deadline
+from lightning_gossip.runtime.clock import Deadline, now_s
 from lightning_gossip.runtime.store_client import Space, client, cut_connections, end_when_lost, look_up
 from lightning_gossip.transport.network_interface import address_of
 from lightning_gossip.transport.threads import new_thread
@@ -28,8 +32,9 @@ log = logging.getLogger(__name__)
 MEETING, LOGS = "meeting", "logs"
 _BACKLOG = 2048  # as torch's store
 _REACH_S = 1.0  # for a host that is there to answer
-_ANSWER_S = 3.0  # for its store, on a busy machine
-_TORCH_SHARE = 0.2  # of that, after which torch begins no other attempt: its pause before that and the last one come on top
+_ANSWER_S = 3.0  # for its store, where stores have answered at once so far
+_OVERTAKE_S = 1.0  # after which another attempt is made beside one that has not answered; each time twice as long
+_TORCH_SHARE = 0.3  # of that, after which torch begins no other attempt: its pause before that and the last one come on top
 _AGAIN_S = 1.0  # between two questions where the job's store is
 _AT_ONCE = 32  # hosts that are asked whether they answer
 _CALL_S = 5.0  # of a meeting's operations: milliseconds
@@ -50,13 +55,20 @@ def parse(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def reach(address: str, *, timeout_s: float = _CALL_S, answer_s: float = _ANSWER_S) -> tuple[Reached, TCPStore | None]:
+def reach(
+    address: str,
+    *,
+    timeout_s: float = _CALL_S,
+    answer_s: float = _ANSWER_S,
+    answered: Callable[[float], None] = lambda took_s: None,
+) -> tuple[Reached, TCPStore | None]:
     """Connect with the store at an address, if there is one, within a second or so.
 
     Args:
         address: of :func:`address_text`.
         timeout_s: of the store's calls, in seconds.
         answer_s: how long to wait for a store whose host answers, in seconds.
+        answered: told how long the first answer took, in seconds, also if it comes later than that.
     """
     host, port = parse(address)
     try:
@@ -65,19 +77,37 @@ def reach(address: str, *, timeout_s: float = _CALL_S, answer_s: float = _ANSWER
         return Reached.REFUSED, None
     except OSError:
         return Reached.SILENT, None
-    found: list[TCPStore] = []
+    ends = SimpleQueue[tuple[threading.Thread, TCPStore | None]]()
+    began_s, first = now_s(), threading.Lock()
 
     def connect() -> None:
+        store = None
         try:
-            found.append(client(host, port, timeout_s=timeout_s, connect_s=_TORCH_SHARE * answer_s))
+            store = client(host, port, timeout_s=timeout_s, connect_s=_TORCH_SHARE * answer_s)
+            if first.acquire(blocking=False):
+                answered(now_s() - began_s)
         except dist.DistError as error:
             log.debug("no store answers at %s: %s", address, error)
+        ends.put((threading.current_thread(), store))
 
-    # torch waits for the first answer without a deadline, and a process that is stopped gives none
-    thread = new_thread("gossip-connects-with-a-store", connect)
-    thread.start()
-    thread.join(answer_s)
-    return (Reached.OPEN, found[0]) if found else (Reached.SILENT, None)
+    # Torch waits for the first answer without a deadline, and a process that is stopped gives none. It looks up the names of
+    # both ends, too, which takes 5 s where the name server loses a question, and no time when it is asked again.
+    deadline, pause_s, under_way = Deadline.after(answer_s), _OVERTAKE_S, 0
+    while deadline.left_s:
+        new_thread("gossip-connects-with-a-store", connect).start()
+        under_way += 1
+        until = Deadline.after(min(pause_s, deadline.left_s))
+        pause_s *= 2
+        while until.left_s:
+            with suppress(Empty):
+                thread, store = ends.get(timeout=until.left_s)
+                thread.join()
+                under_way -= 1
+                if store is not None:
+                    return Reached.OPEN, store
+                if not under_way:
+                    return Reached.SILENT, None
+    return Reached.SILENT, None
 
 
 def reach_all(addresses: Sequence[str]) -> list[Reached]:
@@ -117,10 +147,13 @@ class Stores:
         view, address: of the job's store.
         others: addresses of the stores that members keep, as this worker was told before it was one.
         own: address of the store that this worker keeps.
+        patience: how long those of others are waited for.
     """
 
     def __init__(self, first: str, host: str, *, interface: str | None = None, lost_s: float, view: int = 0) -> None:
         self._reserve = serve(host, interface)
+        self._mine = self._reserve  # a connection with it
+        self.patience = Patience(floor_s=_ANSWER_S, ceiling_s=max(_ANSWER_S, lost_s))
         self._lost_s = lost_s
         self.view, self.address = view, first
         self.others: list[str] = []
@@ -137,16 +170,16 @@ class Stores:
 
     def tell_others(self, others: Sequence[str]) -> None:
         """Tell those that come to this worker where the others keep their stores: it may end before they are admitted."""
-        told = json.dumps(others)
-        try:
-            # no new connection, if it can be helped: torch looks up the name of each on the thread that serves
-            Space(MEETING, self._reserve).set("others", told)
-        except dist.DistError:  # cut by leave()
-            self._tell("others", *others)
+        self._tell("others", *others)
 
     def _tell(self, key: str, *told: int | str) -> None:
-        # by a new connection: leave() cuts all with this worker's store, if it is the job's
-        Space(MEETING, client(*parse(self.own), timeout_s=_CALL_S)).set(key, json.dumps(told))
+        said = json.dumps(told)
+        # no new connection, if it can be helped: torch looks up the names of both ends, the client's on the thread that serves
+        try:
+            Space(MEETING, self._mine).set(key, said)
+        except dist.DistError:  # cut by leave(), as all with this worker's store, if it is the job's
+            self._mine = client(*parse(self.own), timeout_s=_CALL_S)
+            Space(MEETING, self._mine).set(key, said)
 
     def adopt(self, view: int, address: str) -> None:
         """Note where the job's store is now."""
@@ -209,18 +242,21 @@ class Stores:
 
     def enter(self, address: str, view: int | None = None) -> tuple[Reached, Store | None]:
         """Connect with the meeting at an address, or with the keys of a view there."""
-        reached, store = reach(address)
+        reached, store = self._reach(address)
         if store is None:
             return reached, None
         end_when_lost(parse(address)[1], self._lost_s)
         return reached, Space(MEETING, store) if view is None else self._in_view(view, store)
 
     def _open(self, address: str, timeout_s: float) -> TCPStore:
-        reached, store = reach(address, timeout_s=timeout_s)
+        reached, store = self._reach(address, timeout_s=timeout_s)
         if store is None:
             raise dist.DistNetworkError(f"The store at {address} cannot be reached ({reached.value}).")
         end_when_lost(parse(address)[1], self._lost_s)
         return store
+
+    def _reach(self, address: str, *, timeout_s: float = _CALL_S) -> tuple[Reached, TCPStore | None]:
+        return reach(address, timeout_s=timeout_s, answer_s=self.patience.deadline_s, answered=self.patience.took)
 
     @staticmethod
     def _in_view(view: int, store: Store) -> Store:

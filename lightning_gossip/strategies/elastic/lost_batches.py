@@ -58,11 +58,13 @@ class LostBatches:
         finished = [position for worker in members.excluded for position in batches.completion_log.read(str(worker))]
         self._agree_on_unclaimed(members)
         batches.unassigned = []  # of an earlier synchronisation point in this assignment: they are found again
-        # the log of an excluded worker that still runs may grow: one worker's reading counts
+        # the log of an excluded worker that still runs may grow, and not all may have reached the store that it is in
         everyones = members.gather(
             (batches.stepped() + batches.unstepped(), finished), kind="the unfinished batches of excluded workers"
         )
-        unassigned = batches.find_unassigned([theirs for theirs, _ in everyones], everyones[0][1])
+        unassigned = batches.find_unassigned(
+            [theirs for theirs, _ in everyones], {position for _, theirs in everyones for position in theirs}
+        )
         batches.unassigned = unassigned if members.rank == 0 else []
 
     def position(self, workers: Workers) -> EpochPosition:

@@ -18,6 +18,7 @@ from lightning_gossip.algorithm.membership.monitor import hosts_key, hosts_of
 from lightning_gossip.algorithm.membership.rounds import Survivable
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.islands.groups import IslandGroups
 from lightning_gossip.runtime.membership import membership
 from lightning_gossip.runtime.membership.membership import Membership
@@ -157,7 +158,10 @@ def begin(
                     hosts |= hosts_of(look_up(store, hosts_key(prefix)))
                     stores.others = list(hosts.values()) or stores.others
                 me, late = _introduced(store, prefix, initial_rank, workers)
+                began_s = now_s()
                 second = another(store)
+                if stores is not None:
+                    stores.patience.took(now_s() - began_s)
                 break
             except dist.DistError:
                 if stores is None or not stores.others:

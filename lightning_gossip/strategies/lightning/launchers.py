@@ -27,7 +27,6 @@ from lightning.pytorch.trainer.call import _interrupt
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from typing_extensions import override
 
-from lightning_gossip.algorithm.islands.places import Islands
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime.clock import now_s
@@ -173,7 +172,7 @@ class CheckedMultiProcessingLauncher(_MultiProcessingLauncher):
         self._strategy.launch = next_launch()  # type: ignore[attr-defined]
         patches = Patches()
         if self.survives:
-            patches.set(multiprocessing, "mp", PatientStart(self._strategy.islands))  # type: ignore[attr-defined]
+            patches.set(multiprocessing, "mp", PatientStart())
         try:
             return super().launch(function, *args, trainer=trainer, **kwargs)
         finally:
@@ -215,13 +214,10 @@ class PatientStart:
     get_context = staticmethod(mp.get_context)
     current_process = staticmethod(mp.current_process)
 
-    def __init__(self, islands: Islands | None = None) -> None:
-        self._islands = islands
-
     def start_processes(self, *args: Any, join: bool = True, **options: Any) -> PatientContext:
         """Start the workers, to wait for them patiently; here, if ``join``."""
         started = mp.start_processes(*args, **options, join=False)  # type: ignore[attr-defined, misc, no-untyped-call]
-        context = PatientContext(started, self._islands)
+        context = PatientContext(started)
         while join and not context.join():
             continue
         return context
@@ -232,11 +228,9 @@ class PatientContext:
 
     Args:
         context: torch's, which ends all with the first that fails.
-        islands: how ranks are islands, each of which ends with the first of its ranks; None without islands.
     """
 
-    def __init__(self, context: Any, islands: Islands | None = None) -> None:
-        self._islands = islands
+    def __init__(self, context: Any) -> None:
         self.processes: list[Any] = context.processes
         self._context = context
         self._told: set[int] = set()
@@ -254,8 +248,6 @@ class PatientContext:
             if process.exitcode is not None and process.exitcode < 0 and number not in self._told:
                 self._told.add(number)
                 log.warning("Rank %d was killed by %s; the others go on.", number, signal.Signals(-process.exitcode).name)
-                for mate in [] if self._islands is None else self._islands.mates(number):
-                    self.processes[mate].kill()
         if any(process.exitcode for number, process in enumerate(self.processes) if number not in self._told):
             return bool(self._context.join())
         ended = all(not process.is_alive() for process in self.processes)

@@ -137,7 +137,7 @@ class ShardedProcesses(WorkerProcesses, ModelParallelStrategy):
     @override
     def batches_of_rank(self) -> BatchesOfRank:
         data, tensor = self.mesh_shape
-        index = self.islands.place(self.global_rank).index
+        index = self._index_in_island
         return BatchesOfRank(data, index // tensor, None if data * tensor == 1 else index == 0)
 
     @property
@@ -236,7 +236,8 @@ class ShardedProcesses(WorkerProcesses, ModelParallelStrategy):
     @property
     @override
     def own_file(self) -> tuple[int, bool]:
-        return self.global_rank, True
+        island = self.islands.place(self.global_rank).island  # rank 0's, also where it comes back, and is none while outside
+        return self.islands.rank(island, self._index_in_island), True
 
     @override
     def own_state(self) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from lightning_gossip.runtime import causes, open_files
 from lightning_gossip.runtime.group_abort import prepare_nccl
 from lightning_gossip.runtime.islands import groups
 from lightning_gossip.runtime.islands.groups import IslandGroups
+from lightning_gossip.runtime.islands.mates import meet_mates
 from lightning_gossip.runtime.membership import uses
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.membership.stores import parse
@@ -52,7 +53,6 @@ from lightning_gossip.runtime.store_client import (
     client,
     connect,
     end_when_lost,
-    meet,
     uses_agent_store,
 )
 from lightning_gossip.runtime.workers import FixedWorkers, Workers
@@ -192,8 +192,13 @@ class WorkerProcesses(ParallelStrategy):
         """What this rank trains on of what its island takes at once."""
         if self.islands is None:
             return BatchesOfRank(1, 0, None)
-        index = self.islands.place(self.global_rank).index
-        return BatchesOfRank(self.islands.size, index, index == 0)
+        return BatchesOfRank(self.islands.size, self._index_in_island, self._index_in_island == 0)
+
+    @property
+    def _index_in_island(self) -> int:
+        """This rank's in its island: for good, while its rank changes, and is never 0 while it is outside."""
+        assert self.islands is not None
+        return (self.islands.place(self.global_rank) if self.groups is None else self.groups.place).index
 
     @property
     def collectives_device(self) -> torch.device:
@@ -470,12 +475,20 @@ class WorkerProcesses(ParallelStrategy):
         served = self.groups.serve_island(fault_tolerance.own_address(), self.interface) if serves else ""
         said = self.all_workers.gather((place, aborted or not dist.is_initialized(), served), kind="the islands")
         if any(is_broken for theirs, is_broken, _ in said if theirs.island == place.island):
-            life = 1 if members is None else members.me.incarnation
-            keys = f"{self.keys}/island/{place.island}/{life}/{use}"
+            keys = f"{self.keys}/island/{place.island}/{use}"
             with peer_errors("connecting the island"):
                 where = next((address for theirs, _, address in said if theirs == Place(place.island, 0)), "")
                 if members is not None and members.outside:  # the others of a job that begins have met already
-                    where = meet(PrefixStore(keys, store), islands.size, served)
+                    keys, where = meet_mates(
+                        store,
+                        members.prefix,
+                        keys,
+                        islands,
+                        members.me,
+                        served,
+                        timeout_s=self.timeout_s,
+                        check=members.monitor.raise_failure,
+                    )
                 if members is not None:
                     host, port = parse(where)
                     store = client(host, port, timeout_s=self.timeout_s)
@@ -512,8 +525,7 @@ class WorkerProcesses(ParallelStrategy):
         """The rank that names the file of this worker's own state beside a checkpoint, and whether this one writes it."""
         if self.islands is None:
             return self.global_rank, True
-        index = self.islands.place(self.global_rank).index
-        return self.global_rank - index, index == 0
+        return self.islands.rank(self.islands.place(self.global_rank).island, 0), self._index_in_island == 0
 
     def own_state(self) -> dict[str, Any]:
         """What this worker has for itself, for a checkpoint: model, optimizers, gradient scaler."""

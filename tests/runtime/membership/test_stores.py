@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from lightning_gossip.algorithm.membership.store import Reached
 from lightning_gossip.runtime.membership import stores
 from lightning_gossip.runtime.membership.stores import Stores, address_text, ask, reach, reach_all
+from tests.runtime.cluster import eventually
 
 
 def test_a_worker_that_has_left_its_own_store_as_the_jobs_still_says_there_where_it_is() -> None:
@@ -78,6 +80,74 @@ def test_who_comes_while_the_jobs_store_is_lost_is_told_of_the_next_one(monkeypa
     assert asked == [member.own] * 2
     assert (joiner.view, joiner.address) == (1, other.own)
     assert ask(joiner.own)[0] == (1, other.own)
+
+
+def test_a_worker_says_in_its_own_store_where_the_job_is_without_a_connection_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch looks up the names of both ends of each, and waits 5 s where the name server does not answer."""
+    connects = stores.client
+
+    def unreachable(*args: Any, **options: Any) -> Any:
+        raise dist.DistNetworkError("no connection")
+
+    monkeypatch.setattr(stores, "client", unreachable)
+    one = Stores("127.0.0.1 1", "127.0.0.1", lost_s=6.0)
+    one.publish(2, "127.0.0.1 2")
+    one.tell_others(["127.0.0.1 3"])
+    monkeypatch.setattr(stores, "client", connects)
+    assert ask(one.own) == ((2, "127.0.0.1 2"), ["127.0.0.1 3"])
+
+
+def test_a_connection_whose_names_are_looked_up_for_long_is_overtaken_by_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Stores("127.0.0.1 1", "127.0.0.1", lost_s=6.0)
+    answered, attempts = threading.Event(), []
+    connects = stores.client
+
+    def slow(*args: Any, **options: Any) -> Any:
+        attempts.append(args)
+        if len(attempts) == 1:
+            answered.wait(20.0)
+        return connects(*args, **options)
+
+    monkeypatch.setattr(stores, "client", slow)
+    monkeypatch.setattr(stores, "_OVERTAKE_S", 0.05)
+    reached, store = reach(one.own)
+    assert (reached, len(attempts), answered.is_set()) == (Reached.OPEN, 2, False)
+    assert store is not None
+    store.set("key", "value")
+    answered.set()
+
+
+def test_a_store_that_has_answered_too_late_is_waited_for_longer_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(stores, "now_s", lambda: clock[0])
+    asked, one = (Stores("127.0.0.1 1", "127.0.0.1", lost_s=60.0) for _ in range(2))
+    heard, answered = threading.Event(), threading.Event()
+    connects = stores.client
+
+    def late(*args: Any, **options: Any) -> Any:
+        answered.wait(20.0)
+        clock[0] += 4.0
+        heard.set()
+        return connects(*args, **options)
+
+    for _ in range(20):
+        one.patience.took(0.01)
+        assert one.patience.deadline_s == 3.0  # on a quiet machine nobody waits longer
+    monkeypatch.setattr(stores, "client", late)
+    assert reach(asked.own, answer_s=0.05, answered=one.patience.took) == (Reached.SILENT, None)
+    assert one.patience.deadline_s == 3.0  # and for what never answers neither
+    answered.set()
+    assert heard.wait(20.0)
+    assert eventually(lambda: one.patience.deadline_s > 4.0, 20.0)
+    for _ in range(20):
+        one.patience.took(0.01)
+    assert one.patience.deadline_s == 3.0
+
+
+def test_no_store_is_waited_for_longer_than_a_worker_that_is_silent() -> None:
+    one = Stores("127.0.0.1 1", "127.0.0.1", lost_s=6.0)
+    one.patience.took(100.0)
+    assert one.patience.deadline_s == 6.0
 
 
 def test_a_store_that_nobody_replaces_is_given_up(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
