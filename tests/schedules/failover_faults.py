@@ -7,10 +7,11 @@ from typing import Any
 
 from typing_extensions import override
 
-from lightning_gossip.algorithm.membership.failover import Failover, Meeting, Opened
+from lightning_gossip.algorithm.membership.failover import Failover
+from lightning_gossip.algorithm.membership.meeting import Meeting, Opened
 from lightning_gossip.algorithm.membership.news import News
 from lightning_gossip.algorithm.membership.rounds import Known, Rounds
-from lightning_gossip.algorithm.membership.store import Count, Steps
+from lightning_gossip.algorithm.membership.store import AtOwn, Count, Enter, Reached, Steps, Write
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 
 
@@ -43,9 +44,26 @@ class LooksAheadOnly(Failover):
     """A worker does not find out that the others have stayed where it was, and have excluded it."""
 
     @override
-    def _look_back(self, view: int, address: str) -> Steps[None]:
-        return
+    def _look_back(self, view: int, address: str) -> Steps[bool]:
+        return (yield Enter(address, view)) is Reached.OPEN
+
+
+class LetsThemRest(Failover):
+    """Nobody registers for workers that rest: those that wait for them are too few."""
+
+    @override
+    def _call(self, worker: WorkerId, rest: bytes, view: int, address: str) -> Steps[tuple[bytes, bytes] | None]:
+        return None
         yield
+
+
+class ForgetsTheCall(Failover):
+    """A worker that others have registered for goes on in the store that they have left."""
+
+    @override
+    def wake(self) -> Steps[None]:
+        self._lies_down = False
+        yield AtOwn(Write("rests", b"awake"))
 
 
 class _AnyMayOpen(Meeting):
@@ -131,6 +149,8 @@ FAULTS: dict[str, dict[str, Any]] = {
     "waits for members that did not come": {"failover": WaitsForTheMissing},
     "leaves the next store for the last one's loss": {"failover": LeavesTheNextStore},
     "returns to an older store": {"failover": ReturnsToAnOlderStore},
+    "registers for nobody that rests": {"failover": LetsThemRest},
+    "forgets that it was called while it rested": {"failover": ForgetsTheCall},
 }
 
 _IN_ROUNDS_ONLY = (
@@ -149,5 +169,6 @@ OF_ISLANDS_IN_ROUNDS = {
     **OF_ISLANDS,
     "brings no result to the next store": {"failover": ForgetsTheResult},
     "forgets members that were just admitted": {"failover": ForgetsAdmitted},
+    "registers for nobody that rests": {"failover": LetsThemRest},
 }
 BY_THE_CLOCK = {fault: kinds for fault, kinds in FAULTS.items() if fault not in _IN_ROUNDS_ONLY}

@@ -13,12 +13,14 @@ import socket
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
 from lightning_gossip.algorithm.membership.store import Reached
 from lightning_gossip.runtime.clock import Deadline
+from lightning_gossip.runtime.membership.store_operations import StoreOperations
 from lightning_gossip.runtime.store_client import Space, client, cut_connections, end_when_lost, look_up
 from lightning_gossip.transport.network_interface import address_of
 from lightning_gossip.transport.threads import new_thread
@@ -135,6 +137,14 @@ class Stores:
         """Tell those that come to this worker where it waits for others."""
         self._tell("seeks", view, address)
 
+    def at_own(self, operation: Any) -> Any:
+        """Do an operation of a meeting in the store that this worker keeps."""
+        try:
+            # no new connection, if it can be helped: torch looks up the name of each on the thread that serves
+            return StoreOperations(Space(MEETING, self._reserve))(operation)
+        except dist.DistError:  # cut by leave()
+            return StoreOperations(Space(MEETING, client(*parse(self.own), timeout_s=_CALL_S)))(operation)
+
     def tell_others(self, others: Sequence[str]) -> None:
         """Tell those that come to this worker where the others keep their stores: it may end before they are admitted."""
         told = json.dumps(others)
@@ -225,6 +235,19 @@ class Stores:
     @staticmethod
     def _in_view(view: int, store: Store) -> Store:
         return store if view == 0 else Space(f"view/{view}", store)
+
+
+def ask_keys(address: str, keys: Sequence[str]) -> tuple[Reached, tuple[bytes | None, ...]]:
+    """What stands at keys of the meeting in the store at an address; nothing if it does not answer."""
+    reached, store = reach(address)
+    if store is None:
+        return reached, (None,) * len(keys)
+    try:
+        meeting = Space(MEETING, store)
+        return reached, tuple(look_up(meeting, key) for key in keys)
+    except dist.DistError as error:
+        log.debug("the store at %s has answered no more: %s", address, error)
+        return Reached.SILENT, (None,) * len(keys)
 
 
 def ask(address: str, *, answer_s: float = _ANSWER_S) -> tuple[tuple[int, str] | None, list[str]]:
