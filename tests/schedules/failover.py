@@ -162,11 +162,6 @@ class Hosted(World):
             yield Pause(worker.prepares_s)
         while not worker.stops:
             if worker.rests:
-                with suppress(StoreLostError):  # the next use finds another one
-                    if worker.failover.is_lost:
-                        raise StoreLostError
-                    yield from worker.monitor.send()
-                    yield from worker.monitor.publish()
                 yield from worker.failover.lie_down()
                 worker.is_resting = True
                 yield Until(lambda: not worker.rests or worker.stops)
@@ -197,6 +192,7 @@ class Hosted(World):
 
     @override
     def _wake(self, worker: Worker) -> Generator[Any, Any, None]:
+        worker.woke_s = self.now_s
         yield from worker.failover.wake()
         worker.failover.stopped = False
         yield from super()._wake(worker)
@@ -388,8 +384,10 @@ class Hosted(World):
         """Who was cut off is not long in finding that the others have excluded it, when the network carries again."""
         if any(each.end == "done" for each in self.workers):
             return  # nobody is left to exclude it
-        if [kind for _, kind, _, _ in self._all_faults] == ["part"] and self.now_s > self.parts[0][1] + BACK_S:
-            late_s = self.now_s - self.parts[0][1]
+        if [kind for _, kind, _, _ in self._all_faults] != ["part"]:
+            return
+        late_s = self.now_s - max(self.parts[0][1], worker.woke_s)
+        if late_s > BACK_S:
             raise Violation(f"{worker.began_as.spoken} goes back to the others {late_s:.1f} s after it could")
 
     def _check_view(self, worker: Worker, view: int) -> None:

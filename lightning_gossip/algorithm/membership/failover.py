@@ -192,7 +192,15 @@ class Failover:
     # -- between two uses of a Trainer -------------------------------------------------------------------------------
 
     def lie_down(self) -> Steps[None]:
-        """Say in the store that this worker keeps what it knows: others register for it while it rests."""
+        """Say that this worker rests, and in the store that it keeps what it knows: others register for it then."""
+        if not self._lost:
+            try:
+                yield from self._monitor.send()
+                yield from self._monitor.publish()
+            except StoreLostError:
+                self._lost = True
+        if self._lost:
+            yield from self._probe(self._rounds.agreed)  # of those that end later nobody knows whether they have gone on
         if self._lies_down or not self._rounds.agreed or self._monitor.is_outside or self._monitor.has_lost_island:
             return
         self._rests += 1
@@ -218,11 +226,6 @@ class Failover:
             yield Leave()
 
     # -- from store to store -----------------------------------------------------------------------------------------
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether this worker has no store: what it would say reaches nobody."""
-        return self._lost
 
     def _find(self) -> Steps[None]:
         self._lost = True

@@ -165,11 +165,6 @@ class HeartbeatMonitor:
                 log.warning(
                     "%s: the failure detector did not stop within %.3g s; it ends with this process", self.me.spoken, timeout_s
                 )
-            elif self._failover is not None and self.protocol.broken is None:
-                try:
-                    self._drive(self._failover.lie_down())
-                except StoreLostError as error:  # its own
-                    log.warning("%s: others cannot register for this worker while it rests: %s", self.me.spoken, error)
             self._thread = None
 
     def begin_use(self, use: int) -> None:
@@ -274,7 +269,9 @@ class HeartbeatMonitor:
         try:
             while not self._stopped:
                 self._tick_while_connected()
-            if self._failover is None or not self._failover.is_lost:
+            if self._failover is not None:
+                self._drive(self._failover.lie_down())
+            else:
                 self._send_once()
                 self._drive(self.protocol.publish())
         except StoreLostError as error:
