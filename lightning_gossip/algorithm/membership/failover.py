@@ -208,6 +208,8 @@ class Failover:
         if result := self._rounds.known.result:
             yield AtOwn(Write(f"rests/{self._rests}/result", result))
         yield AtOwn(Write(f"rests/{self._rests}", (yield Encode(mine))))
+        if not self.stopped:
+            return  # it has woken meanwhile
         yield AtOwn(Write(RESTS, Rest(self._rests, self._promised, self._waits_at).encode()))
         self._lies_down = True
 
