@@ -36,6 +36,8 @@ from tests.schedules.violation import Violation
 
 KEPT = Path(__file__).with_name("kept.json")
 SELFTEST_SCHEDULES = 2000
+GUARDED_SCHEDULES = 200
+GUARDED = failover_faults.GUARDED
 RUN: dict[str, Callable[..., Any]] = {
     "adpsgd": adpsgd.run,
     "membership": membership.run,
@@ -74,7 +76,7 @@ def _one(job: tuple[str, int]) -> tuple[str, int, str | None]:
 def _found(job: tuple[str, str]) -> tuple[str, str, int | None, str]:
     """After how many schedules a fault is found."""
     protocol, fault = job
-    for seed in range(SELFTEST_SCHEDULES):
+    for seed in range(GUARDED_SCHEDULES if fault in GUARDED else SELFTEST_SCHEDULES):
         violation = violation_of(protocol, Choices(seed), fault)
         if violation is not None:
             return protocol, fault, seed + 1, violation
@@ -186,8 +188,9 @@ def _selftest(found: Iterator[tuple[str, str, int | None, str]], console: Consol
     table = Table("protocol", "fault", "found after", "by", title="Faults put back, one at a time")
     missed = 0
     for protocol, fault, schedules, violation in sorted(found):
-        missed += schedules is None
-        table.add_row(protocol, fault, "not found" if schedules is None else f"{schedules} schedules", violation[:90])
+        missed += schedules is None and fault not in GUARDED
+        by = violation[:90] if schedules is not None else GUARDED.get(fault, "")
+        table.add_row(protocol, fault, "not found" if schedules is None else f"{schedules} schedules", by)
     console.print(table)
     return 1 if missed else 0
 

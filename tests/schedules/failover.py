@@ -30,6 +30,8 @@ from lightning_gossip.algorithm.membership.monitor import hosts_key, hosts_of
 from lightning_gossip.algorithm.membership.rounds import Survivable
 from lightning_gossip.algorithm.membership.store import (
     Adopt,
+    Ask,
+    AtOwn,
     Await,
     Count,
     Decide,
@@ -49,6 +51,7 @@ from lightning_gossip.algorithm.membership.store import (
     Swap,
     Write,
 )
+from lightning_gossip.algorithm.membership.whereabouts import RESTS
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import PeerError
 from tests.schedules.choices import Choices
@@ -62,6 +65,7 @@ BACK_S = 2 * FAIL_AFTER_S  # that a worker may take to go back to the others, wh
 ENDS_S = 10.0  # after which the process of a worker that is done has ended
 _PRIMARY = "primary"
 _OPERATIONS = frozenset((Decide, Swap, Write, Count, Read, ReadAll, Await, Delete, DeleteBelow))
+_LOOKS = frozenset((Enter, Probe, Ask))
 _LOST = object()
 
 
@@ -80,10 +84,18 @@ class Hosted(World):
         self.primary_lost = False
         self.done_s: dict[str, float] = {}  # when a worker was seen to be done, by the address of its store
         self.unclear = False  # hosts or the network have failed
+        self.rests_s: list[list[float]] = []  # before each use but the first, by initial rank
         self._prepares_s = 0.0  # what the next worker that comes back takes from its first answer to its first heartbeat
         super().__init__(choices, **replacements)
         self.fails = any(kind == "fail" for _, kind, _, _ in self.faults)
         self.agent = bool(choices.below(2))
+        for _ in self.program[1:]:
+            rest = choices.of(((0.0,), (0.0, 3.0, 40.0), (40.0,)))
+            self.rests_s.append([choices.of(rest) for _ in range(self.n)])
+
+    @override
+    def _rest_s(self, worker: Worker, use: int) -> float:
+        return self.rests_s[use - 1][worker.began_as.initial_rank]
 
     @override
     def _drawn_faults(self) -> list[tuple[float, str, int, Any]]:
@@ -149,13 +161,8 @@ class Hosted(World):
         if worker.prepares_s:
             yield Pause(worker.prepares_s)
         while not worker.stops:
-            worker.failover.stopped = worker.rests
             if worker.rests:
-                with suppress(StoreLostError):  # the next use finds another one
-                    if worker.failover.is_lost:
-                        raise StoreLostError
-                    yield from worker.monitor.send()
-                    yield from worker.monitor.publish()
+                yield from worker.failover.lie_down()
                 worker.is_resting = True
                 yield Until(lambda: not worker.rests or worker.stops)
                 worker.is_resting = False
@@ -182,6 +189,18 @@ class Hosted(World):
     def _first_send(self, worker: Worker) -> Generator[Any, Any, None]:
         with suppress(StoreLostError):  # the thread that sends heartbeats finds another one
             yield from worker.monitor.send()
+
+    @override
+    def _wake(self, worker: Worker) -> Generator[Any, Any, None]:
+        worker.woke_s = self.now_s
+        yield from worker.failover.wake()
+        worker.failover.stopped = False
+        yield from super()._wake(worker)
+
+    @override
+    def _rest(self, worker: Worker) -> None:
+        super()._rest(worker)
+        worker.failover.stopped = True
 
     @override
     def _last_words(self, worker: Worker) -> Generator[Any, Any, None]:
@@ -269,8 +288,8 @@ class Hosted(World):
         thread.begun_s, thread.connection = self.now_s, (-1, None, "")
         super()._begin(thread)
         kind = type(thread.effect)
-        if kind is Enter or kind is Probe:
-            addresses = (thread.effect.address,) if kind is Enter else thread.effect.addresses
+        if kind in _LOOKS:
+            addresses = thread.effect.addresses if kind is Probe else (thread.effect.address,)
             silent = any(self._reached(thread.worker, address) is Reached.SILENT for address in addresses)
             thread.until_s = self.now_s + CONNECT_S * silent
 
@@ -280,7 +299,7 @@ class Hosted(World):
         if kind in _OPERATIONS:
             state = self._state(thread)
             return state == "lost" or (state == "stands" and (kind is not Await or super()._is_due(thread, effect)))
-        if kind is Enter or kind is Probe:
+        if kind in _LOOKS:
             return thread.until_s <= self.now_s
         if kind is NextStore:
             worker.failover.lose(worker.connected)
@@ -324,6 +343,10 @@ class Hosted(World):
                 worker.job = None
             case Probe(addresses):
                 return [self._reached(worker, address) for address in addresses]
+            case Ask(address, keys):
+                there = self._reached(worker, address)
+                space = self._space((address, "meet")) if there is Reached.OPEN else {}
+                return there, tuple(space.get(key) for key in keys)
             case Enter(address, view):
                 reached = self._reached(worker, address)
                 thread.server = (address, "meet" if view is None else view) if reached is Reached.OPEN else None
@@ -338,6 +361,11 @@ class Hosted(World):
             case Publish(view, address):
                 self._publish(worker, view, address)
                 self._check_view(worker, view)
+            case AtOwn(operation):
+                before, thread.effect, thread.server = thread.server, operation, (str(worker.began_as), "meet")
+                outcome = super()._do(thread)
+                thread.effect, thread.server = effect, before
+                return outcome
             case Seek(view, address):
                 self._space((str(worker.began_as), "meet"))["seeks"] = json.dumps([view, address]).encode()
             case _:
@@ -356,8 +384,10 @@ class Hosted(World):
         """Who was cut off is not long in finding that the others have excluded it, when the network carries again."""
         if any(each.end == "done" for each in self.workers):
             return  # nobody is left to exclude it
-        if [kind for _, kind, _, _ in self._all_faults] == ["part"] and self.now_s > self.parts[0][1] + BACK_S:
-            late_s = self.now_s - self.parts[0][1]
+        if [kind for _, kind, _, _ in self._all_faults] != ["part"]:
+            return
+        late_s = self.now_s - max(self.parts[0][1], worker.woke_s)
+        if late_s > BACK_S:
             raise Violation(f"{worker.began_as.spoken} goes back to the others {late_s:.1f} s after it could")
 
     def _check_view(self, worker: Worker, view: int) -> None:
@@ -432,9 +462,7 @@ class Hosted(World):
         return worker.rests or b'"resting": true' in heartbeat
 
     def _note_loss(self) -> None:
-        if any(map(self._rests, self.workers)) or not all(
-            worker.membership.rounds.agreed for worker in self.workers if worker.alive
-        ):
+        if not all(worker.membership.rounds.agreed for worker in self.workers if worker.alive):
             self.primary_lost = True
             self.last_loss_s += TIMEOUT_S * len(self.program)  # who waits for the first meeting does so in each use
             for worker in self.workers:
@@ -546,14 +574,14 @@ class Hosted(World):
 
 
 class InRounds(Hosted):
-    """Troubles come in the middle of a round: when so many workers have counted themselves as knowing its result.
+    """Troubles come in the middle of a round: when so many workers have counted themselves as knowing its result, or rest.
 
     By the clock they come most often while all train, or wait.
     """
 
     @override
     def __init__(self, choices: Choices, **replacements: Any) -> None:
-        self.known = 0  # workers that have counted themselves
+        self.known = 0  # times that workers have counted themselves, or rested
         self.due: list[int] = []  # at which of them the troubles come
         super().__init__(choices, **replacements)
 
@@ -567,8 +595,10 @@ class InRounds(Hosted):
     @override
     def _do(self, thread: Thread) -> Any:
         outcome = super()._do(thread)
-        if isinstance(thread.effect, Count) and "/known/" in thread.effect.key:
-            self.known += 1
+        effect = thread.effect
+        counts = isinstance(effect, Count) and "/known/" in effect.key
+        rests = isinstance(effect, AtOwn) and isinstance(effect.operation, Write) and effect.operation.key == RESTS
+        self.known += counts or rests
         return outcome
 
     @override

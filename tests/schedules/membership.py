@@ -231,8 +231,7 @@ class World:
                 try:
                     if place == 0:
                         monitor.begin_use(use)
-                        monitor.rest(resting=False)
-                        worker.rests = False
+                        yield from self._wake(worker)
                         yield from self._first_send(worker)
                         intact = not aborted and worker.group is not None
                         yield from membership.hello(use, intact=intact)
@@ -254,14 +253,15 @@ class World:
                     monitor.abort(f"{type(error).__name__}: {error}")
                     aborted = True
                 use, place = use + 1, 0
-                monitor.rest(resting=True)
-                worker.rests = True
+                self._rest(worker)
                 yield Until(lambda: worker.is_resting)
                 if aborted and self._crashes(worker, use - 1):
                     yield from self._last_words(worker)
                     self._kill(worker)
                     return
                 yield from membership.rest()
+                if use < len(self.program) and (rest_s := self._rest_s(worker, use)):
+                    yield Pause(rest_s)
             if not membership.outside:
                 yield from membership.close()
             worker.end = "done"
@@ -271,6 +271,20 @@ class World:
                 raise Violation(f"{worker.began_as.spoken} has ended by {worker.end}") from error
         finally:
             worker.stops = True
+
+    def _wake(self, worker: Worker) -> Generator[Any, Any, None]:
+        """Of a worker that has rested, or begins."""
+        worker.monitor.rest(resting=False)
+        worker.rests = False
+        yield from ()
+
+    def _rest_s(self, worker: Worker, use: int) -> float:
+        """What a worker's script does before a use, in seconds."""
+        return 0.0
+
+    def _rest(self, worker: Worker) -> None:
+        worker.monitor.rest(resting=True)
+        worker.rests = True
 
     def _last_words(self, worker: Worker) -> Generator[Any, Any, None]:
         """Of a worker that an exception ends; whoever does not keep the store does not need any."""

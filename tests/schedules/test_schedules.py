@@ -44,10 +44,13 @@ ONCE_BROKEN = {  # seeds
         402361,
         402946,
         507749,
+        91,
+        326,
+        3000250,
     ),
     "failover-in-rounds": (25, 40, 205, 424, 3004, 3053, 3414, 4538, 4706, 102340, 200571, 300632),
-    "failover-of-islands": (190, 317, 498, 20176),
-    "failover-of-islands-in-rounds": (450, 474, 979, 40149),
+    "failover-of-islands": (10, 190, 317, 498, 20176, 3000199),
+    "failover-of-islands-in-rounds": (450, 474, 590, 979, 40149, 2006558),
 }
 
 

@@ -31,7 +31,7 @@ def tell_what_is_left(out: str) -> None:
 
 
 class Trouble(Callback):
-    """What the mode says, in the third step of rank 1."""
+    """What the mode says, in the third step of rank 1, or 0."""
 
     def __init__(self, mode: str, out: str) -> None:
         self.mode = mode
@@ -42,13 +42,17 @@ class Trouble(Callback):
         self.rank = trainer.global_rank  # that of the start: when a worker has died the others have new ones
 
     def on_train_batch_start(self, trainer: Trainer, model: Any, batch: Any, batch_idx: int) -> None:
-        rank = 0 if self.mode == "raise0" else 1
+        rank = 0 if self.mode in ("raise0", "node") else 1
         if self.rank == rank and batch_idx == 3 and self.mode != "fit":
             print(f"strikes at {time.monotonic()}", flush=True)  # the machine's clock, one for all processes
             if self.mode.startswith("raise"):
                 raise ArithmeticError(f"rank {rank} breaks in step 3")
             if self.mode == "kill":
                 Path(self.out, "steps-before-the-kill").write_text(str(trainer.global_step))
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.mode == "node":  # with its agent, as if their machine were lost
+                Path(self.out, "steps-before-the-kill").write_text(str(trainer.global_step))
+                os.kill(os.getppid(), signal.SIGKILL)
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.mode == "sigterm":
                 os.kill(os.getpid(), signal.SIGTERM)

@@ -195,3 +195,28 @@ def test_with_a_torchrun_agent_for_each_worker_the_others_go_on(tmp_path: Path) 
                 process.send_signal(signal.SIGTERM)
         outputs = [end.result().output for end in ends]
     assert all("rank 1 has failed; 2 workers go on" in outputs[rank] for rank in (0, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rendezvous", ["static", "c10d"])
+def test_the_host_of_the_first_torchrun_agent_is_survived_with_a_static_rendezvous(rendezvous: str, tmp_path: Path) -> None:
+    def agent(rank: int) -> subprocess.Popen[str]:
+        where = {
+            "static": [f"--node-rank={rank}", "--master-addr=127.0.0.1", f"--master-port={port}"],
+            "c10d": ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf=is_host={int(rank == 0)}"],
+        }[rendezvous]
+        options = ["--nnodes=2", "--nproc-per-node=1", *where, SCRIPT, str(tmp_path), "adpsgd", "node", "1", "2"]
+        return start("-m", "torch.distributed.run", *options, python=FRESH)
+
+    with reserved_port() as port, ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(finish, [agent(rank) for rank in range(2)])
+    assert first.returncode == -signal.SIGKILL
+    assert second.left == []
+    if rendezvous == "static":  # the agent asks for nothing, and at its end finds no store to wait at
+        assert second.returncode == 0, second.output
+        assert "rank 0 has failed; 1 workers go on" in second.output
+        _is_whole(tmp_path, [1])
+    else:  # the agent ends its workers
+        assert second.returncode != 0
+        assert "RendezvousConnectionError" in second.output
+        assert not (tmp_path / "result.json").exists()

@@ -13,6 +13,8 @@ stores that believe to be the job's, one misses so many of its workers that it e
 |---|---|---|
 | ``where`` | its owner | the view that the owner is in, and where its store is |
 | ``seeks`` | its owner | the view that the owner waits for, and where |
+| ``rests`` | its owner, and whoever calls it | that it rests, the k-th time, and which view it is bound to; or is awake |
+| ``rests/<k>``, ``rests/<k>/result`` | its owner | what it knows, and the result of its last round |
 | ``target`` | each that comes | the latest view that somebody wants here |
 | ``<view>/count``, ``<view>/<i>`` | each that registers | what it knows: its view, its last round, members, news |
 | ``<view>/result/<worker>`` | ″ | the result of its last round |
@@ -28,6 +30,7 @@ stores that believe to be the job's, one misses so many of its workers that it e
 | all have registered that have not ended, or it is as long as a silent worker takes to fail; a quorum | Decide | |
 | it has opened | Adopt, and bring news, members and incarnations | goes on; excluded if it was too late |
 | one that is missing waits elsewhere for a later view | | goes there |
+| one that is missing rests, and the store where it is does not answer | Swap | calls it, and registers for it |
 | nobody has come for twice that time, and no quorum | | to the next one; after a while the end |
 | those that are missing have stayed in the view that it has left, and have excluded it there | Adopt | as a worker that was \
 excluded: under a new identity |
@@ -37,6 +40,11 @@ A worker that was silent and is found to have ended may have gone on meanwhile, 
 the end of those that might have been enough counts only if it was found in time: before anybody can have excluded this worker.
 Nobody excludes one that says in the store that it rests between two uses: then that matters only of those that were enough to
 open another one.
+
+A worker that **rests** between two uses of a Trainer runs no thread here, and notices no loss. The others may need it: perhaps
+it has acted by a result that they have not read, and without it they may be too few. So before it rests it writes what it would
+say at a meeting into the store that it keeps, and others register for it. By the same operation that finds it resting they bind
+it to their view: when it wakes it takes part in no earlier one. In the next store it rests, too, until it comes.
 
 Where ranks are **islands** each rank is a member, and goes from store to store for itself, since each says its own values in
 rounds. But only the first rank of each keeps a store that may become the job's: a store that is lost takes its island with it,
@@ -52,16 +60,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from lightning_gossip.algorithm.islands.places import Islands
 from lightning_gossip.algorithm.membership.joining import admitters_lost
+from lightning_gossip.algorithm.membership.meeting import Meeting, Registration
 from lightning_gossip.algorithm.membership.monitor import Monitor, hosts_key
 from lightning_gossip.algorithm.membership.news import News
-from lightning_gossip.algorithm.membership.quorum import has_quorum, whole, with_mates
+from lightning_gossip.algorithm.membership.quorum import has_quorum, with_mates
 from lightning_gossip.algorithm.membership.rounds import Known, Rounds, no_quorum
 from lightning_gossip.algorithm.membership.store import (
     Adopt,
+    AtOwn,
     Count,
     Decide,
     Encode,
@@ -79,163 +89,14 @@ from lightning_gossip.algorithm.membership.store import (
     Swap,
     Write,
 )
-from lightning_gossip.algorithm.membership.worker_id import Span, WorkerId, spans_of, workers_of
+from lightning_gossip.algorithm.membership.whereabouts import AWAKE, RESTS, SEEKS, WHERE, Rest, place_of
+from lightning_gossip.algorithm.membership.worker_id import WorkerId, spans_of
 
 _LOOK_S = 0.1  # between two looks of those that meet
 _PROBE_S = 0.5  # between two looks at those that are missing
 _TURN_S = 0.5  # after which the next one opens what the one before it should have
 _VIEWS = 1 << 20  # more than there are workers
 _PATIENCE = 4  # times the silence after which a worker has failed: then one without a quorum ends
-
-
-class Registration(NamedTuple):
-    """What a worker says when it comes to the next store.
-
-    Args:
-        worker: its identity.
-        view: that it was in.
-        number: of the last round whose result it has read; -1 for none.
-        settled: whether it has acted by that.
-        agreed: the members by the last result that it has acted by.
-        proposed: those by the last one that it has read: it is a witness of that, and others may have acted by it since.
-        taking_part: those of its last round.
-        news: as it has read them, with what it has found out.
-        ended: workers whose processes ended before they can have gone on without this one.
-        ended_here: those whose processes ended before they can have excluded this one in the store of its view: more of them,
-            if it rested there.
-    """
-
-    worker: WorkerId
-    view: int
-    number: int
-    settled: bool
-    agreed: tuple[Span, ...]
-    proposed: tuple[Span, ...]
-    taking_part: tuple[Span, ...]
-    news: bytes
-    ended: frozenset[WorkerId]
-    ended_here: frozenset[WorkerId]
-
-
-class Opened(NamedTuple):
-    """How a view begins.
-
-    Args:
-        members: that agreed last.
-        present: those that have registered, and go on.
-        known: the last result.
-        news: what all of them know.
-        incarnations: by initial rank, the last that is known.
-    """
-
-    members: tuple[WorkerId, ...]
-    present: tuple[WorkerId, ...]
-    known: Known
-    news: bytes
-    incarnations: dict[int, int]
-
-
-class Meeting:
-    """What those that have registered know together.
-
-    Args:
-        said: by each that came.
-        ended: workers whose processes are known to have ended.
-        in_time: those of them whose ends were found before they can have gone on without whoever asks.
-        islands: how ranks are islands; None where each is a worker.
-
-    Attributes:
-        best: the one that knows most.
-        members: that it knows.
-        present: those of them that go on.
-        missing: those that have not come, and may be alive.
-        is_complete: whether all have come that can be expected.
-    """
-
-    def __init__(
-        self,
-        said: list[Registration],
-        ended: frozenset[WorkerId],
-        in_time: frozenset[WorkerId],
-        islands: Islands | None = None,
-    ) -> None:
-        self._islands = islands
-        self.best = max(said, key=lambda one: (one.view, one.number, one.settled)) if said else None
-        self.members = workers_of(self.best.agreed) if self.best is not None else ()
-        self._said = said
-        self._news = [News.decode(one.news) for one in said]
-        self._ended = ended.union(*(news.ended for news in self._news))
-        self._failed = with_mates(self._ended.union(*(news.failed for news in self._news)), self.members, islands)
-        registered = {one.worker for one in said}
-        self._here = whole(registered - self._failed, islands)
-        self.present = tuple(worker for worker in self.members if worker in self._here)
-        self._in_time = in_time.union(*(one.ended for one in said))
-        # what a store that others have left since says keeps nobody from being excluded in theirs
-        here = [one.ended_here for one in said if self.best is not None and one.view == self.best.view]
-        self._in_time_here = self._in_time.union(*here)
-        self.missing = [worker for worker in self.members if worker not in registered and worker not in self._failed]
-        self.is_complete = not self.missing
-
-    @property
-    def reader(self) -> WorkerId:
-        """Who has brought the last result."""
-        assert self.best is not None
-        return self.best.worker
-
-    def place(self, worker: WorkerId) -> int:
-        """Whose turn it is to open the view, from 0."""
-        return self.present.index(worker) if worker in self.present else len(self.present)
-
-    def may_open(self, least: int | None, *, in_vain: bool) -> bool:
-        """Whether those present go on; ``in_vain``: they have waited long enough for the others."""
-        if self.best is None:
-            return False
-        ended = self._in_time if self._may_have_gone_on(least) else self._ended
-        return (self.is_complete or in_vain) and all(
-            has_quorum(self._here, members, ended, at_store=False, least=least, islands=self._islands)
-            for members in (self.members, *self._grown)
-        )
-
-    @property
-    def _grown(self) -> list[tuple[WorkerId, ...]]:
-        """The members by the last result, if some were admitted since the last settled one, and may go on by it: or none."""
-        assert self.best is not None
-        proposed = workers_of(self.best.proposed)
-        return [proposed] if set(proposed) - {*self.members} else []
-
-    def _may_have_gone_on(self, least: int | None) -> bool:
-        """Whether those that were silent, and then ended, may have come to the job's end before: unless they were too few.
-
-        They may have acted by the last result, and so have been enough among the members by that. With the store of the last
-        view they went on only if they excluded those that are here, and in another one only if they were enough to open it.
-        """
-        assert self.best is not None
-        return any(
-            has_quorum(
-                set(members) - ended - {*self.present}, members, ended, at_store=at_store, least=least, islands=self._islands
-            )
-            for members in (self.members, workers_of(self.best.proposed))
-            for ended, at_store in ((self._in_time_here, True), (self._in_time, False))
-            if members
-        )
-
-    def opened(self, result: bytes) -> Opened:
-        """How the view begins."""
-        assert self.best is not None
-        taking_part = {worker for one in self._said for worker in workers_of(one.taking_part)}
-        failed = (self._failed | taking_part | set(self.members)) - set(self.present)
-        aborted = {told.use: told for news in reversed(self._news) for told in news.aborted}
-        news = News(
-            1 + max(news.number for news in self._news),
-            failed,
-            aborted=tuple(aborted[use] for use in sorted(aborted)),
-            ended=self._ended & failed,
-        )
-        incarnations: dict[int, int] = {}
-        for worker in [*self.members, *failed, *(one.worker for one in self._said)]:
-            incarnations[worker.initial_rank] = max(incarnations.get(worker.initial_rank, 1), worker.incarnation)
-        known = Known(self.best.number, result, self.best.settled)
-        return Opened(self.members, self.present, known, news.encode(), incarnations)
 
 
 class Failover:
@@ -283,7 +144,11 @@ class Failover:
         self._here: tuple[WorkerId, ...] = ()  # who was at the last meeting
         self._ahead: WorkerId | None = None  # one that waits for a later view elsewhere
         self._excluded_in: tuple[int, str] | None = None  # a view that others are in, and have excluded this worker
-        self._looks = 0  # at those that are missing
+        self._looks = monitor.me.initial_rank  # at those that are missing: not all look at the same one first
+        self._rests = 0  # how often it has rested
+        self._waits_at = ""  # where this worker has registered last, for the view that it has promised
+        self._called_to: tuple[int, str] | None = None  # where it is registered, and has rested since
+        self._lies_down = False
         self._has_looked = False
         self._contact_s = now_s()  # when this worker was last heard in a store of the job, or heard a member from outside
         self._ended: frozenset[WorkerId] = frozenset()  # found in time: before the others can have excluded this worker
@@ -307,7 +172,7 @@ class Failover:
             if not self._has_looked and self._monitor.is_outside:
                 self._contact_s = began_s  # it may have taken long from its first answer to here
             self._has_looked = True
-            yield from self._monitor.tick(self._may_go_on)
+            yield from self._monitor.tick(self._may_go_on, self.view)
             if not self._monitor.is_outside or self._monitor.hears_a_member():
                 self._contact_s = began_s
             self._ended = self._ended_here = self._monitor.ended()
@@ -324,18 +189,54 @@ class Failover:
         ended = self._monitor.ended()
         return not agreed or has_quorum(present, agreed, ended, at_store=True, least=self._least, islands=self._islands)
 
-    # -- from store to store -----------------------------------------------------------------------------------------
+    # -- between two uses of a Trainer -------------------------------------------------------------------------------
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether this worker has no store: what it would say reaches nobody."""
-        return self._lost
+    def lie_down(self) -> Steps[None]:
+        """Say that this worker rests, and in the store that it keeps what it knows: others register for it then."""
+        if not self._lost:
+            try:
+                yield from self._monitor.send()
+                yield from self._monitor.publish()
+            except StoreLostError:
+                self._lost = True
+        if self._lost:
+            yield from self._probe(self._rounds.agreed)  # of those that end later nobody knows whether they have gone on
+        if self._lies_down or not self._rounds.agreed or self._monitor.is_outside or self._monitor.has_lost_island:
+            return
+        self._rests += 1
+        mine = self._registration()._replace(heartbeat=self._monitor.said_last())
+        if result := self._rounds.known.result:
+            yield AtOwn(Write(f"rests/{self._rests}/result", result))
+        yield AtOwn(Write(f"rests/{self._rests}", (yield Encode(mine))))
+        if not self.stopped:
+            return  # it has woken meanwhile
+        yield AtOwn(Write(RESTS, Rest(self._rests, self._promised, self._waits_at).encode()))
+        self._lies_down = True
+
+    def wake(self) -> Steps[None]:
+        """Say there that this worker is awake, before it says anything else; if others have called it, it leaves the store."""
+        if not self._lies_down:
+            return
+        self._lies_down = False
+        told: bytes = yield AtOwn(Read(RESTS))
+        while (stands := (yield AtOwn(Swap(RESTS, told, AWAKE)))) != AWAKE:
+            told = stands
+        _, view, address = Rest.decode(told)
+        self._note_ended_in_time()
+        if view > self.view:
+            self._promised, self._called_to, self._lost = view, (view, address), True
+            yield Leave()
+
+    # -- from store to store -----------------------------------------------------------------------------------------
 
     def _find(self) -> Steps[None]:
         self._lost = True
         self._begin_search()
         yield Leave()
         yield from self._probe(self._rounds.agreed)  # at once
+        called_to, self._called_to = self._called_to, None
+        if called_to is not None and (yield from self._answer(*called_to)):
+            return
         # others outside may wait where no member is left, and say that the job is there
         give_up_s = (self._contact_s if self._monitor.is_outside else self._now_s()) + _PATIENCE * self._silent_s
         while self._now_s() < give_up_s:
@@ -394,10 +295,15 @@ class Failover:
         if at_s < self._monitor.kept_until_s(self._contact_s):
             self._ended_here |= {worker}
 
-    def _ended_in_time(self) -> frozenset[WorkerId]:
+    def _note_ended_in_time(self) -> None:
         """Of those that ended later, when this worker was silent, nobody knows whether they went on without it."""
         if self._now_s() < self._contact_s + self._monitor.suspect_after_s:
             self._ended = self._monitor.ended()
+        if self._now_s() < self._monitor.kept_until_s(self._contact_s):
+            self._ended_here = self._monitor.ended()
+
+    def _ended_in_time(self) -> frozenset[WorkerId]:
+        self._note_ended_in_time()
         return self._ended
 
     def _candidates(self) -> Iterator[tuple[int, WorkerId]]:
@@ -428,7 +334,7 @@ class Failover:
         if reached is not Reached.OPEN:
             return False
         try:
-            here, sought = yield from self._ask(worker)
+            here, sought, _ = yield from self._ask(worker)
             if here is not None and self._may_adopt(here[0]):
                 later, there = here
                 if there != address and (yield Enter(there)) is not Reached.OPEN:
@@ -452,16 +358,20 @@ class Failover:
         """
         return view >= self.view if self._monitor.is_outside else view > self.view and view >= self._promised
 
-    def _ask(self, worker: WorkerId) -> Steps[tuple[tuple[int, str] | None, tuple[int, str] | None]]:
-        """The view that a worker is in and the one that it waits for, as it says in its store, with their addresses."""
-        where, seeks = (yield Read("where")), (yield Read("seeks"))
-        here, sought = (
-            None if told is None else (int(json.loads(told)[0]), str(json.loads(told)[1])) for told in (where, seeks)
-        )
+    def _ask(self, worker: WorkerId) -> Steps[tuple[tuple[int, str] | None, tuple[int, str] | None, bytes | None]]:
+        """The view that a worker is in and the one that it waits for, with their addresses, and whether it rests.
+
+        That is what stands in its store. One that rests waits for the view that it was called to.
+        """
+        here, sought = place_of((yield Read(WHERE))), place_of((yield Read(SEEKS)))
+        rests: bytes | None = yield Read(RESTS)
+        rest = None if rests == AWAKE else rests
+        if rest is not None and (bound := Rest.decode(rest)).address and (sought is None or bound.view > sought[0]):
+            sought = (bound.view, bound.address)
         self._elsewhere.pop(worker, None)
         if here is not None and worker != self._monitor.me and (sought is None or sought[0] <= here[0]):
             self._elsewhere[worker] = here
-        return here, sought
+        return here, sought, rest
 
     def _give_up(self) -> Steps[None]:
         """Nobody is there with whom this worker may go on under its identity."""
@@ -487,6 +397,16 @@ class Failover:
         except StoreLostError:
             return False
 
+    def _answer(self, view: int, address: str) -> Steps[bool]:
+        """Go where others have registered for this worker while it rested; whether the job's store is there now."""
+        try:
+            if (yield Enter(address)) is not Reached.OPEN:
+                return False
+            yield Seek(view, address)
+            return (yield from self._await_opened(view, address, self._now_s())) and (yield from self._adopt(view, address))
+        except StoreLostError:
+            return False
+
     # -- where workers meet ------------------------------------------------------------------------------------------
 
     def _meet(self, view: int, address: str) -> Steps[bool]:
@@ -497,8 +417,9 @@ class Failover:
             if later <= self._promised:
                 return False
             view = self._promised = later
+            self._waits_at = address
             yield Seek(view, address)
-            yield from self._register(view)
+            yield from self._say_here(view)
             if (yield from self._await_opened(view, address, came_s)):
                 return (yield from self._adopt(view, address))
             if self._is_over or self._ahead is not None or self._excluded_in is not None:
@@ -512,14 +433,13 @@ class Failover:
             stands = yield Swap("target", stands, wanted)
         return int(stands)
 
-    def _register(self, view: int) -> Steps[None]:
+    def _registration(self) -> Registration:
         rounds, monitor = self._rounds, self._monitor
-        known = rounds.known
-        mine = Registration(
+        return Registration(
             monitor.me,
             self.view,
-            known.number,
-            known.settled,
+            rounds.known.number,
+            rounds.known.settled,
             spans_of(rounds.agreed or rounds.taking_part),
             spans_of(rounds.proposed),
             spans_of(rounds.taking_part),
@@ -527,9 +447,17 @@ class Failover:
             self._ended_in_time(),
             self._ended_here,
         )
-        if known.result:
-            yield Write(f"{view}/result/{monitor.me}", known.result)
-        said = yield Encode(mine)
+
+    def _say_here(self, view: int) -> Steps[None]:
+        mine = self._registration()
+        if self.stopped:
+            mine = mine._replace(heartbeat=self._monitor.said_last())
+        yield from self._register(view, mine.worker, (yield Encode(mine)), self._rounds.known.result)
+
+    @staticmethod
+    def _register(view: int, worker: WorkerId, said: bytes, result: bytes) -> Steps[None]:
+        if result:
+            yield Write(f"{view}/result/{worker}", result)
         place = yield Count(f"{view}/count")
         yield Write(f"{view}/{place}", said)
 
@@ -547,7 +475,8 @@ class Failover:
                 if place not in said and (value := (yield Read(f"{view}/{place}"))) is not None:
                     (said[place],) = yield Restore((value,))
                     last_s = self._now_s()
-            meeting = self.meeting(list(said.values()), self._monitor.ended(), self._ended_in_time(), self._islands)
+            known = [said[place] for place in sorted(said)]
+            meeting = self.meeting(known, self._monitor.ended(), self._ended_in_time(), self._islands)
             self._here = meeting.present
             late_s = self._now_s() - came_s - _TURN_S * meeting.place(self._monitor.me)
             if late_s >= 0.0 and not meeting.is_complete and self._now_s() >= probed_s:
@@ -560,10 +489,13 @@ class Failover:
                 yield Decide(f"{view}/opened", (yield Encode(meeting.opened(result))))
                 continue
             yield Pause(_LOOK_S)
-        return False
+        if not self.stopped:
+            return False
+        yield from self._say_here(view)  # else the others would take it for silent
+        return (yield Read(f"{view}/opened")) is not None
 
     def _look_around(self, missing: list[WorkerId], view: int, address: str) -> Steps[None]:
-        """Find out who of those that are missing has ended, and whether one of the others waits elsewhere for a later view.
+        """Find out who of those that are missing has ended or rests, and whether one of the others waits for a later view.
 
         Without that two sides of a network that was cut would go after each other from store to store when it is whole again.
         One that has stayed where this worker was may have excluded it there, with others: then nobody comes here any more.
@@ -573,21 +505,46 @@ class Failover:
             return
         self._looks += 1
         one = there[self._looks % len(there)]
+        called = None
         if (yield Enter(self._monitor.hosts[one])) is Reached.OPEN:
-            here, sought = yield from self._ask(one)
-            if any(place is not None and place[0] > view for place in (here, sought)):
+            here, sought, rest = yield from self._ask(one)
+            if any(found is not None and found[0] > view for found in (here, sought)):
                 self._ahead = one
             elif here is not None and one in self._elsewhere and here[0] >= self.view:
-                yield from self._look_back(*here)
+                is_there = yield from self._look_back(*here)
+                if not is_there and rest is not None:
+                    called = yield from self._call(one, rest, view, address)
+            elif rest is not None and not (yield from self._has_opened(Rest.decode(rest))):
+                called = yield from self._call(one, rest, view, address)
         if (yield Enter(address)) is not Reached.OPEN:
             raise StoreLostError
+        if called is not None:
+            yield from self._register(view, one, *called)
 
-    def _look_back(self, view: int, address: str) -> Steps[None]:
-        """Find out whether those in a view have excluded this worker."""
-        if (yield Enter(address, view)) is Reached.OPEN:
-            news = yield Read(f"{self._prefix}/news")
-            if news is not None and self._monitor.me in News.decode(news).failed:
-                self._excluded_in = view, address
+    def _has_opened(self, rest: Rest) -> Steps[bool]:
+        """Whether the view that a worker was called to while it rested has opened, and its store answers."""
+        if not rest.address or (yield Enter(rest.address)) is not Reached.OPEN:
+            return False
+        return (yield Read(f"{rest.view}/opened")) is not None
+
+    def _look_back(self, view: int, address: str) -> Steps[bool]:
+        """Find out whether those in a view are still there, and if so whether they have excluded this worker."""
+        if (yield Enter(address, view)) is not Reached.OPEN:
+            return False
+        news = yield Read(f"{self._prefix}/news")
+        if news is not None and self._monitor.me in News.decode(news).failed:
+            self._excluded_in = view, address
+        return True
+
+    def _call(self, worker: WorkerId, rest: bytes, view: int, address: str) -> Steps[tuple[bytes, bytes] | None]:
+        """Bind a worker that rests to a view; what it says, and the result of its last round. None: it has woken."""
+        number, called_to, _ = Rest.decode(rest)
+        if called_to > view or (yield Enter(self._monitor.hosts[worker])) is not Reached.OPEN:
+            return None
+        wanted = Rest(number, view, address).encode()
+        if (yield Swap(RESTS, rest, wanted)) != wanted:
+            return None  # or another one has called it to another view
+        return (yield Read(f"rests/{number}")), (yield Read(f"rests/{number}/result")) or b""
 
     def _adopt(self, view: int, address: str, *, renounces: bool = False) -> Steps[bool]:
         """Go on with a store that has opened, and bring what every store of the job has."""
@@ -603,6 +560,7 @@ class Failover:
             yield Decide(f"{prefix}/members", json.dumps(opened.present).encode())
             for rank, incarnation in opened.incarnations.items():
                 yield Decide(f"{prefix}/incarnation/{rank}", str(incarnation).encode())
+            yield from monitor.say_for(opened.resting)
             self._rounds.move(opened.known)
         else:
             news = yield Decide(f"{prefix}/news", News().encode())
@@ -612,6 +570,7 @@ class Failover:
         monitor.holds_store = address == monitor.address
         monitor.move(news)
         self.view, self._promised, self._lost = view, view if renounces else max(view, self._promised), False
+        self._waits_at = ""
         yield from monitor.send()
         yield Publish(view, address)
         return True

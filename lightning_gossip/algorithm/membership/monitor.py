@@ -26,7 +26,7 @@ who could admit it, and declares nobody failed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from lightning_gossip.algorithm.membership.failure_detector import FailureDetect
 from lightning_gossip.algorithm.membership.news import Aborted, News
 from lightning_gossip.algorithm.membership.rounds import LOOK
 from lightning_gossip.algorithm.membership.store import (
+    Ask,
     Decide,
     HaveEnded,
     Probe,
@@ -46,6 +47,7 @@ from lightning_gossip.algorithm.membership.store import (
     Swap,
     Write,
 )
+from lightning_gossip.algorithm.membership.whereabouts import RESTS, SEEKS, WHERE, latest_view
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import PeerError, another_aborted
 
@@ -141,6 +143,7 @@ class Monitor:
         self._found = {WorkerId(me.initial_rank, earlier) for earlier in range(1, me.incarnation)}
         self._ended |= self._found
         self._resting: set[WorkerId] = set()  # between two uses, when they were heard last
+        self._gone_ahead: set[WorkerId] = set()  # to a later view, though this store says that they rest
         self._lost: set[WorkerId] = set()
         self._noted: set[WorkerId] = set()  # lost connections that the detector knows of
         self._heard_since: set[WorkerId] = set()  # of these
@@ -227,6 +230,7 @@ class Monitor:
         self._rests_from_s = None
         self._seen.clear()
         self._counted.clear()
+        self._gone_ahead.clear()
         self._detector.listen_anew()
         self.is_abandoned = False
         self._read = self.waiting_for = None
@@ -279,13 +283,13 @@ class Monitor:
     def kept_until_s(self, contact_s: float) -> float:
         """The time until which nobody with this store can have excluded this worker, which was in touch at a time, in seconds.
 
-        While it says that it rests nobody does, if it has said so before anybody could.
+        While it says that it rests nobody does, if it has said so before anybody could; but of an island each rank has to.
         """
         until_s = contact_s + self.suspect_after_s
-        if self.islands is None and self._rests_from_s is not None and self._rests_from_s < until_s:
+        if self._rests_from_s is not None and self._rests_from_s < until_s:
             rests_until_s = self._now_s() if self._sent.resting else self._rests_until_s
             return max(until_s, rests_until_s + self.suspect_after_s)
-        return until_s  # of an island that has lost a rank those that rest are excluded, too
+        return until_s
 
     @property
     def has_aborted(self) -> bool:
@@ -369,13 +373,24 @@ class Monitor:
         """The news with what was found out here."""
         return self._wanted()
 
+    def said_last(self) -> bytes:
+        """The heartbeat that this worker has sent last."""
+        return json.dumps(vars(self._sent)).encode()
+
     # -- protocols ---------------------------------------------------------------------------------------------------
 
-    def tick(self, may_go_on: Callable[[Collection[WorkerId]], bool] = lambda present: True) -> Steps[None]:
+    def say_for(self, heartbeats: Mapping[WorkerId, bytes]) -> Steps[None]:
+        """Say for workers that rest what they have said in the store before: they are waited for."""
+        for worker, said in heartbeats.items():
+            if worker != self.me:
+                yield Decide(self._heartbeat_key(worker), said)
+
+    def tick(self, may_go_on: Callable[[Collection[WorkerId]], bool] = lambda present: True, view: int = 0) -> Steps[None]:
         """Send a heartbeat, listen, and spread what was found out.
 
         Args:
             may_go_on: whether some of the members may, without those that are silent.
+            view: that this worker is in (:mod:`.failover`).
 
         Raises:
             StoreLostError: if those that have not failed may not: they look for the others elsewhere (:mod:`.failover`).
@@ -401,7 +416,7 @@ class Monitor:
         for worker in self._watched:
             if worker in self._counted and worker not in self._seen:
                 self._detector.heard_nothing(worker, at_s=at_s)
-        yield from self._look_at_one_that_rests()
+        yield from self._look_at_one_that_rests(view)
         if not self.is_outside:
             yield from self._exclude(may_go_on)
             self._found |= self._of_dead_islands()
@@ -420,7 +435,7 @@ class Monitor:
             yield Write(self._host_key(self.me), self.address.encode())
         self._sent = replace(self._sent, count=self._sent.count + 1)
         sent = self._sent
-        yield Write(self._heartbeat_key(self.me), json.dumps(vars(sent)).encode())
+        yield Write(self._heartbeat_key(self.me), self.said_last())
         if sent.resting and self._rests_from_s is None:
             self._rests_from_s = self._now_s()
         if self._read is None:
@@ -491,17 +506,20 @@ class Monitor:
         elif not may_go_on(others):
             raise StoreLostError
 
-    def _look_at_one_that_rests(self) -> Steps[None]:
-        """Find out whether it has ended, one at a time: no heartbeat tells that, and a round may wait for it."""
-        rest = [worker for worker in self._watched if worker in self._resting - self._ended]
+    def _look_at_one_that_rests(self, view: int) -> Steps[None]:
+        """Find out whether one has ended, or left this store: no heartbeat tells that, and a round may wait for it."""
+        rest = [worker for worker in self._watched if worker in self._resting - self._ended and worker in self.hosts]
         if self.waiting_for is None or not rest or self._now_s() < self._looks_next_s:
             return
         self._looks += 1
         one = rest[self._looks % len(rest)]
-        yield from self._probe([one])
+        reached, told = yield Ask(self.hosts[one], (WHERE, SEEKS, RESTS))
         self._looks_next_s = self._now_s() + self.suspect_after_s
-        if one in self._ended:
+        if reached is Reached.REFUSED:
+            self._ended.add(one)
             self._detector.process_ended(one)
+        elif reached is Reached.OPEN and latest_view(told) > view:
+            self._gone_ahead.add(one)
 
     def _probe(self, failed: Collection[WorkerId]) -> Steps[None]:
         """Look whether the processes of workers that have failed have ended, where that can be seen by their stores."""
@@ -555,9 +573,10 @@ class Monitor:
         self._watched = tuple(watched)
 
     def _hear(self, worker: WorkerId, heartbeat: Heartbeat, at_s: float, *, has_ended: bool) -> None:
-        (self._resting.add if heartbeat.resting else self._resting.discard)(worker)
+        rests = heartbeat.resting and worker not in self._gone_ahead
+        (self._resting.add if rests else self._resting.discard)(worker)
         # a worker between two uses counts as alive
-        count = heartbeat.count if not heartbeat.resting else -round(at_s * 1000)
+        count = heartbeat.count if not rests else -round(at_s * 1000)
         is_final = worker in self._present and (worker in self._found or worker in self.news.failed)
         self._detector.heard(worker, count=count, at_s=at_s, is_member=is_final)
         if worker in self._noted and worker not in self._detector.connections_lost:

@@ -177,3 +177,27 @@ class Seek(NamedTuple):
 
     view: int
     address: str
+
+
+class AtOwn(NamedTuple):
+    """Do an operation in the store that this worker itself keeps, wherever this thread is connected. The result is its result.
+
+    Args:
+        operation: a :class:`Read`, :class:`Write` or :class:`Swap`.
+    """
+
+    operation: Read | Write | Swap
+
+
+class Ask(NamedTuple):
+    """Read from the store that another worker keeps, wherever this thread is connected.
+
+    The result is a :class:`Reached`, and the values of the keys; None for a key without one, or if the store is not open.
+
+    Args:
+        address: of the store.
+        keys: of the meeting there.
+    """
+
+    address: str
+    keys: tuple[str, ...]

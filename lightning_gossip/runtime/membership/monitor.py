@@ -23,6 +23,8 @@ from lightning_gossip.algorithm.membership.monitor import Monitor
 from lightning_gossip.algorithm.membership.rounds import LOOK, Rounds
 from lightning_gossip.algorithm.membership.store import (
     Adopt,
+    Ask,
+    AtOwn,
     Decide,
     Enter,
     Leave,
@@ -38,7 +40,7 @@ from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.clock import Deadline, now_s
 from lightning_gossip.runtime.membership.local_processes import identity
 from lightning_gossip.runtime.membership.store_operations import StoreOperations
-from lightning_gossip.runtime.membership.stores import Stores, parse, reach_all
+from lightning_gossip.runtime.membership.stores import Stores, ask_keys, parse, reach_all
 from lightning_gossip.runtime.process_end import end_at_once
 from lightning_gossip.runtime.store_client import another, store_lost
 from lightning_gossip.transport.threads import new_thread
@@ -134,6 +136,11 @@ class HeartbeatMonitor:
 
     def start(self) -> None:
         """Send heartbeats from now on; again after :meth:`rest`."""
+        if self._thread is None and self._failover is not None:
+            try:
+                self._drive(self._failover.wake())
+            except StoreLostError as error:  # its own
+                raise store_lost() from error
         with self.lock:
             self.protocol.rest(resting=False)
             self._stopped = False
@@ -262,7 +269,9 @@ class HeartbeatMonitor:
         try:
             while not self._stopped:
                 self._tick_while_connected()
-            if self._failover is None or not self._failover.is_lost:
+            if self._failover is not None:
+                self._drive(self._failover.lie_down())
+            else:
                 self._send_once()
                 self._drive(self.protocol.publish())
         except StoreLostError as error:
@@ -361,7 +370,10 @@ class HeartbeatMonitor:
         """The effects of :mod:`lightning_gossip.algorithm.membership.failover`."""
         stores = self.stores
         if stores is None:
-            return {Probe: lambda effect: [Reached.SILENT] * len(effect.addresses)}
+            return {
+                Probe: lambda effect: [Reached.SILENT] * len(effect.addresses),
+                Ask: lambda effect: (Reached.SILENT, (None,) * len(effect.keys)),
+            }
 
         def enter(effect: Enter) -> Reached:
             reached, store = stores.enter(effect.address, effect.view)
@@ -384,6 +396,8 @@ class HeartbeatMonitor:
 
         return {
             Probe: lambda effect: reach_all(effect.addresses),
+            Ask: lambda effect: ask_keys(effect.address, effect.keys),
+            AtOwn: lambda effect: stores.at_own(effect.operation),
             Enter: enter,
             Adopt: adopt,
             Leave: leave,

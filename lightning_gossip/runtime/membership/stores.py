@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
@@ -23,11 +24,14 @@ from torch._C._distributed_c10d import Store, TCPStore
 from lightning_gossip.algorithm.membership.failure_detector import Patience
 from lightning_gossip.algorithm.membership.store import Reached
 from lightning_gossip.runtime.clock import Deadline, now_s
+from lightning_gossip.runtime.membership.store_operations import StoreOperations
 from lightning_gossip.runtime.store_client import Space, client, cut_connections, end_when_lost, look_up
 from lightning_gossip.transport.network_interface import address_of
 from lightning_gossip.transport.threads import new_thread
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MEETING, LOGS = "meeting", "logs"
 _BACKLOG = 2048  # as torch's store
@@ -168,18 +172,25 @@ class Stores:
         """Tell those that come to this worker where it waits for others."""
         self._tell("seeks", view, address)
 
+    def at_own(self, operation: Any) -> Any:
+        """Do an operation of a meeting in the store that this worker keeps."""
+        return self._at_own(lambda mine: StoreOperations(mine)(operation))
+
     def tell_others(self, others: Sequence[str]) -> None:
         """Tell those that come to this worker where the others keep their stores: it may end before they are admitted."""
         self._tell("others", *others)
 
     def _tell(self, key: str, *told: int | str) -> None:
         said = json.dumps(told)
+        self._at_own(lambda mine: mine.set(key, said))
+
+    def _at_own(self, do: Callable[[Any], T]) -> T:
         # no new connection, if it can be helped: torch looks up the names of both ends, the client's on the thread that serves
         try:
-            Space(MEETING, self._mine).set(key, said)
+            return do(Space(MEETING, self._mine))
         except dist.DistError:  # cut by leave(), as all with this worker's store, if it is the job's
             self._mine = client(*parse(self.own), timeout_s=_CALL_S)
-            Space(MEETING, self._mine).set(key, said)
+            return do(Space(MEETING, self._mine))
 
     def adopt(self, view: int, address: str) -> None:
         """Note where the job's store is now."""
@@ -261,6 +272,19 @@ class Stores:
     @staticmethod
     def _in_view(view: int, store: Store) -> Store:
         return store if view == 0 else Space(f"view/{view}", store)
+
+
+def ask_keys(address: str, keys: Sequence[str]) -> tuple[Reached, tuple[bytes | None, ...]]:
+    """What stands at keys of the meeting in the store at an address; nothing if it does not answer."""
+    reached, store = reach(address)
+    if store is None:
+        return reached, (None,) * len(keys)
+    try:
+        meeting = Space(MEETING, store)
+        return reached, tuple(look_up(meeting, key) for key in keys)
+    except dist.DistError as error:
+        log.debug("the store at %s has answered no more: %s", address, error)
+        return Reached.SILENT, (None,) * len(keys)
 
 
 def ask(address: str, *, answer_s: float = _ANSWER_S) -> tuple[tuple[int, str] | None, list[str]]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lightning_gossip.algorithm.islands.places import Islands
-from lightning_gossip.algorithm.membership.failover import Meeting, Registration
+from lightning_gossip.algorithm.membership.meeting import Meeting, Registration
 from lightning_gossip.algorithm.membership.monitor import Monitor
 from lightning_gossip.algorithm.membership.news import News
 from lightning_gossip.algorithm.membership.store import StoreLostError, Write
