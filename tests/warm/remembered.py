@@ -5,25 +5,31 @@ A script that trains for a tenth of a second would spend half as long again on i
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.metadata
 import logging
 import sys
 import warnings
 from collections.abc import Iterable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 import torch
+from hydra._internal.config_repository import ConfigRepository
+from hydra.plugins.config_source import ConfigResult
 from torchmetrics import Metric
 
 from tests.strategies.models import Net, loader, trainer
+from tests.warm.client import ROOT
 
 
 @functools.cache
 def remember() -> None:
     """In a process that others are forked from; nothing where it is forked from one that has done so."""
     _entry_points()
+    _configurations()
     if torch.version.cuda is None:  # else autograd has a thread for each device
         _first_fit()
 
@@ -49,6 +55,24 @@ def _entry_points() -> None:
             module.entry_points = entry_points  # type: ignore[attr-defined]
     for group in ("lightning.pytorch.callbacks_factory", "lightning.fabric.callbacks_factory", "torch.distributed.backends"):
         entry_points(group=group)
+
+
+def _configurations() -> None:
+    """The files of Hydra's groups, of which each composition reads some thirty; those that a test has written are read anew."""
+    read = ConfigRepository.load_config
+    known: dict[tuple[Any, ...], ConfigResult] = {}
+    ours = (f"file://{ROOT}", "pkg://lightning_gossip.", "pkg://hydra.")
+
+    @functools.wraps(read)
+    def load_config(repository: ConfigRepository, config_path: str) -> ConfigResult | None:
+        key = config_path, *((source.provider, source.path) for source in repository.sources)
+        found = known.get(key) or read(repository, config_path)
+        if found is None or not found.path.startswith(ours):
+            return found
+        known[key] = found
+        return replace(found, config=copy.deepcopy(found.config))  # which becomes part of the composition
+
+    ConfigRepository.load_config = load_config
 
 
 def _first_fit() -> None:
