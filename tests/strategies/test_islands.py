@@ -30,6 +30,7 @@ from lightning_gossip import (
     QSGDStrategy,
 )
 from lightning_gossip.algorithm.work_sharing import EpochPlan
+from tests.runtime.cluster import eventually
 from tests.strategies.jobs import job, store, survivors
 from tests.strategies.launch import launch
 from tests.strategies.models import OPTIMIZERS, Net, RemembersLosses, flat, loader, samples, trainer
@@ -378,10 +379,18 @@ def test_islands_average_part_by_part(name: str) -> None:
 # -- checkpoints -------------------------------------------------------------------------------------------------------------
 
 
+class Waits(Callback):
+    """The second island begins its second group when the first one asks to save: it might have taken all groups by then."""
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_rank == 2 and batch_idx == 1:
+            assert eventually(trainer.strategy._fit._algorithm.sync_requested, 60.0)
+
+
 def _saving(folder: str) -> Any:
     seed_everything(4)
     saver = ModelCheckpoint(dirpath=folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-    fit = trainer(strategy=islands(2), max_epochs=1, callbacks=[saver])
+    fit = trainer(strategy=islands(2), max_epochs=1, callbacks=[saver, Waits()])
     fit.fit(Net(), loader(MANY))
 
 
