@@ -181,7 +181,7 @@ def _still(at_rendezvous: str) -> Any:
 
 
 @processes
-@pytest.mark.parametrize("at_rendezvous", ["adopt", "evaluate"])
+@pytest.mark.parametrize("at_rendezvous", [pytest.param("adopt", marks=pytest.mark.slow), "evaluate"])
 def test_without_updates_the_mean_of_the_islands_is_kept(at_rendezvous: str) -> None:
     ranks = launch(_still, at_rendezvous, workers=4)
     first = torch.tensor([rank["first"] for rank in ranks], dtype=torch.float64)
@@ -274,7 +274,7 @@ def _losing(rank: int, signal_number: int, store: str | None) -> Any:
 
 
 @processes
-@pytest.mark.parametrize("rank", [2, 1])
+@pytest.mark.parametrize("rank", [2, pytest.param(1, marks=pytest.mark.slow)])  # that which comes back has lost its second one
 def test_an_island_dies_with_the_first_of_its_ranks_and_the_others_take_over_its_batches(rank: int) -> None:
     with store() as address, job(_losing, rank, int(signal.SIGKILL), address, workers=4) as running:
         running.start_all()
@@ -364,7 +364,9 @@ def _averaging(name: str) -> Any:
 
 
 @processes
-@pytest.mark.parametrize("name", ["constant", "adaptive", pytest.param("overlapped", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["adaptive", *(pytest.param(name, marks=pytest.mark.slow) for name in ("constant", "overlapped"))]
+)
 def test_islands_average_part_by_part(name: str) -> None:
     ranks = launch(_averaging, name, workers=4)
     for rank in ranks:

@@ -13,14 +13,18 @@ import sys
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
+from io import BytesIO
 from types import ModuleType
 from typing import Any
 
 import torch
+from hydra import compose, initialize_config_dir
 from hydra._internal.config_repository import ConfigRepository
 from hydra.plugins.config_source import ConfigResult
+from matplotlib.figure import Figure
 from torchmetrics import Metric
 
+from recipes.train import CONF
 from tests.strategies.models import Net, loader, trainer
 from tests.warm.client import ROOT
 
@@ -30,6 +34,7 @@ def remember() -> None:
     """In a process that others are forked from; nothing where it is forked from one that has done so."""
     _entry_points()
     _configurations()
+    _first_picture()
     if torch.version.cuda is None:  # else autograd has a thread for each device
         _first_fit()
 
@@ -73,6 +78,17 @@ def _configurations() -> None:
         return replace(found, config=copy.deepcopy(found.config))  # which becomes part of the composition
 
     ConfigRepository.load_config = load_config
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        for name in ("config", "simulate"):
+            compose(name)
+
+
+def _first_picture() -> None:
+    """Fonts and the sizes of letters."""
+    figure = Figure()
+    figure.subplots().plot([0.0, 1.0], label="a label")
+    figure.legend()
+    figure.savefig(BytesIO())
 
 
 def _first_fit() -> None:
