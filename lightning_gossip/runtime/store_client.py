@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -267,10 +268,10 @@ def _connections(port: int) -> Iterator[socket.socket]:
     """This process's connections to a port, each as long as the caller looks at it; none where the system does not tell."""
     if not hasattr(socket, "TCP_USER_TIMEOUT") or not _FILES.exists():
         return
-    for path in list(_FILES.iterdir()):
+    for name in os.listdir(_FILES):
         with suppress(OSError):  # closed meanwhile, or not connected
-            if os.readlink(path).startswith("socket:"):
-                with socket.socket(fileno=os.dup(int(path.name))) as end:
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                with socket.socket(fileno=os.dup(int(name))) as end:
                     if end.family in (socket.AF_INET, socket.AF_INET6) and end.getpeername()[1] == port:
                         yield end
 

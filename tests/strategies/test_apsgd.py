@@ -71,7 +71,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_staleness_is_what_the_identity_says_and_the_bounds_hold(case: str) -> None:
     options = CASES[case]
-    workers, events, most, _ = launch(_run, options, VARIED, 4 * 50 * N, workers=N)[0]
+    workers, events, most, _ = launch(_run, options, VARIED, 4 * 30 * N, workers=N)[0]
     pushes = [(rank, version) for kind, rank, version in events if kind == "push"]
     total = sum(w["staleness_mean"] * (w["exchanges"] - w["dropped"]) for w in workers)
     if not any(w["dropped"] for w in workers):

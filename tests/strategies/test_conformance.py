@@ -152,7 +152,8 @@ def _recipe(strategy: Any, path: str) -> dict[str, Any]:
     return {"logged": logged, "accuracy": accuracy, "collectives": counter.count, "path": saver.best_model_path}
 
 
-@pytest.fixture(scope="module", params=PARAMETERS)
+# tests/recipes/test_swept.py has the same of "adpsgd", by the command
+@pytest.fixture(scope="module", params=parameters(SLOW | {"adaptive_averaging", "adpsgd"}))
 def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return launch(_recipe, request.param(), str(tmp_path_factory.mktemp("recipe")), workers=4, timeout_s=120)
 

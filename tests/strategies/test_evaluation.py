@@ -126,23 +126,16 @@ def _everything(strategy: str) -> dict[str, Any]:
     }
 
 
-STRATEGIES = ["adpsgd", "periodic_averaging", "qsgd"]
-
-
-def _all() -> dict[str, Any]:
-    return {strategy: _everything(strategy) for strategy in STRATEGIES}
-
-
-@pytest.fixture(scope="module")
-def ranks() -> list[dict[str, Any]]:
-    return launch(_all, workers=WORKERS, timeout_s=180.0)
+# "periodic_averaging" evaluates as the others do; tests/strategies/test_conformance.py has its values in every kind of run
+@pytest.fixture(scope="module", params=["adpsgd", "qsgd", pytest.param("periodic_averaging", marks=pytest.mark.slow)])
+def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return launch(_everything, request.param, workers=WORKERS, timeout_s=180.0)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_metrics_are_those_of_one_process_and_each_sample_is_evaluated_once(ranks: Any, strategy: str) -> None:
+def test_metrics_are_those_of_one_process_and_each_sample_is_evaluated_once(ranks: Any) -> None:
     for what in ("fit", "validate", "shuffled", "test"):
-        reports = [rank[strategy]["reports"][what] for rank in ranks]
+        reports = [rank["reports"][what] for rank in ranks]
         for metrics, wanted, *_ in reports:
             assert {name: metrics[name] for name in wanted} == pytest.approx(wanted, abs=1e-6), what
         assert sorted(sample for _, _, seen, *_ in reports for sample in seen) == list(range(SAMPLES)), what
@@ -151,23 +144,19 @@ def test_metrics_are_those_of_one_process_and_each_sample_is_evaluated_once(rank
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_each_sample_is_predicted_once_under_its_own_number(ranks: Any, strategy: str) -> None:
-    assert sorted(sample for rank in ranks for sample in rank[strategy]["predicted"]) == list(range(SAMPLES))
-    assert all(rank[strategy]["numbers"] for rank in ranks)
+def test_each_sample_is_predicted_once_under_its_own_number(ranks: Any) -> None:
+    assert sorted(sample for rank in ranks for sample in rank["predicted"]) == list(range(SAMPLES))
+    assert all(rank["numbers"] for rank in ranks)
 
 
 @pytest.mark.processes
 def test_limits_and_samplers_of_the_users_and_sets_that_are_too_small_are_as_under_ddp(ranks: Any) -> None:
-    for strategy in STRATEGIES:
-        limited = [rank[strategy]["limited"] for rank in ranks]
-        assert sorted(sample for few in limited for sample in few) == list(range(2 * BATCH * WORKERS))
-        assert [len(rank[strategy]["padded"]) for rank in ranks] == [1] * WORKERS
-        assert [len(rank[strategy]["own"]) for rank in ranks] == [34] * WORKERS
+    assert sorted(sample for rank in ranks for sample in rank["limited"]) == list(range(2 * BATCH * WORKERS))
+    assert [len(rank["padded"]) for rank in ranks] == [1] * WORKERS
+    assert [len(rank["own"]) for rank in ranks] == [34] * WORKERS
 
 
 @pytest.mark.processes
 def test_a_validation_loader_reads_as_the_users(ranks: Any) -> None:
     for rank, told in enumerate(ranks):
-        for strategy in STRATEGIES:
-            assert told[strategy]["reading"] == ("Loader", BATCH, 5, 34 if rank < 2 else 33, [5])
+        assert told["reading"] == ("Loader", BATCH, 5, 34 if rank < 2 else 33, [5])

@@ -39,6 +39,7 @@ from lightning_gossip.runtime.islands.groups import IslandGroups
 from lightning_gossip.strategies.lightning.fault_tolerance import Survival
 from lightning_gossip.strategies.lightning.launchers import PatientObserver
 from lightning_gossip.strategies.lightning.worker_processes import BatchesOfRank
+from tests.runtime.cluster import eventually
 from tests.strategies.jobs import job, store, survivors
 from tests.strategies.launch import launch
 from tests.strategies.models import OPTIMIZERS, Net, RemembersLosses, flat, loader, samples, trainer
@@ -189,7 +190,7 @@ def _still(at_rendezvous: str) -> Any:
 
 
 @processes
-@pytest.mark.parametrize("at_rendezvous", ["adopt", "evaluate"])
+@pytest.mark.parametrize("at_rendezvous", [pytest.param("adopt", marks=pytest.mark.slow), "evaluate"])
 def test_without_updates_the_mean_of_the_islands_is_kept(at_rendezvous: str) -> None:
     ranks = launch(_still, at_rendezvous, workers=4)
     first = torch.tensor([rank["first"] for rank in ranks], dtype=torch.float64)
@@ -335,7 +336,7 @@ def _losing(rank: int, signal_number: int, store: str | None) -> Any:
 
 
 @processes
-@pytest.mark.parametrize("rank", [2, 1])
+@pytest.mark.parametrize("rank", [2, pytest.param(1, marks=pytest.mark.slow)])  # that which comes back has lost its second one
 def test_an_island_dies_with_the_first_of_its_ranks_and_the_others_take_over_its_batches(rank: int) -> None:
     with store() as address, job(_losing, rank, int(signal.SIGKILL), address, workers=4) as running:
         running.start_all()
@@ -466,7 +467,9 @@ def _averaging(name: str) -> Any:
 
 
 @processes
-@pytest.mark.parametrize("name", ["constant", "adaptive", pytest.param("overlapped", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["adaptive", *(pytest.param(name, marks=pytest.mark.slow) for name in ("constant", "overlapped"))]
+)
 def test_islands_average_part_by_part(name: str) -> None:
     ranks = launch(_averaging, name, workers=4)
     for rank in ranks:
@@ -481,10 +484,18 @@ def test_islands_average_part_by_part(name: str) -> None:
 # -- checkpoints -------------------------------------------------------------------------------------------------------------
 
 
+class Waits(Callback):
+    """The second island begins its second group when the first one asks to save: it might have taken all groups by then."""
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_rank == 2 and batch_idx == 1:
+            assert eventually(trainer.strategy._fit._algorithm.sync_requested, 60.0)
+
+
 def _saving(folder: str) -> Any:
     seed_everything(4)
     saver = ModelCheckpoint(dirpath=folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-    fit = trainer(strategy=islands(2), max_epochs=1, callbacks=[saver])
+    fit = trainer(strategy=islands(2), max_epochs=1, callbacks=[saver, Waits()])
     fit.fit(Net(), loader(MANY))
 
 

@@ -42,7 +42,7 @@ def _on_device(callbacks: Sequence[Callback], **options: Any) -> Any:
     model, strategy = Net(), ADPSGDStrategy(exchanges_per_step=5, **options)
     with device:
         fit = trainer(strategy=strategy, max_epochs=3, callbacks=list(callbacks))
-        fit.fit(model, loader(400, 4), loader(64, shuffle=False))
+        fit.fit(model, loader(240, 4), loader(64, shuffle=False))
         device.synchronize()
     device.close()
     mine = strategy.report.workers[strategy.global_rank]

@@ -1,7 +1,8 @@
 """A Python that has imported torch, Lightning and the recipes already, so that a script begins in a tenth of a second.
 
 Importing them costs a process five seconds of a core, and most tests of processes start several. So one process imports them
-once (:mod:`tests.warm.server`) and forks whatever is started; it has one thread and has computed nothing.
+once (:mod:`tests.warm.server`) and forks whatever is started; it has one thread. It has done once what libraries do on first
+use (:mod:`tests.warm.remembered`), and keeps its memory in large pages, which are quick to share (:mod:`tests.warm.pages`).
 
     subprocess.run([warm.python(), "-m", "recipes.train", ...])      # as with sys.executable
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tests.warm.client import HELPER
+from tests.warm.pages import collapse
 
 PRELOADED = (
     "lightning.pytorch.cli",
@@ -240,11 +241,13 @@ def main(listener: int, executable: str, log: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for module in PRELOADED:
         importlib.import_module(module)
+    importlib.import_module("tests.warm.remembered").remember()
     threads = [Path(task, "comm").read_text() for task in Path("/proc/self/task").iterdir()]
     assert len(threads) == 1, f"forks cannot have these threads: {threads}"
     Path(log).with_name("pid").write_text(str(os.getpid()))
     gc.collect()
     gc.freeze()  # else each child's first collection would copy all of it
+    collapse()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         Server(socket.socket(fileno=listener), Path(log)).serve()

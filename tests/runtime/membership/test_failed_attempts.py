@@ -184,8 +184,11 @@ def _uses(count: int, work: Callable[[Membership, int], Any]) -> Callable[[Membe
 
 
 def test_an_exception_on_all_ends_one_use_only(party: Callable[..., Party]) -> None:
+    together = threading.Barrier(3, timeout=PATIENCE_S)  # one that still waits to begin would be told of another's exception
+
     def work(member: Membership, use: int) -> Any:
         if use in (1, 2):
+            together.wait()
             raise ArithmeticError(use)
         return member.gather(member.rank)
 
