@@ -24,12 +24,12 @@ class Rest(NamedTuple):
     address: str
 
     def encode(self) -> bytes:
-        """As it is in the store."""
+        """What is written to the store."""
         return json.dumps(self).encode()
 
     @classmethod
     def decode(cls, told: bytes) -> Rest:
-        """From the store."""
+        """Read what was written by :meth:`encode`."""
         return cls(*json.loads(told))
 
 
