@@ -14,7 +14,7 @@ from lightning_gossip.runtime.work_sharing.completion_log import CompletionLog
 class Members:
     """A worker as its completion log needs to know it."""
 
-    me: WorkerId = field(default_factory=lambda: WorkerId(0, 1))
+    me: WorkerId
     outside: bool = False
     generation: int = 0
 
@@ -33,9 +33,12 @@ class Ended:
         raise dist.DistNetworkError("Broken pipe")
 
 
+ME = WorkerId(0, 1)
+
+
 def begun(reserve: object) -> tuple[CompletionLog, dist.HashStore]:
     store = dist.HashStore()
-    log = CompletionLog(store, "fit", Members(), reserve=lambda: reserve)
+    log = CompletionLog(store, "fit", Members(ME), reserve=lambda: reserve)
     log.begin("epoch 0")
     return log, store
 
@@ -47,7 +50,7 @@ def test_a_second_store_that_has_ended_is_tried_once_in_an_assignment() -> None:
     for position in range(5):
         log.finished(position)
     assert second.attempts == ["0,"]
-    assert log.read(str(Members().me)) == [0, 1, 2, 3, 4]
+    assert log.read(str(ME)) == [0, 1, 2, 3, 4]
     log.begin("epoch 1")
     log.finished(7)
     assert second.attempts == ["0,", "7,"]
@@ -57,5 +60,5 @@ def test_what_only_the_second_store_has_is_found() -> None:
     second = dist.HashStore()
     log, store = begun(second)
     log.finished(3)
-    store.delete_key(f"fit/finished/epoch 0/{Members().me}")
-    assert log.read(str(Members().me)) == [3]
+    store.delete_key(f"fit/finished/epoch 0/{ME}")
+    assert log.read(str(ME)) == [3]
