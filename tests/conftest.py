@@ -21,11 +21,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: several tests at once have no core to spare, nor their processes
 
-import numpy as np
 import psutil
 import pytest
-import torch
-import torch.distributed as dist
 from hypothesis import HealthCheck, settings
 
 from tests import warm
@@ -92,6 +89,9 @@ def _warm_python(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def _seeds() -> None:
+    import numpy as np  # not above: where pytest-xdist's workers run the tests, this process needs neither
+    import torch
+
     random.seed(0)
     np.random.seed(0)
     torch.default_generator.manual_seed(0)  # torch.manual_seed formats the stack thrice for devices that are not there
@@ -117,6 +117,8 @@ def _suspects(before: set[threading.Thread]) -> list[threading.Thread]:
 
 @pytest.fixture(autouse=True)
 def _no_process_group_left() -> Iterator[None]:
+    import torch.distributed as dist
+
     assert not (dist.is_available() and dist.is_initialized())
     yield
     if dist.is_initialized():

@@ -53,7 +53,7 @@ def _every_sample_once(num_workers: int) -> Any:
             epochs.append(list(model.seen))
             model.seen.clear()
 
-    fit(data=loader(130, 4, **options), callbacks=[Slow({1: 0.02}), Split()], max_epochs=2)
+    fit(data=loader(130, 4, **options), callbacks=[Slow({1: 0.05}), Split()], max_epochs=2)
     return epochs
 
 
