@@ -47,7 +47,7 @@ def command(report: Report, folder: Path) -> list[str] | str:
         "samples": training.samples,
         "model_bytes": training.parameters_bytes,
         "compute.backward_share": round(training.backward_share, 3),
-        "curvature.eigenvalues": "[" + ",".join(f"{value:.4g}" for value in landscape.eigenvalues) + "]",
+        "curvature.largest": f"{landscape.eigenvalues[0]:.4g}",  # the planner fills the spectrum up below it
         "workers": f"[{workers}]",
         "run_dir": folder / "plan",
     }
@@ -55,6 +55,10 @@ def command(report: Report, folder: Path) -> list[str] | str:
         options["recipe.model.momentum"] = training.momentum
     if landscape.noise_variance is not None and landscape.loss is not None:
         options |= {"noise.variance": f"{landscape.noise_variance:.4g}", "noise.loss": f"{landscape.loss:.4g}"}
+    if landscape.noise_curvature is not None and landscape.noise_curvature > 0.0:
+        options["noise.curvature"] = f"{landscape.noise_curvature:.4g}"
+    if landscape.along_loss is not None:
+        options["curvature.along_loss"] = f"{landscape.along_loss:.4g}"
     return ["-m", "recipes.plan", *(f"{key}={value}" for key, value in options.items())]
 
 

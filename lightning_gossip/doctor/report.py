@@ -189,11 +189,15 @@ class Landscape:
         eigenvalues: the largest ones of the Hessian, descending.
         noise_variance: trace of the covariance of one batch's gradient; None where it could not be measured.
         loss: where that was measured.
+        noise_curvature: that this noise sees.
+        along_loss: mean curvature of the directions that the loss is in; None where noise hides it.
     """
 
     eigenvalues: Sequence[float]
     noise_variance: float | None = None
     loss: float | None = None
+    noise_curvature: float | None = None
+    along_loss: float | None = None
 
 
 @dataclass(kw_only=True)

@@ -120,7 +120,8 @@ def simulate(
 def _advance(run: Run, until_s: float, on_progress: Callable[[float], None]) -> int:
     """Process events until the run ends; returns how many they were."""
     environment, events = run.environment, 0
-    told = 0.0
+    news = max(1, run.plan.steps // _NEWS)
+    due = news
     try:
         while run.ended is None:
             if environment.peek() > until_s:
@@ -128,9 +129,9 @@ def _advance(run: Run, until_s: float, on_progress: Callable[[float], None]) -> 
                 break
             environment.step()
             events += 1
-            if events % _EVENTS_BETWEEN_NEWS == 0 or run.progress >= told + 1.0 / _NEWS:
-                told = run.progress
-                on_progress(told)
+            if events % _EVENTS_BETWEEN_NEWS == 0 or run.steps >= due:
+                on_progress(run.progress)
+                due = run.steps + news
     except simpy.core.EmptySchedule:
         run.finish("stalled")
     return events

@@ -196,7 +196,8 @@ class DecentralizedStrategy(WorkerProcesses):
 
     @override
     def on_train_start(self) -> None:
-        self._running_fit.begin()
+        fit = self._running_fit
+        fit.begin(searches=not any(isinstance(callback, StrategyHooks) for callback in fit.trainer.callbacks))  # type: ignore[attr-defined]
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -211,7 +212,8 @@ class DecentralizedStrategy(WorkerProcesses):
         **kwargs: Any,
     ) -> Any:
         output = super().optimizer_step(optimizer, closure, model, **kwargs)
-        self._running_fit.optimizer_stepped(max(float(group["lr"]) for group in optimizer.param_groups))
+        rates = (float(group["lr"]) for group in optimizer.param_groups)
+        self._running_fit.optimizer_stepped(max(rates, default=0.0))  # configure_optimizers may return None
         return output
 
     @override

@@ -11,9 +11,10 @@ from torch import nn
 from torchmetrics.classification import BinaryPrecisionRecallCurve
 
 from lightning_gossip.errors import ConfigurationError
+from lightning_gossip.runtime.workers import FixedWorkers
 from lightning_gossip.strategies.state.local_model import OwnModel
 from lightning_gossip.strategies.state.one_model import assign
-from lightning_gossip.strategies.state.shared_tensors import SharedModel, check_averaged_buffers
+from lightning_gossip.strategies.state.shared_tensors import SharedModel, check_averaged_buffers, check_same_tensors
 from lightning_gossip.strategies.state.step_watch import StepWatch
 
 
@@ -201,3 +202,11 @@ def test_a_model_that_is_not_finite_is_not_set_aside() -> None:
     own.is_replaced()
     own.put_back()
     assert shared[0].tolist() == [2.0]
+
+
+def test_lazy_modules_that_have_seen_no_batch_are_refused() -> None:
+    model = nn.Sequential(nn.LazyLinear(3), nn.ReLU(), nn.Linear(3, 2))
+    with pytest.raises(ConfigurationError, match=r"0\.bias, 0\.weight of the model have no shape yet.*setup\(\)"):
+        check_same_tensors(model, FixedWorkers())
+    model(torch.zeros(1, 5))
+    check_same_tensors(model, FixedWorkers())

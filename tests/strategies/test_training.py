@@ -192,6 +192,23 @@ def test_parameters_frozen_ones_and_buffers_start_bit_identical_whatever_the_see
     assert results[0] == results[1] == results[2]
 
 
+def _without_optimizer() -> Any:
+    class Frozen(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.seen += batch[2].tolist()
+            return self.loss(batch)
+
+        def configure_optimizers(self) -> None:  # type: ignore[override]
+            """Nothing is to be optimized."""
+
+    return fit(Frozen(), max_epochs=1)[1].seen
+
+
+def test_a_module_without_an_optimizer_sees_the_epoch() -> None:
+    a, b = launch(_without_optimizer)
+    assert Counter(a + b) == dict.fromkeys(range(128), 1)
+
+
 def _unfreezes() -> Any:
     class Unfreeze(Callback):
         def on_train_batch_start(self, trainer: Any, model: Any, batch: Any, batch_idx: int) -> None:

@@ -133,7 +133,14 @@ class Trained:
             if products / _NOISE_BATCHES < 1.0:
                 return Landscape(eigenvalues=eigenvalues), []
             noise = measure_gradient_noise(self._module, self._data, batches=_NOISE_BATCHES)
-        return Landscape(eigenvalues=eigenvalues, noise_variance=noise.variance, loss=noise.loss), []
+        landscape = Landscape(
+            eigenvalues=eigenvalues,
+            noise_variance=noise.variance,
+            loss=noise.loss,
+            noise_curvature=noise.curvature,
+            along_loss=noise.along_loss,
+        )
+        return landscape, []
 
 
 class _StepTimer(Callback):

@@ -71,9 +71,14 @@ class CompletionLog:
 
     def finished(self, position: int) -> None:
         """Note that the batch at this position has been trained on. The caller does not wait for the store."""
-        for store in self._stores:
-            with suppress(StoreLostError, dist.DistError):  # the other one has it
-                store.append(self._at(self._name), f"{position},")
+        note = f"{position},"
+        with suppress(StoreLostError):  # the other one has it
+            self._store.append(self._at(self._name), note)
+        if self._second is not None:
+            try:
+                self._second.append(self._at(self._name), note)
+            except dist.DistError:  # it has ended with its worker; torch would write a stack to the log for each attempt
+                self._second = None
 
     def read(self, name: str) -> list[int]:
         """The positions that another worker, which was excluded, has finished in this assignment."""

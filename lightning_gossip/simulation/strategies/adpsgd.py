@@ -338,6 +338,7 @@ class Worker:
         self._index = index
         share = share_numel(gossip.run.models.numel, gossip.run.islands.size)
         self.part = slice(min(index * share, gossip.run.models.numel), min((index + 1) * share, gossip.run.models.numel))
+        self._x = [gossip.run.models.rows[self.rank][self.part]]
         self.failed = False
         self._gossip = gossip
         self._run = gossip.run
@@ -400,10 +401,6 @@ class Worker:
             self._changed()
 
         return ends(effect)
-
-    @property
-    def _x(self) -> list[Tensor]:
-        return [self._run.models.rows[self.rank][self.part]]
 
     def take_over_last_merges(self) -> None:
         """x takes over what the exchanges since its last step have changed."""

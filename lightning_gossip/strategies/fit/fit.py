@@ -132,13 +132,19 @@ class Fit:
         """
         self._restored, self._restored_from = restored, path
 
-    def begin(self) -> None:
-        """All workers have loaded what there was to load and start to train; again if a tuner trains first."""
+    def begin(self, *, searches: bool = False) -> None:
+        """All workers have loaded what there was to load and start to train; again if a tuner trains first.
+
+        Args:
+            searches: whether that is Lightning's tuner, which has put all callbacks aside, ours too. Each worker trains by
+                itself then, and its schedule counts its own steps.
+        """
         check_averaged_buffers(self.trainer.lightning_module, self._options.averaged_buffers)
         self.trainer.strategy.barrier("fit begins")  # a worker that has ended is noticed here, and not in making the groups
         if self._make_algorithm is not None:
             self._algorithm = self._make_algorithm()
-        self.work.begin_fit()
+        if not searches:
+            self.work.begin_fit()
         if self._restored is not None:
             resume.apply(self._restored, self._restored_from, self.trainer, self.work, self._algorithm)
             self._model.learn(self._restored.get("trained", ()))

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
 from torchmetrics import Metric
 
 from lightning_gossip.algorithm.tensors.flat import FlatModel, LiveTensors
@@ -347,13 +348,22 @@ def start_equal(model: nn.Module, workers: Workers, *, in_host_memory: bool = Fa
 
 
 def check_same_tensors(model: nn.Module, workers: Workers) -> None:
-    """Refuse models that are not built of the same tensors on all ranks. Collective.
+    """Refuse models that are not built of the same tensors on all ranks, or not built yet. Collective.
 
     Raises:
         ConfigurationError: naming what differs.
     """
-    mine = [(name, tuple(t.shape), str(t.dtype)) for name, t in _parameters_and_buffers(model)]
+    mine = [
+        (name, None if is_lazy(tensor) else tuple(tensor.shape), str(tensor.dtype))
+        for name, tensor in _parameters_and_buffers(model)
+    ]
     everyones = workers.gather(mine, kind="the names of the model's tensors")
+    lazy = sorted({name for theirs in everyones for name, shape, _ in theirs if shape is None})
+    if lazy:
+        raise ConfigurationError(
+            f"{', '.join(lazy[:5])} of the model have no shape yet: lazy modules get it in their first forward pass. Make one"
+            " in setup(), with a batch of zeros."
+        )
     for rank, theirs in enumerate(everyones):
         if theirs != everyones[0]:
             differing = sorted({name for name, *_ in set(theirs) ^ set(everyones[0])})

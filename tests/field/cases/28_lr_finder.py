@@ -49,6 +49,7 @@ def worker(strategy):
     return {
         "found": found,
         "suggested": finder.suggestion(),
+        "tried": finder.results["lr"],
         "moved": moved,
         "weights": weights(model),
         "counts": counts,
@@ -62,6 +63,9 @@ def judge(ranks, run):
     same(ranks, "weights")
     r = ranks[0]
     assert abs(r["found"] - r["suggested"]) < 1e-9 and r["found"] != 1e-3, (r["found"], r["suggested"])
+    # a worker's share of all steps may be less than half, so that its last rate is that of an earlier step
+    assert r["tried"] == sorted(r["tried"]), r["tried"]
+    assert r["tried"][0] < 2e-4 and r["tried"][-1] > 0.1, f"rates from {r['tried'][0]:.1e} to {r['tried'][-1]:.1e} were tried"
     assert r["epoch"] == 2 and r["moved"] < 1e-6, f"epoch {r['epoch']}, after lr_find the model had moved by {r['moved']:.3g}"
     total = sum(x["counts"] for x in ranks)
     assert (total == 2).all(), f"samples seen {total.min()} to {total.max()} times in 2 epochs"
