@@ -155,9 +155,10 @@ FAULTS: dict[str, dict[str, Any]] = {
 
 GUARDED = {
     "ends rounds without a quorum": "who is silent is told of as failed only by those that are enough (decisions/034)",
+    "forgets that it was called while it rested": "needs a cut whose two sides both count it, and that ends while it rests",
     "counts ranks and not islands": "by ranks no two sides are enough either, and each round counts islands (decisions/038)",
 }
-"""Faults that no schedule finds, since another check makes them harmless there; a test without schedules has each."""
+"""Faults that no schedule has found: why, as far as it is known."""
 
 _IN_ROUNDS_ONLY = (
     "ends rounds without a quorum",

@@ -37,7 +37,6 @@ ONCE_BROKEN = {  # seeds
         3182,
         3229,
         3414,
-        21055,
         21311,
         100478,
         301905,
@@ -65,6 +64,11 @@ def test_no_schedule_breaks_an_invariant(protocol: str, first: int) -> None:
 @pytest.mark.parametrize(("protocol", "seed"), [(protocol, seed) for protocol, seeds in ONCE_BROKEN.items() for seed in seeds])
 def test_a_seed_that_once_broke_an_invariant_holds(protocol: str, seed: int) -> None:
     assert violation_of(protocol, Choices(seed)) is None
+
+
+@pytest.mark.xfail(strict=True, reason="open: docs/track-record.md")
+def test_who_was_cut_off_while_it_rested_is_soon_back_with_the_others() -> None:
+    assert violation_of("failover", Choices(21055)) is None
 
 
 @pytest.mark.parametrize("kept", KEPT_SCHEDULES, ids=[kept["violation"][:40] for kept in KEPT_SCHEDULES])
