@@ -204,7 +204,8 @@ class Failover:
         if self._lies_down or not self._rounds.agreed or self._monitor.is_outside or self._monitor.has_lost_island:
             return
         self._rests += 1
-        mine = self._registration()._replace(heartbeat=self._monitor.said_last())
+        rests_here = not self._lost and self._monitor.says_in_time_that_it_rests(self._contact_s)
+        mine = self._registration()._replace(heartbeat=self._monitor.said_last(), rests_here=rests_here)
         if result := self._rounds.known.result:
             yield AtOwn(Write(f"rests/{self._rests}/result", result))
         yield AtOwn(Write(f"rests/{self._rests}", (yield Encode(mine))))
@@ -321,8 +322,8 @@ class Failover:
         """Whether the job's store may be the one that a worker keeps: of an island, that of its first rank."""
         return self._islands is None or self._islands.place(worker.initial_rank).index == 0
 
-    def _next_view(self, worker: WorkerId) -> int:
-        own, last = worker.initial_rank + 1, max(self.view, self._promised)
+    def _next_view(self, worker: WorkerId, *, after: int = 0) -> int:
+        own, last = worker.initial_rank + 1, max(self.view, self._promised, after)
         return last + ((own - last) % _VIEWS or _VIEWS)
 
     def _try(self, view: int, worker: WorkerId) -> Steps[bool]:
@@ -337,9 +338,11 @@ class Failover:
             here, sought, _ = yield from self._ask(worker)
             if here is not None and self._may_adopt(here[0]):
                 later, there = here
-                if there != address and (yield Enter(there)) is not Reached.OPEN:
+                if there == address or (yield Enter(there)) is Reached.OPEN:
+                    return (yield from self._adopt(later, there))
+                if (yield Enter(address)) is not Reached.OPEN:
                     return False
-                return (yield from self._adopt(later, there))
+                view = self._next_view(worker, after=later)  # that store is lost, too: those that were there go to the next one
             if self._monitor.is_outside:
                 return False
             if sought is not None and sought[0] > max(self._promised, self.view) and sought[1] != address:
@@ -481,6 +484,8 @@ class Failover:
             late_s = self._now_s() - came_s - _TURN_S * meeting.place(self._monitor.me)
             if late_s >= 0.0 and not meeting.is_complete and self._now_s() >= probed_s:
                 yield from self._look_around(meeting.missing, view, address)
+                if meeting.may_open(self._least, in_vain=True):
+                    self._excluded_in = None  # those that are here are enough, with this one: so those there are not
                 if self._ahead is not None or self._excluded_in is not None:
                     return False
                 probed_s = self._now_s() + _PROBE_S  # from its end: what does not answer takes longer than that
@@ -541,10 +546,13 @@ class Failover:
         number, called_to, _ = Rest.decode(rest)
         if called_to > view or (yield Enter(self._monitor.hosts[worker])) is not Reached.OPEN:
             return None
-        wanted = Rest(number, view, address).encode()
+        wanted, ended = Rest(number, view, address).encode(), self._monitor.ended()
         if (yield Swap(RESTS, rest, wanted)) != wanted:
             return None  # or another one has called it to another view
-        return (yield Read(f"rests/{number}")), (yield Read(f"rests/{number}/result")) or b""
+        (said,) = yield Restore(((yield Read(f"rests/{number}")),))
+        if said.rests_here:  # until it was bound nobody can have excluded it
+            said = said._replace(ended_here=said.ended_here | ended)
+        return (yield Encode(said)), (yield Read(f"rests/{number}/result")) or b""
 
     def _adopt(self, view: int, address: str, *, renounces: bool = False) -> Steps[bool]:
         """Go on with a store that has opened, and bring what every store of the job has."""

@@ -27,6 +27,8 @@ class Registration(NamedTuple):
         ended_here: those whose processes ended before they can have excluded this one in the store of its view: more of them,
             if it rested there.
         heartbeat: what it has said last, if it rests, and others say all this for it.
+        rests_here: whether the store of its view says that it rests, and has before anybody can have excluded it there. Then
+            nobody excludes it, until it is bound to a later view: what had ended by then counts as ``ended_here``, too.
     """
 
     worker: WorkerId
@@ -40,6 +42,7 @@ class Registration(NamedTuple):
     ended: frozenset[WorkerId]
     ended_here: frozenset[WorkerId]
     heartbeat: bytes | None = None
+    rests_here: bool = False
 
 
 class Opened(NamedTuple):

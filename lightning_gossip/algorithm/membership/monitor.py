@@ -291,6 +291,15 @@ class Monitor:
             return max(until_s, rests_until_s + self.suspect_after_s)
         return until_s
 
+    def says_in_time_that_it_rests(self, contact_s: float) -> bool:
+        """Whether the store says that this worker rests, and has before anybody can have excluded it.
+
+        Args:
+            contact_s: when this worker was in touch before, in seconds.
+        """
+        from_s = self._rests_from_s
+        return self._sent.resting and from_s is not None and from_s < contact_s + self.suspect_after_s
+
     @property
     def has_aborted(self) -> bool:
         """Whether this worker or another one has aborted this use of a Trainer, or the store does not answer."""
