@@ -516,9 +516,12 @@ class Monitor:
             raise StoreLostError
 
     def _look_at_one_that_rests(self, view: int) -> Steps[None]:
-        """Find out whether one has ended, or left this store: no heartbeat tells that, and a round may wait for it."""
+        """Find out whether one has ended, or left this store: no heartbeat tells that, and a round may wait for it.
+
+        So may a worker outside, who is admitted by nobody else.
+        """
         rest = [worker for worker in self._watched if worker in self._resting - self._ended and worker in self.hosts]
-        if self.waiting_for is None or not rest or self._now_s() < self._looks_next_s:
+        if (self.waiting_for is None and not self.is_outside) or not rest or self._now_s() < self._looks_next_s:
             return
         self._looks += 1
         one = rest[self._looks % len(rest)]
