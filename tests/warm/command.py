@@ -6,13 +6,30 @@ is killed, the server kills that one.
 
 import os
 import sys
-from _signal import SIG_DFL, SIG_IGN, SIGCHLD, SIGINT, SIGKILL, SIGPIPE, SIGSTOP, getsignal, raise_signal, signal, valid_signals
+from _signal import (
+    SIG_BLOCK,
+    SIG_DFL,
+    SIG_IGN,
+    SIG_SETMASK,
+    SIGCHLD,
+    SIGINT,
+    SIGKILL,
+    SIGPIPE,
+    SIGSTOP,
+    getsignal,
+    pthread_sigmask,
+    raise_signal,
+    signal,
+    valid_signals,
+)
 from _socket import AF_UNIX, SCM_RIGHTS, SOCK_STREAM, SOL_SOCKET, socket
 
 ADDRESS = ""  # in the file
+PASSED_ON = valid_signals() - {SIGKILL, SIGSTOP, SIGCHLD, SIGPIPE}
 
 
 def main() -> None:
+    before = pthread_sigmask(SIG_BLOCK, PASSED_ON)  # the script may be quicker than this, and ask for a signal
     server = socket(AF_UNIX, SOCK_STREAM)
     server.connect(ADDRESS)
     mine = server.fileno()
@@ -47,8 +64,9 @@ def main() -> None:
         except ProcessLookupError:
             pass
 
-    for number in valid_signals() - {SIGKILL, SIGSTOP, SIGCHLD, SIGPIPE}:
+    for number in PASSED_ON:
         signal(number, pass_on)
+    pthread_sigmask(SIG_SETMASK, before)
     status = int.from_bytes(receive(server, 4), "big", signed=True)
     if status < 0:
         if -status != SIGKILL:
