@@ -21,6 +21,7 @@ from torch import Tensor
 
 from benchmarks.cluster import network
 from benchmarks.harness import against, pair_transport, print_table, process_group, run, write_results
+from lightning_gossip.algorithm.adpsgd.replica import Replica
 from lightning_gossip.algorithm.compression.pairwise import exchange_bytes, make_codec
 from lightning_gossip.algorithm.compression.wires import Wire
 from lightning_gossip.runtime.adpsgd.cuda_replica import replica_of
@@ -70,6 +71,7 @@ def transfers(exchanges: dict[str, dict[str, Any]], rounds: int) -> dict[str, An
     """
     peer = 1 - dist.get_rank()
     replica = replica_of([models(1 + dist.get_rank())])
+    assert isinstance(replica, Replica)  # in the host's memory
     mine, theirs = torch.randn(NUMEL), torch.zeros(NUMEL)
     transport = pair_transport(TIMEOUT_S)
     sent: dict[str, int] = {"raw": mine.nbytes}
@@ -80,7 +82,7 @@ def transfers(exchanges: dict[str, dict[str, Any]], rounds: int) -> dict[str, An
             assert work is not None
             work.wait()
 
-    def exchange(name: str, wire: Wire = "float32", **options: int) -> Callable[[], None]:
+    def exchange(name: str, wire: Wire = "float32", **options: Any) -> Callable[[], None]:
         exchanger, codec = Exchanger(transport, timeout_s=TIMEOUT_S, **options), make_codec(wire, replica.published)
 
         def run() -> None:

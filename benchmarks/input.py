@@ -113,8 +113,8 @@ class Bytes(ImageNetData):
         images, labels = batch
         return images[:, :, ::16, ::16].float(), labels
 
-    def _loader(self, data: Any, shuffle: bool = False) -> DataLoader[Any]:
-        loader = super()._loader(data, shuffle)
+    def _loader(self, data: Any, **order: Any) -> DataLoader[Any]:
+        loader = super()._loader(data, **order)
         if isinstance(data, Memory):
             loader.collate_fn = lambda batch: batch
         return loader

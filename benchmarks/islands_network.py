@@ -71,7 +71,7 @@ class Training(LightningModule):
         mesh = self.device_mesh["data_parallel"]
         if self._contender == "HSDP":
             mesh = init_device_mesh("cpu", (HOSTS, SIZE), mesh_dim_names=("hosts", "ranks"))
-        for layer in [*(layer for layer in self.net if isinstance(layer, nn.Linear)), self.net]:
+        for layer in [*(layer for layer in self.net.children() if isinstance(layer, nn.Linear)), self.net]:
             fully_shard(layer, mesh=mesh)
 
     def training_step(self, batch: list[Tensor], _: int) -> Tensor:

@@ -79,7 +79,9 @@ class Published:
     def of(cls, model: torch.nn.Module) -> Published:
         shared = SharedModel(model).open()
         tensors = list(shared.tensors)
-        return cls(tensors, replica_of(tensors, retention=shared.retention), shared.layout)
+        replica = replica_of(tensors, retention=shared.retention)
+        assert isinstance(replica, Replica)  # in the host's memory
+        return cls(tensors, replica, shared.layout)
 
     @property
     def nbytes(self) -> int:

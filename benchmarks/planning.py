@@ -108,7 +108,7 @@ def simulated(
     """Virtual seconds until the loss is at the target, and the share of the workers' own losses that is of their distance to
     the mean model then; means over the seeds. Infinite and None if one takes longer than allowed."""
     options = scenario.problem.optimizer
-    assert options is not None
+    assert isinstance(options, SGD)
     optimizer = SGD(lr=lr, momentum=options.momentum, weight_decay=options.weight_decay)
     work: Any = scenario.work
     assert scenario.problem.objective is not None

@@ -139,9 +139,15 @@ def main() -> None:
         )
     if arguments.profile:
         return
-    columns = ("parameters", "alone, ms", "a copy, ms")
     of_variant = ("× alone", "more, copies", "of the aim")
-    columns = (*columns, *of_variant, *(f"{each} (exch.)" for each in of_variant), "exchanges a step")
+    columns = (
+        "parameters",
+        "alone, ms",
+        "a copy, ms",
+        *of_variant,
+        *(f"{each} (exch.)" for each in of_variant),
+        "exchanges a step",
+    )
     print_table("Processor time of a training step under adpsgd", columns, rows)
     console.print(f"Written to {write_results('step', results)}")
 

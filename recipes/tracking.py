@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
-from torchvision.io import decode_image  # type: ignore[import-untyped]
+from torchvision.io import decode_image
 from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_choice

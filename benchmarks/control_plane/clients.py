@@ -15,7 +15,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -237,7 +237,7 @@ class Worker:
         """Whether it waits to be admitted."""
         return self.membership.outside
 
-    def heartbeats(self) -> Iterator[Any]:
+    def heartbeats(self) -> Generator[Any, Any, Any]:
         """What the thread of the monitor does."""
         while True:
             yield from self.monitor.tick()

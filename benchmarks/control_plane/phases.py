@@ -6,7 +6,7 @@ import gc
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch.distributed as dist
@@ -110,7 +110,7 @@ def measure(port: int, store_pid: int, workers: int, rounds: int, epoch_s: float
     return found
 
 
-def _gather(worker: Worker) -> Iterator[Any]:
+def _gather(worker: Worker) -> Generator[Any, Any, Any]:
     """One round, in which all say something different."""
     values = yield from worker.membership.gather({"rank": worker.me.initial_rank, "seconds": 0.25}, "values")
     assert len(values) == len(worker.membership.members)
@@ -119,7 +119,7 @@ def _gather(worker: Worker) -> Iterator[Any]:
 def hello(part: Part) -> dict[str, Any]:
     """The beginning of a Trainer's work, without the making of groups."""
 
-    def script(worker: Worker) -> Iterator[Any]:
+    def script(worker: Worker) -> Generator[Any, Any, Any]:
         yield Count(f"{PREFIX}/incarnation/{worker.me.initial_rank}")
         worker.monitor.begin_use(1)
         yield from worker.monitor.send()
@@ -138,7 +138,7 @@ def epoch(part: Part, seconds: float) -> dict[str, Any]:
     """The middle of an epoch: heartbeats, a claim a step, and a word about each batch that is done."""
     steps = dict.fromkeys(part.here, 0)
 
-    def script(worker: Worker) -> Iterator[Any]:
+    def script(worker: Worker) -> Generator[Any, Any, Any]:
         queue = EpochQueue(
             worker.training,
             f"{PREFIX}/epoch/0",
@@ -196,12 +196,12 @@ def death(part: Part, rank: int) -> dict[str, Any]:
         return len(known_s) == len(part.here)
 
     part.loop.run(all_know)
-    found = {"began_s": began_s, "first_s": min(known_s.values()), "known_s": max(known_s.values())}
+    found: dict[str, Any] = {"began_s": began_s, "first_s": min(known_s.values()), "known_s": max(known_s.values())}
     found["excluding"] = part.together(_gather_of_those_left)
     return found | {"join": join(part, dead, is_here=victim is not None)}
 
 
-def _gather_of_those_left(worker: Worker) -> Iterator[Any]:
+def _gather_of_those_left(worker: Worker) -> Generator[Any, Any, Any]:
     yield from worker.membership.gather(None, "values")
 
 
@@ -216,7 +216,7 @@ def join(part: Part, dead: WorkerId, *, is_here: bool) -> dict[str, Any]:
         worker = Worker(part.port, me, part.all, late=True)
         back.append(worker)
 
-        def joiner() -> Iterator[Any]:
+        def joiner() -> Generator[Any, Any, Any]:
             yield Count(f"{PREFIX}/incarnation/{me.initial_rank}")
             worker.monitor.begin_use(1)
             yield from worker.monitor.send()
@@ -229,7 +229,7 @@ def join(part: Part, dead: WorkerId, *, is_here: bool) -> dict[str, Any]:
     if leader is not None:
         part.loop.run(lambda: bool(leader.monitor.join_requests()))
 
-    def admit(worker: Worker) -> Iterator[Any]:
+    def admit(worker: Worker) -> Generator[Any, Any, Any]:
         membership: Membership = worker.membership
         joiners = (yield from membership.gather(list(worker.monitor.join_requests()), "the workers that fit"))[0]
         snapshot = yield from membership.broadcast(_SNAPSHOT, 0)

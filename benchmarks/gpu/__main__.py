@@ -82,7 +82,7 @@ def measure(setting: Setting, output: Path) -> tuple[dict[str, Any], Stages]:
     stages.run("overhead", lambda left_s: overhead.measure(setting, left_s))
     stages.run("trace", lambda left_s: trace.measure(setting, output, left_s))
     for strategy in training.STRATEGIES:
-        stages.run(strategy, lambda left_s, name=strategy: training.measure(name, setting, stages.step_s(), left_s))
+        stages.run(strategy, lambda left_s, name=strategy: training.measure(name, setting, stages.step_s(), left_s))  # type: ignore[misc]
     stages.run("recovery", lambda left_s: recovery.measure(setting, left_s))
     trained = {strategy: stages.found.pop(strategy) for strategy in training.STRATEGIES if strategy in stages.found}
     limits = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch.distributed as dist
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from lightning_gossip.runtime.store_client import another
 from lightning_gossip.transport.endpoint import endpoint

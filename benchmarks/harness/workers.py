@@ -108,7 +108,7 @@ def workers(
             "OMP_NUM_THREADS": "1",
             **environment,
         }
-        started = []
+        started: list[Process] = []
         stack.callback(_end, started, folder)
         if launcher:
             line = (*launcher[1:], sys.executable, "-m", TASK, *arguments)

@@ -69,7 +69,7 @@ def torch_periodic(training: Training) -> None:
     averager = PeriodicModelAverager(period=PERIOD)
     for batch in training.loader:
         optimizer.zero_grad()
-        training.loss(net, batch).backward()  # type: ignore[no-untyped-call]
+        training.loss(net, batch).backward()
         optimizer.step()
         averager.average_parameters(net.parameters())
         schedule.step()
@@ -82,7 +82,7 @@ def torch_periodic(training: Training) -> None:
 
 def decent_dp(training: Training) -> None:
     """Pairs on a ring in lock-step; average and optimizer run in hooks of the backward pass."""
-    from decent_dp.ddp import DecentralizedDataParallel  # type: ignore[import-untyped]
+    from decent_dp.ddp import DecentralizedDataParallel
     from loguru import logger
 
     logger.disable("decent_dp")
@@ -95,7 +95,7 @@ def decent_dp(training: Training) -> None:
         _local_world_size=1,
     )
     for batch in training.loader:
-        training.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        training.loss(model, batch).backward()
         training.end_step()
     model.global_avg(will_revert=False)  # type: ignore[operator]
 
@@ -120,7 +120,7 @@ def torchft_local_sgd(training: Training) -> None:
     ):
         for batch in training.loader:
             optimizer.zero_grad()
-            training.loss(net, batch).backward()  # type: ignore[no-untyped-call]
+            training.loss(net, batch).backward()
             optimizer.step()
             schedule.step()
             training.end_step()

@@ -91,5 +91,6 @@ def _to_loss(group: list[dict[str, Any]], reference: dict[tuple[Any, ...], dict[
 
 def _ratio(row: dict[str, Any], other: dict[str, Any] | None, what: str) -> float | None:
     """Of a row's median to that of another contender or condition."""
-    known = other is not None and row[what] is not None and other[what] is not None and other[what][0] != 0
-    return row[what][0] / other[what][0] if known else None
+    if other is None or row[what] is None or other[what] is None or other[what][0] == 0:
+        return None
+    return row[what][0] / other[what][0]

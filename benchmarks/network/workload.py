@@ -192,7 +192,7 @@ def _backward_and_optimizer_s(work: Work, net: nn.Module) -> float:
     for _ in range(_CALIBRATION_STEPS):
         loss = loss_of(copy, batch)
         began_s = time.thread_time()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         times.append(time.thread_time() - began_s)
         optimizer.zero_grad()

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-from torchvision.datasets import CIFAR10, MNIST  # type: ignore[import-untyped]
-from torchvision.transforms import v2  # type: ignore[import-untyped]
+from torchvision.datasets import CIFAR10, MNIST
+from torchvision.transforms import v2
 from typing_extensions import override
 
 from lightning_gossip import ConfigurationError

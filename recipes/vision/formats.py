@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torchvision.datasets import CIFAR10  # type: ignore[import-untyped]
-from torchvision.datasets.folder import IMG_EXTENSIONS  # type: ignore[import-untyped]
+from torchvision.datasets import CIFAR10
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from lightning_gossip import ConfigurationError
 

@@ -18,9 +18,9 @@ from typing import Any, Literal
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.datasets import ImageFolder  # type: ignore[import-untyped]
-from torchvision.io import ImageReadMode, decode_image, decode_jpeg  # type: ignore[import-untyped]
-from torchvision.transforms.v2.functional import pil_to_tensor  # type: ignore[import-untyped]
+from torchvision.datasets import ImageFolder
+from torchvision.io import ImageReadMode, decode_image, decode_jpeg
+from torchvision.transforms.v2.functional import pil_to_tensor
 from typing_extensions import override
 
 from lightning_gossip import ConfigurationError

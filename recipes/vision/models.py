@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torchvision.models import alexnet, resnet50  # type: ignore[import-untyped]
+from torchvision.models import alexnet, resnet50
 from typing_extensions import override
 
 from lightning_gossip import ConfigurationError
