@@ -27,12 +27,13 @@ stores that believe to be the job's, one misses so many of its workers that it e
 | nobody listens at a worker's store, its host answers | | that worker's process has ended |
 | nothing answers | | to the next one |
 | its owner is in a later view than this worker was | Enter, Adopt | goes on there, or learns that it was excluded |
+| its owner is in a later view, whose store is lost, too | | to the owner's, for a view after that one |
 | all have registered that have not ended, or it is as long as a silent worker takes to fail; a quorum | Decide | |
 | it has opened | Adopt, and bring news, members and incarnations | goes on; excluded if it was too late |
 | one that is missing waits elsewhere for a later view | | goes there |
 | one that is missing rests, and the store where it is does not answer | Swap | calls it, and registers for it |
 | nobody has come for twice that time, and no quorum | | to the next one; after a while the end |
-| those that are missing have stayed in the view that it has left, and have excluded it there | Adopt | as a worker that was \
+| those that are missing have stayed in the view that it has left, and have excluded it there; no quorum here | Adopt | as a worker that was \
 excluded: under a new identity |
 | the time is over, and some worker still is in an earlier view | Adopt | ″ |
 

@@ -21,11 +21,11 @@ from lightning_gossip.algorithm.tensors.fingerprint import fingerprints
 
 
 def largest_lr(optimizers: Iterable[Optimizer], *, default: float) -> float:
-    """The learning rate of a step in which nobody can tell which of these optimizers has stepped: the largest of theirs.
+    """The learning rate that a step counts with: the largest of all groups.
 
     Args:
-        optimizers: of the worker.
-        default: if none of them has one.
+        optimizers: that has stepped, or all of the worker where nobody can tell which has.
+        default: if no group has a learning rate.
     """
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     return max((float(group["lr"]) for group in groups if "lr" in group), default=default)
