@@ -33,8 +33,8 @@ stores that believe to be the job's, one misses so many of its workers that it e
 | one that is missing waits elsewhere for a later view | | goes there |
 | one that is missing rests, and the store where it is does not answer | Swap | calls it, and registers for it |
 | nobody has come for twice that time, and no quorum | | to the next one; after a while the end |
-| those that are missing have stayed in the view that it has left, and have excluded it there; no quorum here | Adopt | as a worker that was \
-excluded: under a new identity |
+| those that are missing have stayed in the view that it has left, and have excluded it there; no quorum here | Adopt \
+| as a worker that was excluded: under a new identity |
 | the time is over, and some worker still is in an earlier view | Adopt | ″ |
 
 A worker that was silent and is found to have ended may have gone on meanwhile, with others, and have come to the job's end. So
