@@ -264,11 +264,15 @@ class Hosted(World):
         owner = self._owner(address)
         if owner is not None and owner.end is not None:
             self.done_s.setdefault(address, self.now_s)
-            if self.now_s >= self.done_s[address] + ENDS_S and not any(w.job and w.job[0] == address for w in self.workers):
+            if self.now_s >= self.done_s[address] + ENDS_S and not self._has_members(address):
                 del self.servers[address]
                 self._stale = True
                 return Reached.REFUSED  # its process has ended
         return Reached.SILENT if owner is not None and owner.frozen_until_s > self.now_s else Reached.OPEN
+
+    def _has_members(self, address: str) -> bool:
+        """Whether members are in a store: whoever holds it does not end before they do, but waits for none that is outside."""
+        return any(each.job is not None and each.job[0] == address and not each.membership.outside for each in self.workers)
 
     def _space(self, job: tuple[str, int | str]) -> dict[str, bytes]:
         return self.servers[job[0]].setdefault(job[1], {})
@@ -382,7 +386,7 @@ class Hosted(World):
 
     def _check_is_soon(self, worker: Worker) -> None:
         """Who was cut off is not long in finding that the others have excluded it, when the network carries again."""
-        if any(each.end == "done" for each in self.workers):
+        if self.primary_lost or any(each.end == "done" for each in self.workers):
             return  # nobody is left to exclude it
         if [kind for _, kind, _, _ in self._all_faults] != ["part"]:
             return

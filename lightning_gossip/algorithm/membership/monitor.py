@@ -200,6 +200,8 @@ class Monitor:
             self._rests_from_s = None
         elif self._sent.resting and not resting:
             self._rests_until_s = self._now_s()
+            for worker in {*self._watched} - self._present:  # one that asks to join may have died meanwhile
+                self._detector.forget(worker)
         self._sent = replace(self._sent, resting=resting)
 
     def connection_lost(self, worker: WorkerId) -> None:
@@ -326,7 +328,7 @@ class Monitor:
             if worker.incarnation > present.get(worker.initial_rank, 0)
             and worker in self._watched
             and worker not in self.news.failed
-            and self._detector.verdict(worker) is Verdict.ALIVE
+            and self._detector.hears(worker)
         }
 
     def hears_a_member(self) -> bool:
