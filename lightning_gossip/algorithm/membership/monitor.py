@@ -528,12 +528,13 @@ class Monitor:
         self._looks += 1
         one = rest[self._looks % len(rest)]
         reached, told = yield Ask(self.hosts[one], (WHERE, SEEKS, RESTS))
-        self._looks_next_s = self._now_s() + self.suspect_after_s
         if reached is Reached.REFUSED:
             self._ended.add(one)
             self._detector.process_ended(one)
         elif reached is Reached.OPEN and latest_view(told) > view:
             self._gone_ahead.add(one)
+        else:  # where one has left others may have, too: the next one is looked at by the next heartbeat
+            self._looks_next_s = self._now_s() + self.suspect_after_s
 
     def _probe(self, failed: Collection[WorkerId]) -> Steps[None]:
         """Look whether the processes of workers that have failed have ended, where that can be seen by their stores."""
