@@ -153,7 +153,7 @@ def _too_many(
 
 
 def _hints(cls: type) -> dict[str, Any]:
-    """The types of a constructor's arguments, as far as their names can be resolved: those of a dataclass where it is defined."""
+    """The types of a constructor's arguments, as far as they can be resolved: those of a dataclass where it is defined."""
     for of in (cls.__init__, cls):  # type: ignore[misc]
         with suppress(NameError):
             return get_type_hints(of)

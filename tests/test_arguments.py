@@ -81,7 +81,7 @@ def test_all_kinds_of_classes_were_found() -> None:
             lambda: ADPSGDStrategy("ring", local_steps=4),
             "ADPSGDStrategy takes its arguments by name. Write for example ADPSGDStrategy(topology='ring', local_steps=4).",
         ),
-        (lambda: ADPSGDStrategy(2, seed=1), "Write for example ADPSGDStrategy(push_every=2, seed=1)."),
+        (lambda: ADPSGDStrategy(2, seed=1), "Write for example ADPSGDStrategy(local_steps=2, seed=1)."),
         (
             lambda: FabricStrategy(ADPSGDStrategy(), 4),
             "FabricStrategy takes 'epochs' by name. Write FabricStrategy(..., epochs=4).",
