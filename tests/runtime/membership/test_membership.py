@@ -414,7 +414,7 @@ def test_the_end_of_a_resting_process_is_seen() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     place = " ".join((identity() or "").split(" ")[:-2])
-    said = {"count": 9, "process": f"{place} {child} 1", "use": 0, "resting": True, "outside": False}
+    said = {"number": 9, "process": f"{place} {child} 1", "use": 0, "resting": True, "outside": False}
     store.set("p/heartbeat/1.1", json.dumps(said))
     monitor = HeartbeatMonitor(store, "p", WorkerId(0, 1), fail_after_s=FAIL_AFTER_S)
     monitor.observe([WorkerId(0, 1), rests])
@@ -479,7 +479,7 @@ def test_the_monitor_says_when_somebody_may_have_failed_and_only_then() -> None:
     monitor.observe([me, *others])
     for count in range(5):
         for worker in others:
-            said = {"count": count, "process": None, "use": 0, "resting": False, "outside": False}
+            said = {"number": count, "process": None, "use": 0, "resting": False, "outside": False}
             store.set(f"p/heartbeat/{worker}", json.dumps(said))
         monitor._drive(monitor.protocol.tick())
     assert monitor.version == 0
