@@ -30,6 +30,7 @@ from lightning_gossip.algorithm.membership.monitor import hosts_key, hosts_of
 from lightning_gossip.algorithm.membership.rounds import Survivable
 from lightning_gossip.algorithm.membership.store import (
     Adopt,
+    Append,
     Ask,
     AtOwn,
     Await,
@@ -64,7 +65,7 @@ CONNECT_S = 1.0
 BACK_S = 2 * FAIL_AFTER_S  # that a worker may take to go back to the others, who exclude it meanwhile
 ENDS_S = 10.0  # after which the process of a worker that is done has ended
 _PRIMARY = "primary"
-_OPERATIONS = frozenset((Decide, Swap, Write, Count, Read, ReadAll, Await, Delete, DeleteBelow))
+_OPERATIONS = frozenset((Append, Decide, Swap, Write, Count, Read, ReadAll, Await, Delete, DeleteBelow))
 _LOOKS = frozenset((Enter, Probe, Ask))
 _LOST = object()
 

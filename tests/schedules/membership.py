@@ -38,6 +38,7 @@ from lightning_gossip.algorithm.membership.news import News
 from lightning_gossip.algorithm.membership.quorum import whole
 from lightning_gossip.algorithm.membership.rounds import Survivable
 from lightning_gossip.algorithm.membership.store import (
+    Append,
     Await,
     Count,
     Decide,
@@ -516,6 +517,8 @@ class World:
                 return store[key]
             case Write(key, value):
                 store[key] = value
+            case Append(key, value):
+                store[key] = store.get(key, b"") + value
             case Count(key):
                 store[key] = str(int(store.get(key, b"0")) + 1).encode()
                 return int(store[key])
