@@ -261,8 +261,9 @@ class Monitor:
         self._request = about
 
     def waits_for(self, key: str | None) -> None:
-        """Which key the training thread waits for; None: none."""
+        """Which key the training thread waits for; None: none. What is known now is known to that thread."""
         self.waiting_for = key
+        self._known_changes = self._changes
 
     # -- what it knows -----------------------------------------------------------------------------------------------
 
