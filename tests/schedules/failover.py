@@ -25,8 +25,9 @@ from typing import Any
 from typing_extensions import override
 
 from lightning_gossip.algorithm.membership.failover import Failover
-from lightning_gossip.algorithm.membership.membership import DeleteBelow, OwnFailureError
+from lightning_gossip.algorithm.membership.membership import OwnFailureError
 from lightning_gossip.algorithm.membership.monitor import hosts_key, hosts_of
+from lightning_gossip.algorithm.membership.quorum import with_mates
 from lightning_gossip.algorithm.membership.rounds import Survivable
 from lightning_gossip.algorithm.membership.store import (
     Adopt,
@@ -34,8 +35,6 @@ from lightning_gossip.algorithm.membership.store import (
     AtOwn,
     Await,
     Count,
-    Decide,
-    Delete,
     Enter,
     Leave,
     NextStore,
@@ -43,19 +42,26 @@ from lightning_gossip.algorithm.membership.store import (
     Probe,
     Publish,
     Reached,
-    Read,
-    ReadAll,
     Reconnect,
     Seek,
     StoreLostError,
-    Swap,
     Write,
 )
 from lightning_gossip.algorithm.membership.whereabouts import RESTS
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import PeerError
 from tests.schedules.choices import Choices
-from tests.schedules.membership import FAIL_AFTER_S, HEARTBEAT_S, SHORT_S, TIMEOUT_S, Thread, Until, Worker, World
+from tests.schedules.membership import (
+    FAIL_AFTER_S,
+    HEARTBEAT_S,
+    OPERATIONS,
+    SHORT_S,
+    TIMEOUT_S,
+    Thread,
+    Until,
+    Worker,
+    World,
+)
 from tests.schedules.violation import Violation, judge
 
 LONG_S = 30.0  # a trouble that is longer has the job go on elsewhere
@@ -64,7 +70,6 @@ CONNECT_S = 1.0
 BACK_S = 2 * FAIL_AFTER_S  # that a worker may take to go back to the others, who exclude it meanwhile
 ENDS_S = 10.0  # after which the process of a worker that is done has ended
 _PRIMARY = "primary"
-_OPERATIONS = frozenset((Decide, Swap, Write, Count, Read, ReadAll, Await, Delete, DeleteBelow))
 _LOOKS = frozenset((Enter, Probe, Ask))
 _LOST = object()
 
@@ -73,11 +78,9 @@ class Hosted(World):
     """A job whose store may be lost, under one schedule."""
 
     survivable = Survivable()
-    conditions = World.conditions | {NextStore}
 
     def __init__(self, choices: Choices, **replacements: Any) -> None:
         self.servers: dict[str, dict[int | str, dict[str, bytes]]] = {_PRIMARY: {}}  # by address: the keys of each view
-        self._owners: dict[str, Worker] = {}  # of servers
         self.ended_s: dict[int, float] = {}  # when hosts ended, by initial rank: one worker a host
         self.parts: list[tuple[float, float, frozenset[int]]] = []  # from when, until when, one of the sides
         self.agent = False
@@ -130,17 +133,17 @@ class Hosted(World):
         worker.failover = failover(
             "p", worker.monitor, worker.membership.rounds, lambda: self.now_s, silent_s=FAIL_AFTER_S, islands=self.islands
         )
-        worker.job = job
+        worker.job, worker.host = job, self._host_of_rank(me.initial_rank)
         worker.failover.view = job[1]
         worker.connected, worker.began_s, worker.adopted_s = 0, self.now_s, self.now_s
         worker.prepares_s = self._prepares_s if late else 0.0
         worker.began_s += worker.prepares_s
+        worker.rested_s = math.inf
         told = json.loads(self._space(job).get("p/members", b"[]")) if late else members
         worker.told = {WorkerId(*one) for one in told}  # who the members were when it came
         if late:  # with the first answer that it gets
             worker.monitor.hosts |= hosts_of(self._space(job).get(hosts_key("p")))
         self.servers[str(me)] = {}
-        self._owners[str(me)] = worker
         self._publish(worker, *reversed(job))
         worker.threads = [Thread(worker, self._train(worker), "trains"), Thread(worker, self._beat(worker), "beats")]
         for thread in worker.threads:
@@ -201,6 +204,7 @@ class Hosted(World):
     def _rest(self, worker: Worker) -> None:
         super()._rest(worker)
         worker.failover.stopped = True
+        worker.rested_s = self.now_s
 
     @override
     def _last_words(self, worker: Worker) -> Generator[Any, Any, None]:
@@ -214,11 +218,8 @@ class Hosted(World):
     def _ranks_on(self, host: int) -> frozenset[int]:
         return frozenset({host})
 
-    def _host(self, worker: Worker) -> int:
-        return self._host_of_rank(worker.began_as.initial_rank)
-
     def _host_of(self, address: str) -> int:
-        return 0 if address == _PRIMARY else self._host(self._owners[address])
+        return 0 if address == _PRIMARY else self.processes[address].host
 
     def _carried(self, one: int, other: int) -> float:
         """Since when the network does not carry anything between two hosts; −∞: it does."""
@@ -239,7 +240,7 @@ class Hosted(World):
         if thread.server is None:
             return "lost"
         address, host = thread.server[0], self._host_of(thread.server[0])
-        cut_s = self._carried(self._host(thread.worker), host)
+        cut_s = self._carried(thread.worker.host, host)
         since_s = max(cut_s, thread.begun_s) if cut_s > -math.inf else -math.inf
         if host in self.ended_s:
             since_s = max(thread.begun_s, self.ended_s[host])
@@ -253,22 +254,26 @@ class Hosted(World):
     def _owner(self, address: str) -> Worker | None:
         if address == _PRIMARY:
             return None if self.agent else self.workers[0] if self.workers else None
-        return self._owners.get(address)
+        return self.processes.get(address)
 
     def _reached(self, worker: Worker, address: str) -> Reached:
         host = self._host_of(address)
-        if host in self.ended_s or self._carried(self._host(worker), host) > -math.inf:
+        if host in self.ended_s or self._carried(worker.host, host) > -math.inf:
             return Reached.SILENT
         if address not in self.servers:
             return Reached.REFUSED
         owner = self._owner(address)
         if owner is not None and owner.end is not None:
             self.done_s.setdefault(address, self.now_s)
-            if self.now_s >= self.done_s[address] + ENDS_S and not any(w.job and w.job[0] == address for w in self.workers):
+            if self.now_s >= self.done_s[address] + ENDS_S and not self._has_members(address):
                 del self.servers[address]
                 self._stale = True
                 return Reached.REFUSED  # its process has ended
         return Reached.SILENT if owner is not None and owner.frozen_until_s > self.now_s else Reached.OPEN
+
+    def _has_members(self, address: str) -> bool:
+        """Whether members are in a store: whoever holds it does not end before they do, but waits for none that is outside."""
+        return any(each.job is not None and each.job[0] == address and not each.membership.outside for each in self.workers)
 
     def _space(self, job: tuple[str, int | str]) -> dict[str, bytes]:
         return self.servers[job[0]].setdefault(job[1], {})
@@ -285,7 +290,9 @@ class Hosted(World):
 
     @override
     def _begin(self, thread: Thread) -> None:
-        thread.begun_s, thread.connection = self.now_s, (-1, None, "")
+        thread.begun_s = self.now_s
+        if thread.connection[2] != "stands":  # what else becomes of it depends on when the operation has begun
+            thread.connection = (-1, None, "")
         super()._begin(thread)
         kind = type(thread.effect)
         if kind in _LOOKS:
@@ -296,7 +303,7 @@ class Hosted(World):
     @override
     def _is_due(self, thread: Thread, effect: Any) -> bool:
         kind, worker = type(effect), thread.worker
-        if kind in _OPERATIONS:
+        if kind in OPERATIONS:
             state = self._state(thread)
             return state == "lost" or (state == "stands" and (kind is not Await or super()._is_due(thread, effect)))
         if kind in _LOOKS:
@@ -310,7 +317,7 @@ class Hosted(World):
     def _more_times(self) -> list[float]:
         times = [at_s for from_s, until_s, _ in self.parts for at_s in (from_s, until_s)]
         for thread in self._alive_threads():
-            if type(thread.effect) in _OPERATIONS and not thread.done and self._state(thread) == "stalls":
+            if type(thread.effect) in OPERATIONS and not thread.done and self._state(thread) == "stalls":
                 starts = [thread.begun_s, *self.ended_s.values(), *(from_s for from_s, _, _ in self.parts)]
                 times += [start_s + LOST_S for start_s in starts]
         return times
@@ -325,10 +332,8 @@ class Hosted(World):
 
     @override
     def _do(self, thread: Thread) -> Any:
-        effect, worker = thread.effect, thread.worker
-        if type(effect) in _OPERATIONS:
-            return _LOST if self._state(thread) == "lost" else super()._do(thread)
-        match effect:
+        worker = thread.worker
+        match thread.effect:
             case NextStore():
                 if worker.monitor.broken is not None:
                     return worker.monitor.broken
@@ -362,15 +367,16 @@ class Hosted(World):
                 self._publish(worker, view, address)
                 self._check_view(worker, view)
             case AtOwn(operation):
-                before, thread.effect, thread.server = thread.server, operation, (str(worker.began_as), "meet")
-                outcome = super()._do(thread)
-                thread.effect, thread.server = effect, before
-                return outcome
+                return self._operate(operation, self._space((str(worker.began_as), "meet")))
             case Seek(view, address):
                 self._space((str(worker.began_as), "meet"))["seeks"] = json.dumps([view, address]).encode()
             case _:
                 return super()._do(thread)
         return None
+
+    @override
+    def _asked(self, thread: Thread) -> Any:
+        return _LOST if self._state(thread) == "lost" else super()._asked(thread)
 
     @override
     def _sent(self, thread: Thread, outcome: Any) -> Any:
@@ -382,7 +388,7 @@ class Hosted(World):
 
     def _check_is_soon(self, worker: Worker) -> None:
         """Who was cut off is not long in finding that the others have excluded it, when the network carries again."""
-        if any(each.end == "done" for each in self.workers):
+        if self.primary_lost or any(each.end == "done" for each in self.workers):
             return  # nobody is left to exclude it
         if [kind for _, kind, _, _ in self._all_faults] != ["part"]:
             return
@@ -483,7 +489,7 @@ class Hosted(World):
 
     @override
     def _kill(self, worker: Worker) -> None:
-        host = self._host(worker)
+        host = worker.host
         if host in self.ended_s:
             worker.alive, self._stale = False, True
             worker.died_s = self.last_loss_s = self.now_s
@@ -505,11 +511,20 @@ class Hosted(World):
             return True  # some have not met, and end
         if isinstance(error, PeerError) and error.phase == "quorum":
             # or the others have come to the job's end
-            return self._is_unclear() or any(worker.end == "done" for worker in self.workers)
+            is_over = any(worker.end == "done" for worker in self.workers)
+            return is_over or self._is_unclear() or self._most_have_died_while_it_rested(error.rank)
         if isinstance(error, PeerError) and "all its members have failed" in said:
             outside = next(each for each in self.workers if each.alive and each.membership.me.initial_rank == error.rank)
             return not any(self._might_admit(worker, outside) for worker in self.workers)
         return super()._may_end_by(error)
+
+    def _most_have_died_while_it_rested(self, rank: int | None) -> bool:
+        """Whether those that are left are not enough by themselves: nobody knows whether the dead had gone on without them."""
+        worker = next(each for each in self.workers if each.alive and each.membership.me.initial_rank == rank)
+        members = worker.membership.rounds.agreed
+        until_s = worker.woke_s + FAIL_AFTER_S
+        died = [each.membership.me for each in self.workers if worker.rested_s <= each.died_s <= until_s]
+        return 2 * len(set(members) - with_mates(died, members, self.islands)) <= len(members)
 
     def _might_admit(self, member: Worker, outside: Worker) -> bool:
         """Whether a worker goes on as a member, and one outside knows it, and has been able to reach it all the time."""
@@ -517,7 +532,7 @@ class Hosted(World):
         if self.now_s < outside.began_s + 4 * FAIL_AFTER_S:
             return goes_on and member.began_as in outside.told  # it has not looked for as long as it should
         since_s = self.now_s - 4 * FAIL_AFTER_S
-        one, other = self._host(member), self._host(outside)
+        one, other = member.host, outside.host
         was_cut = self._was_cut(one, other, since_s)
         # and does not look for the next store itself, or is about to
         is_there = member.job is not None and member.adopted_s < since_s and self._reaches(member, member.job[0], since_s)
@@ -533,7 +548,7 @@ class Hosted(World):
         """Whether a worker has been able to reach a store all the time since then."""
         host = self._host_of(address)
         is_up = address in self.servers and host not in self.ended_s
-        return is_up and not self._was_cut(self._host(worker), host, since_s)
+        return is_up and not self._was_cut(worker.host, host, since_s)
 
     def _is_unclear(self) -> bool:
         """Whether somebody was silent for long who may be alive."""
@@ -566,7 +581,7 @@ class Hosted(World):
         else:
             return
         for worker in self.workers:
-            side = next((side for side in sides if self._host(worker) in side), frozenset())
+            side = next((side for side in sides if worker.host in side), frozenset())
             if 2 * len(side) > len(hosts) and (worker.end != "done" or worker.began_as != worker.membership.me):
                 raise Violation(
                     f"{worker.began_as.spoken} is one of {len(side)} of {len(hosts)}, and has ended by {worker.end}"

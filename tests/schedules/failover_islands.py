@@ -61,7 +61,7 @@ class OfIslands(Hosted):
 
     @override
     def _host_of_rank(self, rank: int) -> int:
-        return self.islands.place(rank).island
+        return self.islands.island_of(rank)
 
     @override
     def _ranks_on(self, host: int) -> frozenset[int]:
@@ -69,12 +69,11 @@ class OfIslands(Hosted):
 
     def _island(self, worker: Worker) -> list[Worker]:
         """A worker and its mates, as far as they have been started."""
-        return [each for each in self.workers if self._host(each) == self._host(worker)]
+        return [each for each in self.workers if each.host == worker.host]
 
     @override
-    def _sees_end(self, worker: Worker, process: str | None) -> bool:
-        mate = process is not None and self._host_of_rank(int(process.split(".")[0])) == self._host(worker)
-        return (self.one_host or mate) and self._has_ended(process)
+    def _sees(self, worker: Worker, other: Worker) -> bool:
+        return self.one_host or other.host == worker.host
 
     @override
     def _is_undisturbed(self, worker: Worker) -> bool:
@@ -107,7 +106,7 @@ class OfIslands(Hosted):
         for worker in last:
             if worker.alive:
                 self._kill(worker)
-        if self._host(last[0]) in self.ended_s:
+        if last[0].host in self.ended_s:
             return  # its host has ended
         for rank in ranks:
             me = WorkerId(rank, self._incarnations(rank) + 1)
@@ -132,7 +131,7 @@ class OfIslands(Hosted):
         if isinstance(error, PeerError) and error.phase == "quorum" and error.rank is not None:
             # nobody can tell that a mate which was last heard between two uses has ended in its work: then that is all it says
             host = self._host_of_rank(error.rank)
-            if any(not each.alive for each in self.workers if self._host(each) == host):
+            if any(not each.alive for each in self.workers if each.host == host):
                 return True
         return super()._may_end_by(error)
 

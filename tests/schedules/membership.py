@@ -38,6 +38,7 @@ from lightning_gossip.algorithm.membership.news import News
 from lightning_gossip.algorithm.membership.quorum import whole
 from lightning_gossip.algorithm.membership.rounds import Survivable
 from lightning_gossip.algorithm.membership.store import (
+    Append,
     Await,
     Count,
     Decide,
@@ -62,6 +63,7 @@ TIMEOUT_S = 400.0  # of a round: nobody may need it
 JOIN_S = 20.0  # that one outside waits without hearing a member; an epoch may be longer
 SHORT_S = 1.0  # a freeze that excludes nobody
 EVENTS = 200_000
+OPERATIONS = frozenset((Append, Decide, Swap, Write, Count, Read, ReadAll, Await, Delete, DeleteBelow))  # of a store
 
 
 class Until(NamedTuple):
@@ -86,7 +88,7 @@ class Thread:
         self.done: list[Any] = []  # the outcome of an effect that was done, and that the generator has not been told
         self.ended = False
         self.ready = True  # whether it may run
-        self.waits = False  # for what any other thread may do
+        self.waits_for: str | None = None  # the key, or the meeting, that threads of other workers bring about
         self.connection = (-1, None, "")  # by which look, with what, and in which state
 
 
@@ -135,6 +137,7 @@ class Worker:
         self.end: str | None = None  # how its program has ended
         self.aborted: set[int] = set()  # uses that an exception has ended
         self.threads: list[Thread] = []
+        world.processes[str(me)] = self
 
 
 class World:
@@ -147,13 +150,13 @@ class World:
 
     survivable: Survivable | None = None  # whether the store may be lost
     islands: Islands | None = None
-    conditions: frozenset[type] = frozenset((Await, Until, Run, MakeGroup))  # effects that wait for what another thread does
 
     def __init__(self, choices: Choices, **replacements: Any) -> None:
         self.choices = choices
         self.now_s = 0.0
         self.events = 0
         self.store: dict[str, bytes] = {}
+        self.processes: dict[str, Worker] = {}
         self._replacements = replacements
         self.n = self._drawn_size()
         self.one_host = bool(choices.below(2))
@@ -168,9 +171,11 @@ class World:
         self.meets: dict[str, set[str]] = {}  # who has come to the making of a group, or a collective
         self._threads: list[Thread] = []
         self.running = 1  # threads that have not ended
+        self._enabled: list[Thread] = []  # those of them that may run
         self._stale = True  # the time, or the state of some worker, has changed since it was looked who may run
         self._looks = 0  # after such a change
-        self._moved: Worker | None = None  # whose thread has run last
+        self._touched: list[Thread] = []  # threads of the worker whose thread has run last
+        self._changed: set[str] = set()  # keys that it has written first, or deleted, and meetings that it has come to
         members = [WorkerId(rank, 1) for rank in range(self.n)]
         self.workers = [self._started(worker, members, late=False) for worker in members]
 
@@ -393,8 +398,9 @@ class World:
             self._strike()
             self._stale = True
             return
-        if enabled := self._enabled():
-            self._resume(enabled[self.choices.below(len(enabled))])
+        self._look_who_may_run()
+        if self._enabled:
+            self._resume(self._enabled[self.choices.below(len(self._enabled))])
             return
         times = [self.faults[0][0]] if self.faults else []
         for worker in self.workers:
@@ -416,20 +422,25 @@ class World:
             waits = [f"{thread.worker.began_as} {thread.name}: {thread.effect}" for thread in self._alive_threads()]
             raise Violation(f"after {self.now_s:.0f} s somebody still waits: {waits}")
 
-    def _enabled(self) -> list[Thread]:
-        """The threads that may run. Most can as long as nothing but other threads' steps happens."""
+    def _look_who_may_run(self) -> None:
+        """Most can as long as nothing but steps of threads of other workers happens."""
         if self._stale:
             self._stale = False
             self._looks += 1
-            self._threads = self._alive_threads()
-            self.running = len(self._threads)
-            for thread in self._threads:
-                thread.ready = self._may_run(thread)
+            self._threads = touched = self._alive_threads()
+            self.running = len(touched)
+        elif self._changed:
+            touched = [*self._touched, *(thread for thread in self._threads if thread.waits_for in self._changed)]
         else:
-            for thread in self._threads:
-                if thread.waits or thread.worker is self._moved:
-                    thread.ready = self._may_run(thread)
-        return [thread for thread in self._threads if thread.ready]
+            touched = self._touched
+        self._changed.clear()
+        is_as_before = touched is not self._threads
+        for thread in touched:
+            ready = self._may_run(thread)
+            is_as_before &= ready is thread.ready
+            thread.ready = ready
+        if not is_as_before:
+            self._enabled = [thread for thread in self._threads if thread.ready]
 
     def _alive_threads(self) -> list[Thread]:
         return [thread for worker in self.workers if worker.alive for thread in worker.threads if not thread.ended]
@@ -455,7 +466,7 @@ class World:
 
     def _resume(self, thread: Thread) -> None:
         """Do what a thread waits for, and let it go on; now and then others come between the two."""
-        self._moved = thread.worker
+        self._touched = thread.worker.threads
         if not thread.done and thread.effect is not None:
             thread.done = [self._do(thread)]
             if self.choices.below(4) == 3:
@@ -465,7 +476,7 @@ class World:
         try:
             thread.effect = self._sent(thread, outcome)
         except StopIteration:
-            thread.ended, thread.ready = True, False
+            thread.ended = True
             self.running -= 1
             return
         self._begin(thread)
@@ -487,9 +498,11 @@ class World:
     def _begin(self, thread: Thread) -> None:
         effect, worker = thread.effect, thread.worker
         kind = type(effect)
-        thread.waits = kind in self.conditions
-        if kind is Pause or kind is Await:
+        thread.waits_for = None
+        if kind is Pause:
             thread.until_s = self.now_s + effect.seconds
+        elif kind is Await:
+            thread.until_s, thread.waits_for = self.now_s + effect.seconds, effect.key
         elif kind is Run or kind is MakeGroup:
             if kind is MakeGroup:
                 worker.group = None
@@ -498,42 +511,28 @@ class World:
                 group = worker.group or f"none of {worker.began_as}"
                 worker.runs[group] = worker.runs.get(group, 0) + 1
                 thread.meeting = (f"{group}/run/{worker.runs[group]}", len(worker.membership.members))
-            thread.until_s = self.now_s + GROUP_S
+            thread.until_s, thread.waits_for = self.now_s + GROUP_S, thread.meeting[0]
             self.meets.setdefault(thread.meeting[0], set()).add(str(worker.membership.me))
+            self._changed.add(thread.meeting[0])
 
     def _meeting_is_over(self, thread: Thread) -> bool:
         key, size = thread.meeting
         return len(self.meets[key]) >= size
 
     def _do(self, thread: Thread) -> Any:
-        effect, worker, store = thread.effect, thread.worker, self._keys(thread)
+        effect, worker = thread.effect, thread.worker
+        if type(effect) in OPERATIONS:
+            return self._asked(thread)
         match effect:
-            case Decide(key, value):
-                return store.setdefault(key, value)
-            case Swap(key, expected, value):
-                if store.get(key) == expected:
-                    store[key] = value
-                return store[key]
-            case Write(key, value):
-                store[key] = value
-            case Count(key):
-                store[key] = str(int(store.get(key, b"0")) + 1).encode()
-                return int(store[key])
-            case Read(key):
-                return store.get(key)
-            case ReadAll(keys, exist):
-                if exist and any(key not in store for key in keys):
-                    raise Violation(f"{keys} are read as if they existed")
-                return [store[key] for key in keys] if all(key in store for key in keys) else None
-            case Await(key, _):
-                return store.get(key)
-            case Delete(key):
-                store.pop(key, None)
-            case DeleteBelow(prefix):
-                for key in [key for key in store if key.startswith(prefix)]:
-                    del store[key]
+            case Pause() | Until() | AdoptUse() | TellChange():
+                pass
             case HaveEnded(processes):
-                return [self._sees_end(worker, process) for process in processes]
+                others = [self.processes[process] for process in processes]
+                return [not other.alive and self._sees(worker, other) for other in others]
+            case Encode(value):
+                return pickle.dumps(value)
+            case Restore(data):
+                return [pickle.loads(each) for each in data]
             case MakeGroup(keys, _, _):
                 if not self._meeting_is_over(thread):
                     return Outcome("RuntimeError: a worker does not come")
@@ -543,15 +542,49 @@ class World:
                 return self._outcome_of_run(thread)
             case DropGroup():
                 worker.group = None
-            case Encode(value):
-                return pickle.dumps(value)
-            case Restore(data):
-                return [pickle.loads(each) for each in data]
-            case AdoptUse() | TellChange() | Pause() | Until():
-                pass
             case _:
                 raise AssertionError(effect)
         return None
+
+    def _asked(self, thread: Thread) -> Any:
+        """The outcome of an operation of the store that a thread is connected with."""
+        return self._operate(thread.effect, self._keys(thread))
+
+    def _operate(self, operation: Any, store: dict[str, bytes]) -> Any:
+        """One operation of a store."""
+        match operation:
+            case Read(key) | Await(key, _):
+                return store.get(key)
+            case ReadAll(keys, exist):
+                if exist and any(key not in store for key in keys):
+                    raise Violation(f"{keys} are read as if they existed")
+                return [store[key] for key in keys] if all(key in store for key in keys) else None
+            case Write(key, value):
+                self._put(store, key, value)
+            case Append(key, value):
+                self._put(store, key, store.get(key, b"") + value)
+            case Count(key):
+                return int(self._put(store, key, str(int(store.get(key, b"0")) + 1).encode()))
+            case Decide(key, value):
+                return store[key] if key in store else self._put(store, key, value)
+            case Swap(key, expected, value):
+                return self._put(store, key, value) if store.get(key) == expected else store[key]
+            case Delete(key):
+                self._take_out(store, key)
+            case DeleteBelow(prefix):
+                for key in [key for key in store if key.startswith(prefix)]:
+                    self._take_out(store, key)
+        return None
+
+    def _put(self, store: dict[str, bytes], key: str, value: bytes) -> bytes:
+        if key not in store:
+            self._changed.add(key)
+        store[key] = value
+        return value
+
+    def _take_out(self, store: dict[str, bytes], key: str) -> None:
+        self._changed.add(key)
+        store.pop(key, None)
 
     def _outcome_of_run(self, thread: Thread) -> Outcome:
         worker = thread.worker
@@ -565,11 +598,9 @@ class World:
             return Outcome("RuntimeError: a connection broke")
         return Outcome(None)
 
-    def _sees_end(self, worker: Worker, process: str | None) -> bool:
-        return self.one_host and self._has_ended(process)
-
-    def _has_ended(self, process: str | None) -> bool:
-        return any(str(worker.began_as) == process and not worker.alive for worker in self.workers)
+    def _sees(self, worker: Worker, other: Worker) -> bool:
+        """Whether a worker's kernel can tell that another's process has ended."""
+        return self.one_host
 
     # -- faults ----------------------------------------------------------------------------------------------------------
 

@@ -46,13 +46,17 @@ class Islands:
         """Where a rank is."""
         return Place(*divmod(rank, self.size))
 
+    def island_of(self, rank: int) -> int:
+        """The number of a rank's island."""
+        return rank // self.size
+
     def rank(self, island: int, index: int) -> int:
         """The rank at a place."""
         return island * self.size + index
 
     def mates(self, rank: int) -> list[int]:
         """The other ranks of a rank's island."""
-        first = self.rank(self.place(rank).island, 0)
+        first = self.rank(self.island_of(rank), 0)
         return [mate for mate in range(first, first + self.size) if mate != rank]
 
     def count(self, ranks: int) -> int:
@@ -76,7 +80,7 @@ class Islands:
         """
         present: dict[int, int] = {}
         for rank in ranks:
-            island = self.place(rank).island
+            island = self.island_of(rank)
             present[island] = present.get(island, 0) + 1
         return sorted(island for island, here in present.items() if here < self.size)
 

@@ -113,7 +113,7 @@ class Meeting:
         of_islands: dict[int, frozenset[WorkerId]] = {}
         for one in said:
             if one.worker in self._here:
-                island = self._islands.place(one.worker.initial_rank).island
+                island = self._islands.island_of(one.worker.initial_rank)
                 of_islands[island] = of_islands.get(island, one.ended_here) & one.ended_here
         return list(of_islands.values())
 

@@ -27,8 +27,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_gossip.algorithm.islands.places import Islands
 from lightning_gossip.algorithm.membership.failure_detector import FailureDetector, Verdict
@@ -56,23 +55,31 @@ WATCHED = 8  # workers that one watches, of those around the ring
 _SUSPECT_HEARTBEATS = 4  # a busy host delays a thread by a second now and then
 
 
-@dataclass(frozen=True)
-class Heartbeat:
+class Heartbeat(NamedTuple):
     """What a worker tells those who watch it.
 
     Args:
-        count: one more each time.
+        number: one more each time.
         process: what names its process on its machine; None if that cannot be told.
         use: of a Trainer, that it is in.
         resting: it is between two uses, and sends no heartbeats.
         outside: it is no member.
     """
 
-    count: int
+    number: int
     process: str | None
     use: int
     resting: bool
     outside: bool
+
+    def encode(self) -> bytes:
+        """As a value of the store."""
+        return json.dumps(self._asdict()).encode()
+
+    @classmethod
+    def decode(cls, value: bytes) -> Heartbeat:
+        """The heartbeat of a value of the store."""
+        return cls(**json.loads(value))
 
 
 class Monitor:
@@ -170,7 +177,7 @@ class Monitor:
             outside: whether this worker is no member of the job, but waits to be admitted.
         """
         self._members, self._present = tuple(members), frozenset(members)
-        self._sent = replace(self._sent, outside=outside)
+        self._sent = self._sent._replace(outside=outside)
         self._nobody_admits, self._hears_a_member, self.is_abandoned = None, False, False
         if self._moved and not outside:
             self._expect()
@@ -192,7 +199,7 @@ class Monitor:
 
     def begin_use(self, use: int) -> None:
         """Another use of a Trainer begins: an abort of one before counts no more."""
-        self._sent = replace(self._sent, use=use)
+        self._sent = self._sent._replace(use=use)
 
     def rest(self, resting: bool) -> None:
         """Say whether heartbeats stop between two uses."""
@@ -200,7 +207,9 @@ class Monitor:
             self._rests_from_s = None
         elif self._sent.resting and not resting:
             self._rests_until_s = self._now_s()
-        self._sent = replace(self._sent, resting=resting)
+            for worker in {*self._watched} - self._present:  # one that asks to join may have died meanwhile
+                self._detector.forget(worker)
+        self._sent = self._sent._replace(resting=resting)
 
     def connection_lost(self, worker: WorkerId) -> None:
         """Note that a connection with a worker was lost."""
@@ -252,8 +261,9 @@ class Monitor:
         self._request = about
 
     def waits_for(self, key: str | None) -> None:
-        """Which key the training thread waits for; None: none."""
+        """Which key the training thread waits for; None: none. What is known now is known to that thread."""
         self.waiting_for = key
+        self._known_changes = self._changes
 
     # -- what it knows -----------------------------------------------------------------------------------------------
 
@@ -326,7 +336,7 @@ class Monitor:
             if worker.incarnation > present.get(worker.initial_rank, 0)
             and worker in self._watched
             and worker not in self.news.failed
-            and self._detector.verdict(worker) is Verdict.ALIVE
+            and self._detector.hears(worker)
         }
 
     def hears_a_member(self) -> bool:
@@ -353,8 +363,9 @@ class Monitor:
         """Whether this worker's island is dead: one of its ranks has failed in the middle of its work, perhaps this one."""
         if self.islands is None or self._has_left:
             return self._has_left
-        mates = {*self.islands.mates(self.me.initial_rank), self.me.initial_rank}
-        return not self.is_outside and (self._renounced or any(worker.initial_rank in mates for worker in self._fallen))
+        island = self.islands.island_of
+        mine = island(self.me.initial_rank)
+        return not self.is_outside and (self._renounced or any(island(worker.initial_rank) == mine for worker in self._fallen))
 
     @property
     def _fallen(self) -> frozenset[WorkerId]:
@@ -365,8 +376,10 @@ class Monitor:
         """The members whose islands have lost a rank: they train no more, whatever they still do."""
         if self.islands is None:
             return frozenset()
-        lost = {self.islands.place(worker.initial_rank).island for worker in self._fallen}
-        return frozenset(worker for worker in self._present if self.islands.place(worker.initial_rank).island in lost)
+        lost = {self.islands.island_of(worker.initial_rank) for worker in self._fallen}
+        if not lost:
+            return frozenset()
+        return frozenset(worker for worker in self._present if self.islands.island_of(worker.initial_rank) in lost)
 
     @property
     def is_outside(self) -> bool:
@@ -384,7 +397,7 @@ class Monitor:
 
     def said_last(self) -> bytes:
         """The heartbeat that this worker has sent last."""
-        return json.dumps(vars(self._sent)).encode()
+        return self._sent.encode()
 
     # -- protocols ---------------------------------------------------------------------------------------------------
 
@@ -418,7 +431,7 @@ class Monitor:
         news, *heartbeats = yield ReadAll(keys, exist=True)
         at_s = self._now_s()
         self._take(news)
-        heard = {worker: Heartbeat(**json.loads(said)) for worker, said in zip(known, heartbeats, strict=True)}
+        heard = {worker: Heartbeat.decode(said) for worker, said in zip(known, heartbeats, strict=True)}
         ended = yield HaveEnded(tuple(heartbeat.process for heartbeat in heard.values()))
         for (worker, heartbeat), has_ended in zip(heard.items(), ended, strict=True):
             self._hear(worker, heartbeat, at_s, has_ended=has_ended)
@@ -442,7 +455,7 @@ class Monitor:
             self._has_told_address = True
             self.hosts[self.me] = self.address
             yield Write(self._host_key(self.me), self.address.encode())
-        self._sent = replace(self._sent, count=self._sent.count + 1)
+        self._sent = self._sent._replace(number=self._sent.number + 1)
         sent = self._sent
         yield Write(self._heartbeat_key(self.me), self.said_last())
         if sent.resting and self._rests_from_s is None:
@@ -453,7 +466,7 @@ class Monitor:
     def publish(self) -> Steps[None]:
         """Add to the news what was found out here; again, if somebody else was faster."""
         while self._read is not None and (wanted := self._wanted()) != self.news:
-            later = replace(wanted, number=self.news.number + 1)
+            later = wanted._replace(number=self.news.number + 1)
             self._take((yield Swap(self._news_key, self._read, later.encode())))
 
     def told_hosts(self, workers: Collection[WorkerId]) -> bytes:
@@ -526,12 +539,13 @@ class Monitor:
         self._looks += 1
         one = rest[self._looks % len(rest)]
         reached, told = yield Ask(self.hosts[one], (WHERE, SEEKS, RESTS))
-        self._looks_next_s = self._now_s() + self.suspect_after_s
         if reached is Reached.REFUSED:
             self._ended.add(one)
             self._detector.process_ended(one)
         elif reached is Reached.OPEN and latest_view(told) > view:
             self._gone_ahead.add(one)
+        else:  # where one has left others may have, too: the next one is looked at by the next heartbeat
+            self._looks_next_s = self._now_s() + self.suspect_after_s
 
     def _probe(self, failed: Collection[WorkerId]) -> Steps[None]:
         """Look whether the processes of workers that have failed have ended, where that can be seen by their stores."""
@@ -588,7 +602,7 @@ class Monitor:
         rests = heartbeat.resting and worker not in self._gone_ahead
         (self._resting.add if rests else self._resting.discard)(worker)
         # a worker between two uses counts as alive
-        count = heartbeat.count if not rests else -round(at_s * 1000)
+        count = heartbeat.number if not rests else -round(at_s * 1000)
         is_final = worker in self._present and (worker in self._found or worker in self.news.failed)
         self._detector.heard(worker, count=count, at_s=at_s, is_member=is_final)
         if worker in self._noted and worker not in self._detector.connections_lost:

@@ -7,7 +7,6 @@ for one value, however many workers there are.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
@@ -31,8 +30,7 @@ class Aborted(NamedTuple):
     reason: str
 
 
-@dataclass(frozen=True)
-class News:
+class News(NamedTuple):
     """What the members know of failures, aborts and join requests.
 
     Args:

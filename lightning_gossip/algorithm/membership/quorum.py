@@ -17,7 +17,7 @@ def whole(workers: Collection[WorkerId], islands: Islands | None) -> frozenset[W
     if islands is None:
         return frozenset(workers)
     missing = set(islands.incomplete(worker.initial_rank for worker in workers))
-    return frozenset(worker for worker in workers if islands.place(worker.initial_rank).island not in missing)
+    return frozenset(worker for worker in workers if islands.island_of(worker.initial_rank) not in missing)
 
 
 def with_mates(workers: Collection[WorkerId], members: Collection[WorkerId], islands: Islands | None) -> frozenset[WorkerId]:
@@ -29,8 +29,8 @@ def with_mates(workers: Collection[WorkerId], members: Collection[WorkerId], isl
     """
     if islands is None:
         return frozenset(workers)
-    touched = {islands.place(worker.initial_rank).island for worker in set(workers).intersection(members)}
-    return frozenset((*workers, *(worker for worker in members if islands.place(worker.initial_rank).island in touched)))
+    touched = {islands.island_of(worker.initial_rank) for worker in set(workers).intersection(members)}
+    return frozenset((*workers, *(worker for worker in members if islands.island_of(worker.initial_rank) in touched)))
 
 
 def has_quorum(

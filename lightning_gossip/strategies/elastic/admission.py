@@ -85,7 +85,7 @@ class Admission:
         if islands is None:
             return fit
         missing = islands.incomplete(worker.initial_rank for worker in fit)  # these wait for the rest of their island
-        return sorted(worker for worker in fit if islands.place(worker.initial_rank).island not in missing)
+        return sorted(worker for worker in fit if islands.island_of(worker.initial_rank) not in missing)
 
     def _share_state(self, members: Membership, *, receives: bool) -> None:
         """Send joiners the mean model, and by option an optimizer state, of rank 0, which is never a joiner; all take part."""

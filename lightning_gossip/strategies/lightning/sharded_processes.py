@@ -236,7 +236,7 @@ class ShardedProcesses(WorkerProcesses, ModelParallelStrategy):
     @property
     @override
     def own_file(self) -> tuple[int, bool]:
-        island = self.islands.place(self.global_rank).island  # rank 0's, also where it comes back, and is none while outside
+        island = self.islands.island_of(self.global_rank)  # rank 0's, also where it comes back, and is none while outside
         return self.islands.rank(island, self._index_in_island), True
 
     @override
@@ -262,7 +262,7 @@ class ShardedProcesses(WorkerProcesses, ModelParallelStrategy):
         """Whether this rank's island writes checkpoints: the one with rank 0."""
         if self.groups is None or self.members is None:
             return True
-        return self.groups.place.island == self.islands.place(self.members.members[0].initial_rank).island
+        return self.groups.place.island == self.islands.island_of(self.members.members[0].initial_rank)
 
     @property
     def _is_first(self) -> bool:

@@ -547,7 +547,7 @@ class WorkerProcesses(ParallelStrategy):
         """The rank that names the file of this worker's own state beside a checkpoint, and whether this one writes it."""
         if self.islands is None:
             return self.global_rank, True
-        return self.islands.rank(self.islands.place(self.global_rank).island, 0), self._index_in_island == 0
+        return self.islands.rank(self.islands.island_of(self.global_rank), 0), self._index_in_island == 0
 
     def own_state(self) -> dict[str, Any]:
         """What this worker has for itself, for a checkpoint: model, optimizers, gradient scaler."""

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from lightning_gossip.algorithm.membership.failure_detector import Verdict
 from lightning_gossip.algorithm.membership.news import News
+from lightning_gossip.algorithm.membership.rounds import _word
 from lightning_gossip.algorithm.membership.store import Await, ReadAll
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
@@ -81,7 +82,7 @@ def test_the_value_of_a_worker_that_dies_after_it_wrote_counts_in_that_round(par
 
     def script(member: Membership) -> Any:
         if member.me.initial_rank == 1:
-            made.store.set("p/round/0/1.1", b"0 +" + pickle.dumps(("values", 7, {})))
+            made.store.append("p/round/0/said", _word(member.me, b"0 +" + pickle.dumps(("values", 7, {}))))
             made.die(member)
         return member.gather(member.me.initial_rank), member.gather(member.me.initial_rank)
 
@@ -268,7 +269,7 @@ def test_who_was_away_while_the_others_left_a_round_behind_is_outside(party: Cal
     made = party(2)
     away = made.members[0]
     # both were in the round; the answer did not reach the one whose network was gone, and the other has gone on without it
-    made.store.set("p/round/1/0.1", "-")
+    made.store.append("p/round/1/said", _word(away, b"-"))
     made.store.set("p/news", News(1, failed=frozenset({away})).encode())
     made.all.pop()
 
@@ -414,7 +415,7 @@ def test_the_end_of_a_resting_process_is_seen() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     place = " ".join((identity() or "").split(" ")[:-2])
-    said = {"count": 9, "process": f"{place} {child} 1", "use": 0, "resting": True, "outside": False}
+    said = {"number": 9, "process": f"{place} {child} 1", "use": 0, "resting": True, "outside": False}
     store.set("p/heartbeat/1.1", json.dumps(said))
     monitor = HeartbeatMonitor(store, "p", WorkerId(0, 1), fail_after_s=FAIL_AFTER_S)
     monitor.observe([WorkerId(0, 1), rests])
@@ -479,7 +480,7 @@ def test_the_monitor_says_when_somebody_may_have_failed_and_only_then() -> None:
     monitor.observe([me, *others])
     for count in range(5):
         for worker in others:
-            said = {"count": count, "process": None, "use": 0, "resting": False, "outside": False}
+            said = {"number": count, "process": None, "use": 0, "resting": False, "outside": False}
             store.set(f"p/heartbeat/{worker}", json.dumps(said))
         monitor._drive(monitor.protocol.tick())
     assert monitor.version == 0
