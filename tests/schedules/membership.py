@@ -313,8 +313,8 @@ class World:
         reasons = ["comes too late", "has been started again"]
         if any(kind in ("kill", "restart", "crash") for _, kind, _, _ in self._all_faults):
             reasons += ["nobody is in any more", "before it had their model"]
-        last = len(self.program) - 1  # nobody begins another use after an exception in the last one
-        if any(kind == "abort" and how[0] == last for _, kind, _, how in self._all_faults):
+        # an exception ends the use of one that waits to join, too, if all that may admit it rest after it
+        if any(kind == "abort" for _, kind, _, _ in self._all_faults):
             reasons += ["nobody is in any more"] if any(worker.frozen_s > SHORT_S for worker in self.workers) else []
         silent = "p/members" not in self.store or any(worker.frozen_s > SHORT_S for worker in self.workers)
         reasons += ["Has it begun"] if silent else []
