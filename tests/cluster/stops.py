@@ -39,8 +39,7 @@ from tests.strategies.models import Net, loader, trainer
 WORKERS = 3
 EPOCHS = 3
 SAMPLES = 480
-LONGEST_S = 100.0  # of a whole job: 1 to 2 s where nobody is stopped; at worst TIMEOUT_S, 30 s of peer_timeout_s, and 60 s that
-# torch tries to connect with a store that is killed in the same moment
+LONGEST_S = 60.0  # of a whole job: 1 to 2 s where nobody is stopped, twice TIMEOUT_S and 30 s of peer_timeout_s at worst
 TIMEOUT_S = 8.0  # the strategy's timeout: one whose rank 0 has died before it served the store waits so long for it
 DURATION_S = 2.0  # in which signals come: from the start of the processes until most jobs have ended
 _LATER_S = 0.03  # of a phase, until which one that is killed in it goes on
