@@ -88,9 +88,6 @@ class Actor:
         self.ended = False
         self.result: Any = None
 
-    def may_run(self, now_s: float) -> bool:
-        return self.ready is None or self.until_s <= now_s or self.ready()
-
 
 class Worker:
     """One worker of the job: its model and its side of the protocol."""
@@ -292,13 +289,12 @@ class World:
         for actor in worker.actors:
             if actor.ended:
                 continue
-            if actor.may_run(now_s):
+            if actor.ready is None or actor.until_s <= now_s or actor.ready():
                 enabled.append(actor)
             elif actor.until_s < next_s:
                 next_s = actor.until_s
-        for sender in self.network.senders_to[worker.rank]:
-            head = self.network.head("request", sender, worker.rank)
-            if head is not None and head.arrives_s <= now_s:
+        for sender, requests in self.network.requests_to[worker.rank]:
+            if requests and requests[0].arrives_s <= now_s:
                 enabled.append((sender, worker.rank))
         worker.next_s = next_s
         return enabled

@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from lightning_gossip.algorithm.membership.failover import Failover
 from lightning_gossip.algorithm.membership.membership import OwnFailureError
-from lightning_gossip.algorithm.membership.monitor import hosts_key, hosts_of
+from lightning_gossip.algorithm.membership.monitor import Heartbeat, hosts_key, hosts_of
 from lightning_gossip.algorithm.membership.quorum import with_mates
 from lightning_gossip.algorithm.membership.rounds import Survivable
 from lightning_gossip.algorithm.membership.store import (
@@ -228,15 +228,15 @@ class Hosted(World):
         now = [(from_s, side) for from_s, until_s, side in self.parts if from_s <= self.now_s < until_s]
         return min((from_s for from_s, side in now if (one in side) != (other in side)), default=-math.inf)
 
-    def _state(self, thread: Thread) -> str:
-        """Of a thread's connection: stands, stalls, or is lost."""
-        look, server, state = thread.connection
+    def _connection(self, thread: Thread) -> tuple[str, dict[str, bytes]]:
+        """Whether a thread's connection stands, stalls, or is lost; and the keys there."""
+        look, server, state, keys = thread.connection
         if look != self._looks or server is not thread.server or self._stale:
-            state = self._looked_at(thread)
-            thread.connection = (self._looks, thread.server, state)
-        return state
+            state, keys = self._state(thread), self._keys(thread)
+            thread.connection = (self._looks, thread.server, state, keys)
+        return state, keys
 
-    def _looked_at(self, thread: Thread) -> str:
+    def _state(self, thread: Thread) -> str:
         if thread.server is None:
             return "lost"
         address, host = thread.server[0], self._host_of(thread.server[0])
@@ -292,10 +292,12 @@ class Hosted(World):
     def _begin(self, thread: Thread) -> None:
         thread.begun_s = self.now_s
         if thread.connection[2] != "stands":  # what else becomes of it depends on when the operation has begun
-            thread.connection = (-1, None, "")
+            thread.connection = (-1, None, "", {})
         super()._begin(thread)
         kind = type(thread.effect)
-        if kind in _LOOKS:
+        if kind is NextStore:
+            thread.waits_for = thread.worker
+        elif kind in _LOOKS:
             addresses = thread.effect.addresses if kind is Probe else (thread.effect.address,)
             silent = any(self._reached(thread.worker, address) is Reached.SILENT for address in addresses)
             thread.until_s = self.now_s + CONNECT_S * silent
@@ -304,7 +306,7 @@ class Hosted(World):
     def _is_due(self, thread: Thread, effect: Any) -> bool:
         kind, worker = type(effect), thread.worker
         if kind in OPERATIONS:
-            state = self._state(thread)
+            state, _ = self._connection(thread)
             return state == "lost" or (state == "stands" and (kind is not Await or super()._is_due(thread, effect)))
         if kind in _LOOKS:
             return thread.until_s <= self.now_s
@@ -317,7 +319,7 @@ class Hosted(World):
     def _more_times(self) -> list[float]:
         times = [at_s for from_s, until_s, _ in self.parts for at_s in (from_s, until_s)]
         for thread in self._alive_threads():
-            if type(thread.effect) in OPERATIONS and not thread.done and self._state(thread) == "stalls":
+            if type(thread.effect) in OPERATIONS and not thread.done and self._connection(thread)[0] == "stalls":
                 starts = [thread.begun_s, *self.ended_s.values(), *(from_s for from_s, _, _ in self.parts)]
                 times += [start_s + LOST_S for start_s in starts]
         return times
@@ -345,7 +347,7 @@ class Hosted(World):
                     worker.frozen_s = max(worker.frozen_s, 2 * SHORT_S)  # to those that stay it is as silent
                 for each in worker.threads:
                     each.server = None
-                worker.job = None
+                worker.job, self._stale = None, True
             case Probe(addresses):
                 return [self._reached(worker, address) for address in addresses]
             case Ask(address, keys):
@@ -376,7 +378,8 @@ class Hosted(World):
 
     @override
     def _asked(self, thread: Thread) -> Any:
-        return _LOST if self._state(thread) == "lost" else super()._asked(thread)
+        state, keys = self._connection(thread)
+        return _LOST if state == "lost" else self._operate(thread.effect, keys)
 
     @override
     def _sent(self, thread: Thread, outcome: Any) -> Any:
@@ -384,7 +387,7 @@ class Hosted(World):
             return thread.steps.throw(StoreLostError())
         if isinstance(outcome, PeerError):
             return thread.steps.throw(outcome)
-        return super()._sent(thread, outcome)
+        return thread.steps.send(outcome)
 
     def _check_is_soon(self, worker: Worker) -> None:
         """Who was cut off is not long in finding that the others have excluded it, when the network carries again."""
@@ -464,8 +467,8 @@ class Hosted(World):
 
     def _rests(self, worker: Worker) -> bool:
         """Whether it rests between two uses, is about to, or says so still."""
-        heartbeat = self._store_of(worker).get(f"p/heartbeat/{worker.membership.me}", b"")
-        return worker.rests or b'"resting": true' in heartbeat
+        heartbeat = self._store_of(worker).get(f"p/heartbeat/{worker.membership.me}")
+        return worker.rests or (heartbeat is not None and Heartbeat.decode(heartbeat).resting)
 
     def _note_loss(self) -> None:
         if not all(worker.membership.rounds.agreed for worker in self.workers if worker.alive):
@@ -608,13 +611,15 @@ class InRounds(Hosted):
         return [(math.inf, *fault[1:]) for fault in faults]
 
     @override
+    def _asked(self, thread: Thread) -> Any:
+        self.known += type(thread.effect) is Count and "/known/" in thread.effect.key
+        return super()._asked(thread)
+
+    @override
     def _do(self, thread: Thread) -> Any:
-        outcome = super()._do(thread)
         effect = thread.effect
-        counts = isinstance(effect, Count) and "/known/" in effect.key
-        rests = isinstance(effect, AtOwn) and isinstance(effect.operation, Write) and effect.operation.key == RESTS
-        self.known += counts or rests
-        return outcome
+        self.known += type(effect) is AtOwn and type(effect.operation) is Write and effect.operation.key == RESTS
+        return super()._do(thread)
 
     @override
     def _advance(self) -> None:

@@ -72,8 +72,8 @@ class OfIslands(Hosted):
         return [each for each in self.workers if each.host == worker.host]
 
     @override
-    def _sees(self, worker: Worker, other: Worker) -> bool:
-        return self.one_host or other.host == worker.host
+    def _sees_end(self, worker: Worker, other: Worker) -> bool:
+        return not other.alive and (self.one_host or other.host == worker.host)
 
     @override
     def _is_undisturbed(self, worker: Worker) -> bool:

@@ -33,7 +33,7 @@ from lightning_gossip.algorithm.membership.membership import (
     Run,
     TellChange,
 )
-from lightning_gossip.algorithm.membership.monitor import Monitor
+from lightning_gossip.algorithm.membership.monitor import Heartbeat, Monitor
 from lightning_gossip.algorithm.membership.news import News
 from lightning_gossip.algorithm.membership.quorum import whole
 from lightning_gossip.algorithm.membership.rounds import Survivable
@@ -88,8 +88,8 @@ class Thread:
         self.done: list[Any] = []  # the outcome of an effect that was done, and that the generator has not been told
         self.ended = False
         self.ready = True  # whether it may run
-        self.waits_for: str | None = None  # the key, or the meeting, that threads of other workers bring about
-        self.connection = (-1, None, "")  # by which look, with what, and in which state
+        self.waits_for: str | Worker | None = None  # a key, a meeting, or what its worker's other thread does
+        self.connection = (-1, None, "", dict[str, bytes]())  # by which look, with what, in which state, and the keys there
 
 
 class Worker:
@@ -174,8 +174,8 @@ class World:
         self._enabled: list[Thread] = []  # those of them that may run
         self._stale = True  # the time, or the state of some worker, has changed since it was looked who may run
         self._looks = 0  # after such a change
-        self._touched: list[Thread] = []  # threads of the worker whose thread has run last
-        self._changed: set[str] = set()  # keys that it has written first, or deleted, and meetings that it has come to
+        self._moved: Thread  # that has run last
+        self._changed: set[str | Worker | None] = set()  # keys that came or went by that, and meetings that it has come to
         members = [WorkerId(rank, 1) for rank in range(self.n)]
         self.workers = [self._started(worker, members, late=False) for worker in members]
 
@@ -375,7 +375,7 @@ class World:
         for other in self.workers:
             # one that joins while a store is lost has to join once more
             counts = self.survivable is None or other.began_as.incarnation == 1
-            if counts and other.end is None and self._is_undisturbed(other) and other.began_as in worker.membership.excluded:
+            if counts and other.end is None and other.began_as in worker.membership.excluded and self._is_undisturbed(other):
                 raise Violation(f"{other.began_as.spoken} is alive and was excluded")
 
     def _is_undisturbed(self, worker: Worker) -> bool:
@@ -423,22 +423,24 @@ class World:
             raise Violation(f"after {self.now_s:.0f} s somebody still waits: {waits}")
 
     def _look_who_may_run(self) -> None:
-        """Most can as long as nothing but steps of threads of other workers happens."""
+        """As before, but for those that the last step has let go on, or has kept from it."""
+        is_as_before = not self._stale
         if self._stale:
             self._stale = False
             self._looks += 1
             self._threads = touched = self._alive_threads()
             self.running = len(touched)
-        elif self._changed:
-            touched = [*self._touched, *(thread for thread in self._threads if thread.waits_for in self._changed)]
         else:
-            touched = self._touched
+            touched = [self._moved]
+            for thread in self._moved.worker.threads:
+                if thread.waits_for is thread.worker:
+                    touched.append(thread)
+            if self._changed:
+                touched += [thread for thread in self._threads if thread.waits_for in self._changed]
         self._changed.clear()
-        is_as_before = touched is not self._threads
         for thread in touched:
-            ready = self._may_run(thread)
-            is_as_before &= ready is thread.ready
-            thread.ready = ready
+            if (ready := self._may_run(thread)) is not thread.ready:
+                thread.ready, is_as_before = ready, False
         if not is_as_before:
             self._enabled = [thread for thread in self._threads if thread.ready]
 
@@ -466,9 +468,9 @@ class World:
 
     def _resume(self, thread: Thread) -> None:
         """Do what a thread waits for, and let it go on; now and then others come between the two."""
-        self._touched = thread.worker.threads
+        self._moved = thread
         if not thread.done and thread.effect is not None:
-            thread.done = [self._do(thread)]
+            thread.done = [self._asked(thread) if type(thread.effect) in OPERATIONS else self._do(thread)]
             if self.choices.below(4) == 3:
                 return
         outcome = thread.done[0] if thread.done else None
@@ -503,6 +505,8 @@ class World:
             thread.until_s = self.now_s + effect.seconds
         elif kind is Await:
             thread.until_s, thread.waits_for = self.now_s + effect.seconds, effect.key
+        elif kind is Until:
+            thread.waits_for = worker
         elif kind is Run or kind is MakeGroup:
             if kind is MakeGroup:
                 worker.group = None
@@ -521,14 +525,11 @@ class World:
 
     def _do(self, thread: Thread) -> Any:
         effect, worker = thread.effect, thread.worker
-        if type(effect) in OPERATIONS:
-            return self._asked(thread)
         match effect:
             case Pause() | Until() | AdoptUse() | TellChange():
                 pass
             case HaveEnded(processes):
-                others = [self.processes[process] for process in processes]
-                return [not other.alive and self._sees(worker, other) for other in others]
+                return [self._sees_end(worker, self.processes[process]) for process in processes]
             case Encode(value):
                 return pickle.dumps(value)
             case Restore(data):
@@ -556,9 +557,10 @@ class World:
             case Read(key) | Await(key, _):
                 return store.get(key)
             case ReadAll(keys, exist):
-                if exist and any(key not in store for key in keys):
+                values = [store.get(key) for key in keys]
+                if exist and None in values:
                     raise Violation(f"{keys} are read as if they existed")
-                return [store[key] for key in keys] if all(key in store for key in keys) else None
+                return None if None in values else values
             case Write(key, value):
                 self._put(store, key, value)
             case Append(key, value):
@@ -598,9 +600,9 @@ class World:
             return Outcome("RuntimeError: a connection broke")
         return Outcome(None)
 
-    def _sees(self, worker: Worker, other: Worker) -> bool:
-        """Whether a worker's kernel can tell that another's process has ended."""
-        return self.one_host
+    def _sees_end(self, worker: Worker, other: Worker) -> bool:
+        """Whether a worker's kernel tells that another's process has ended."""
+        return self.one_host and not other.alive
 
     # -- faults ----------------------------------------------------------------------------------------------------------
 
@@ -636,7 +638,7 @@ class World:
         for other in self.workers:
             if not other.alive:
                 continue
-            if heartbeat is None or b'"resting": true' in heartbeat:
+            if heartbeat is None or Heartbeat.decode(heartbeat).resting:
                 other.monitor.process_ended(worker.membership.me)  # its launcher has seen it: nobody else can
             elif self.choices.below(2):
                 other.monitor.connection_lost(worker.membership.me)

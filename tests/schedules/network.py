@@ -40,7 +40,7 @@ class Network:
 
     def __init__(self, choices: Choices, delays_s: tuple[float, ...], workers: int) -> None:
         self.touched = set(range(workers))
-        self.senders_to: list[list[int]] = [[] for _ in range(workers)]  # of requests
+        self.requests_to: list[list[tuple[int, deque[Sent]]]] = [[] for _ in range(workers)]  # by sender
         self._queues_to: list[list[deque[Sent]]] = [[] for _ in range(workers)]
         self._choices = choices
         self._delays_s = delays_s
@@ -71,7 +71,7 @@ class Network:
             queue = self.lanes[lane, sender, receiver] = deque()
             self._queues_to[receiver].append(queue)
             if lane == "request":
-                self.senders_to[receiver].append(sender)
+                self.requests_to[receiver].append((sender, queue))
         self.touched.add(receiver)
         arrives_s = now_s + self._choices.of(self._delays_s)
         if queue:

@@ -18,10 +18,10 @@ AT_ONCE = 25
 SCHEDULES = {
     "adpsgd": 400,
     "membership": 400,
-    "failover": 50,
-    "failover-in-rounds": 25,
-    "failover-of-islands": 50,
-    "failover-of-islands-in-rounds": 25,
+    "failover": 100,
+    "failover-in-rounds": 50,
+    "failover-of-islands": 100,
+    "failover-of-islands-in-rounds": 50,
 }
 ONCE_BROKEN = {  # seeds
     "failover": (

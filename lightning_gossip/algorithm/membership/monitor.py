@@ -26,7 +26,7 @@ who could admit it, and declares nobody failed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from lightning_gossip.algorithm.islands.places import Islands
@@ -74,12 +74,12 @@ class Heartbeat(NamedTuple):
 
     def encode(self) -> bytes:
         """As a value of the store."""
-        return json.dumps(self._asdict()).encode()
+        return json.dumps(self).encode()
 
     @classmethod
     def decode(cls, value: bytes) -> Heartbeat:
         """The heartbeat of a value of the store."""
-        return cls(**json.loads(value))
+        return cls(*json.loads(value.decode()))
 
 
 class Monitor:
@@ -275,7 +275,7 @@ class Monitor:
 
     def failed(self) -> frozenset[WorkerId]:
         """The workers that have failed, as far as is known here."""
-        return self._all_failed | self.news.failed
+        return self.news.failed | self._all_failed
 
     def has_failed(self, worker: WorkerId) -> bool:
         """Whether the news say that a worker has failed."""
@@ -517,7 +517,9 @@ class Monitor:
         Else those that are told of would leave the job when the network carries their words again, and nobody would be left who
         may go on. All that fall silent at once do so within a heartbeat: who is late does not count as present, or as silent.
         """
-        failed = (self._all_failed | self._found) & self._present
+        failed = self._present & self._all_failed
+        if not failed:
+            return
         yield from self._probe(failed)
         self._found |= failed & self._ended
         if failed <= self._found | self.news.failed:
@@ -533,8 +535,11 @@ class Monitor:
 
         So may a worker outside, who is admitted by nobody else.
         """
-        rest = [worker for worker in self._watched if worker in self._resting - self._ended and worker in self.hosts]
-        if (self.waiting_for is None and not self.is_outside) or not rest or self._now_s() < self._looks_next_s:
+        if (self.waiting_for is None and not self.is_outside) or self._now_s() < self._looks_next_s:
+            return
+        resting = self._resting - self._ended
+        rest = [worker for worker in self._watched if worker in resting and worker in self.hosts]
+        if not rest:
             return
         self._looks += 1
         one = rest[self._looks % len(rest)]
@@ -580,8 +585,9 @@ class Monitor:
             self._note_version()
 
     @property
-    def _all_failed(self) -> frozenset[WorkerId]:
-        return frozenset(worker for worker in self._watched if self.verdict(worker) is Verdict.FAILED) | self._found
+    def _all_failed(self) -> Set[WorkerId]:
+        heard = self._counted.intersection(self._watched)
+        return self._found.union(worker for worker in heard if self._detector.verdict(worker) is Verdict.FAILED)
 
     def _note_version(self) -> None:
         failed = self.failed()

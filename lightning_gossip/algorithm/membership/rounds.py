@@ -337,8 +337,10 @@ class Rounds:
         """Whether all are told that this worker, or with islands one of its mates, has failed."""
         if self._survivable is None or self._survivable.islands is None:
             return self._health.has_failed(self.me)
-        present = [worker for worker in members if not self._health.has_failed(worker)]
-        return self.me not in whole(present, self._survivable.islands)
+        island_of = self._survivable.islands.island_of
+        mine = island_of(self.me.initial_rank)
+        here = [worker for worker in members if island_of(worker.initial_rank) == mine and not self._health.has_failed(worker)]
+        return self.me not in whole(here, self._survivable.islands)
 
     def _present(self, members: Sequence[WorkerId]) -> list[WorkerId]:
         """Those that have not failed.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
 import random
@@ -21,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from lightning_gossip.algorithm.membership.failure_detector import Verdict
+from lightning_gossip.algorithm.membership.monitor import Heartbeat
 from lightning_gossip.algorithm.membership.news import News
 from lightning_gossip.algorithm.membership.rounds import _word
 from lightning_gossip.algorithm.membership.store import Await, ReadAll
@@ -415,8 +415,7 @@ def test_the_end_of_a_resting_process_is_seen() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     place = " ".join((identity() or "").split(" ")[:-2])
-    said = {"number": 9, "process": f"{place} {child} 1", "use": 0, "resting": True, "outside": False}
-    store.set("p/heartbeat/1.1", json.dumps(said))
+    store.set("p/heartbeat/1.1", Heartbeat(9, f"{place} {child} 1", use=0, resting=True, outside=False).encode())
     monitor = HeartbeatMonitor(store, "p", WorkerId(0, 1), fail_after_s=FAIL_AFTER_S)
     monitor.observe([WorkerId(0, 1), rests])
     monitor._drive(monitor.protocol.tick())
@@ -480,8 +479,8 @@ def test_the_monitor_says_when_somebody_may_have_failed_and_only_then() -> None:
     monitor.observe([me, *others])
     for count in range(5):
         for worker in others:
-            said = {"number": count, "process": None, "use": 0, "resting": False, "outside": False}
-            store.set(f"p/heartbeat/{worker}", json.dumps(said))
+            said = Heartbeat(count, None, use=0, resting=False, outside=False)
+            store.set(f"p/heartbeat/{worker}", said.encode())
         monitor._drive(monitor.protocol.tick())
     assert monitor.version == 0
     monitor.connection_lost(others[0])  # with silence it is dead
