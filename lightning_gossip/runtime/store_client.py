@@ -140,16 +140,16 @@ def _while_it_lives(watched: socket.socket, make: Callable[[], TCPStore]) -> TCP
     def work() -> None:
         try:
             ends.put(make())
-        except dist.DistError as error:
+        except Exception as error:  # noqa: BLE001 - raised by who waits
             ends.put(error)
 
     thread = new_thread("gossip-connects", work)
     thread.start()
     while True:
         with suppress(Empty):
-            made: TCPStore | dist.DistError = ends.get(timeout=_LOOK_S)
+            made: TCPStore | Exception = ends.get(timeout=_LOOK_S)
             thread.join()
-            if isinstance(made, dist.DistError):
+            if isinstance(made, Exception):
                 raise made
             return made
         if _has_ended(watched):

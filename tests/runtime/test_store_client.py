@@ -101,6 +101,15 @@ def test_a_store_that_ends_while_somebody_connects_with_it_is_not_waited_for(mon
     over.set()
 
 
+def test_whatever_torch_raises_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*args: Any, **options: Any) -> TCPStore:
+        raise TypeError("of torch's")
+
+    monkeypatch.setattr(store_client, "TCPStore", refuses)
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(TypeError, match="of torch's"):
+        store_client.client("127.0.0.1", listener.getsockname()[1], timeout_s=1800)
+
+
 def test_who_comes_before_the_store_is_there_waits_for_it_and_no_longer_than_that() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

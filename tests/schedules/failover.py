@@ -27,7 +27,7 @@ from typing_extensions import override
 from lightning_gossip.algorithm.membership.failover import Failover
 from lightning_gossip.algorithm.membership.membership import OwnFailureError
 from lightning_gossip.algorithm.membership.monitor import Heartbeat, hosts_key, hosts_of
-from lightning_gossip.algorithm.membership.quorum import with_mates
+from lightning_gossip.algorithm.membership.quorum import has_quorum, with_mates
 from lightning_gossip.algorithm.membership.rounds import Survivable
 from lightning_gossip.algorithm.membership.store import (
     Adopt,
@@ -395,9 +395,23 @@ class Hosted(World):
             return  # nobody is left to exclude it
         if [kind for _, kind, _, _ in self._all_faults] != ["part"]:
             return
-        late_s = self.now_s - max(self.parts[0][1], worker.woke_s)
-        if late_s > BACK_S:
+        stay = [each.membership.me for each in self.workers if each.alive and each.job == worker.job and each is not worker]
+        dead = [each.membership.me for each in self.workers if not each.alive]
+        if not has_quorum(stay, worker.membership.rounds.agreed, dead, at_store=True, islands=self.islands):
+            return  # nor may the others exclude it
+        healed_s = self.parts[0][1]
+        others = [each for each in self.workers if each.host != worker.host]
+        late_s = self.now_s - max(worker.woke_s, min(self._excludes_from_s(each, healed_s) for each in others))
+        rest = sum(self._rests(each) for each in self.workers)  # who are asked one after the other
+        if late_s > BACK_S + rest * worker.monitor.suspect_after_s:
             raise Violation(f"{worker.began_as.spoken} goes back to the others {late_s:.1f} s after it could")
+
+    @staticmethod
+    def _excludes_from_s(worker: Worker, healed_s: float) -> float:
+        """Since when a worker is awake for as long as it takes to exclude those that are silent, after a cut."""
+        if worker.rested_s == math.inf or worker.rested_s >= healed_s + FAIL_AFTER_S:
+            return healed_s
+        return math.inf if worker.rests else max(healed_s, worker.woke_s)
 
     def _check_view(self, worker: Worker, view: int) -> None:
         """Whoever goes on knows that all who have not come have failed: nobody waits for them once more."""

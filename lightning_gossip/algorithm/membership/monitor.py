@@ -648,7 +648,8 @@ class Monitor:
             for worker in alive.keys() & self._ended:
                 self._detector.process_ended(worker)
             aborts = [self.news.abort_of(said.use) for said in alive.values()]
-            if (told := aborts[0]) is not None and None not in aborts:
+            # their scripts may go on to another use, as this worker's has, if it is in a later one
+            if (told := aborts[0]) is not None and None not in aborts and self._sent.use <= told.use:
                 self._nobody_admits = self._said_at_the_end(f"rank {told.rank} has failed: {told.reason}")
 
     def left_alone(self) -> PeerError:
