@@ -55,6 +55,8 @@ def _look(config: str) -> None:
     call = get_args_parser().parse_args()
     if any(getattr(call, name, False) for name in _AT_ONCE):
         sys.exit(_hydra(config))
+    if call.config_name or call.config_dir or call.config_path:
+        return  # another configuration than the command's own, which has other keys
     try:
         parsed = list(_calls(call.overrides, sweeps=call.multirun))
         with initialize_config_dir(str(CONF), version_base="1.3"):

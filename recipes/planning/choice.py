@@ -36,6 +36,9 @@ _ALIKE = 16  # workers: AD-PSGD's decay per step is that of any more to 3 % (mea
 
 _STABLE = 0.1  # a margin of 1 is neither stable nor unstable
 _HALVINGS = 40  # of the noise, at most
+_FAR = (
+    0.1  # of the loss where noise was measured: a run that got there has borne it, one that did not may have been kept from it
+)
 _FOLLOWED = 32  # workers: the same of their distance under noise
 
 MOST_APART = 0.8
@@ -323,7 +326,7 @@ def as_it_trained(planner: Planner, now: Candidate) -> tuple[Planner, Candidate]
     """Where the measured run has trained: with no more curvature and noise than that run can have had.
 
     Networks move to where their learning rate is stable and their noise bearable, so what was measured at another point says
-    less than a loss that has fallen.
+    less than a loss that has fallen: of the curvature, if it has fallen at all, and of the noise, if it has fallen far.
 
     Args:
         planner: predicts.
@@ -339,6 +342,8 @@ def as_it_trained(planner: Planner, now: Candidate) -> tuple[Planner, Candidate]
         planner = replace(planner, known=known)
         island = now.strategy.check_on(now.workers, known.machines.links_of(now.workers)).size
         now = replace(now, dynamics=planner.dynamics(now.strategy, now.times, island=island))
+    if known.loss_is_known and not run.reached(max(now.target, _FAR) * known.noise.loss):
+        return planner, now  # it may as well be the noise that has kept it from there
     for halvings in range(_HALVINGS):
         calm = 0.5**halvings
         calmer = replace(now, dynamics=now.dynamics.varied(noise=calm))

@@ -84,12 +84,20 @@ class Run:
     @property
     def trained(self) -> bool:
         """Whether its training loss has fallen, from epoch to epoch: then its setting was stable."""
+        losses = self._losses
+        return len(losses) > 1 and losses[-1] < losses[0]
+
+    def reached(self, loss: float) -> bool:
+        """Whether the training loss of one of its epochs was as low as that."""
+        return min(self._losses, default=math.inf) <= loss
+
+    @property
+    def _losses(self) -> list[float]:
         path = self.folder / METRICS
         if not path.is_file():
-            return False
+            return []
         with path.open(encoding="utf-8") as file:
-            losses = [float(row["train_loss"]) for row in csv.DictReader(file) if row.get("train_loss")]
-        return len(losses) > 1 and losses[-1] < losses[0]
+            return [float(row["train_loss"]) for row in csv.DictReader(file) if row.get("train_loss")]
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import json
 import resource
 import subprocess
 import sys
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -16,7 +17,7 @@ from lightning_gossip.algorithm.compression.qsgd import Norm
 from lightning_gossip.runtime.adpsgd.nonfinite_guard import OnNonFinite
 from lightning_gossip.strategies.lightning.fault_tolerance import JoinerOptimizer, OnPeerFailure
 from lightning_gossip.strategies.options import CheckpointKind, StartMethod
-from recipes import algorithm_options, ranges
+from recipes import algorithm_options, light, ranges
 from recipes.light import _calls
 from tests.scripts import ROOT
 
@@ -179,3 +180,16 @@ def test_every_strategy_of_the_configuration_is_looked_at() -> None:
     }
     own = {target for target in targets if target.startswith("lightning_gossip.")}
     assert own == set(algorithm_options._OF_STRATEGY)
+
+
+def test_what_a_plan_has_chosen_is_not_looked_at_as_if_it_were_the_default(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """``--config-name plan cluster.seed=1``: a key that the default has not was refused, by a failed import."""
+    monkeypatch.setattr(
+        sys, "argv", ["recipes.train", "--config-dir", str(tmp_path), "--config-name", "plan", "cluster.seed=1"]
+    )
+    asked: list[str] = []
+    monkeypatch.setattr(light, "_hydra", asked.append)
+    light._look("config")
+    assert asked == []

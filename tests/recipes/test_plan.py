@@ -329,7 +329,12 @@ def test_a_measured_run_that_trained_is_not_said_to_diverge(tmp_path: Path) -> N
     overrides += ("strategy=adpsgd", "noise.variance=1e3", "noise.loss=1")
     _, said = planned(tmp_path / "plan", *overrides)
     assert "is predicted to diverge" in said.replace("\n", " ")
-    (tmp_path / "run" / "metrics.csv").write_text("epoch,train_loss\n0,1.5\n1,0.2\n")
+    metrics = tmp_path / "run" / "metrics.csv"
+    metrics.write_text("epoch,train_loss\n0,1.5\n1,0.2\n")  # not far enough to say that the noise did not hold it up
+    _, said = planned(tmp_path / "not far", *overrides)
+    assert "is predicted to diverge" not in said.replace("\n", " ")
+    assert "measured run bore" not in json.loads((tmp_path / "not far" / "plan.json").read_text())["noise"]["source"]
+    metrics.write_text("epoch,train_loss\n0,1.5\n1,0.05\n")
     _, said = planned(tmp_path / "again", *overrides)
     said = said.replace("\n", " ")
     for wrong in ("is predicted to diverge", "models apart", "never to reach"):
