@@ -1,12 +1,14 @@
 """Is what a plan recommends the best of what it has looked at, and does it reach the target?
 
-Twelve clusters, from 2 to 64 workers, from 1 kB/s to 100 Gb/s, with and without a worker that is ten times slower, and four
-more, on which the planner was first run when all of its constants had been chosen. For each the planner measures curvature and
-noise on the recipe (digits, one hidden layer), and chooses among all strategies with the present number of workers. Then every
-candidate is simulated with real gradients, with the learning rate that the plan has for it and with the recipe's own, until the
-mean model's loss is at the plan's target; so is DDP with the recipe's, for comparison.
+Twelve clusters, from 2 to 64 workers, from 1 kB/s to 100 Gb/s, with and without a worker that is ten times slower; four more,
+on which an earlier planner was first run when its constants had been chosen; and twelve that a seed has drawn, on which this
+one was. For each the planner measures curvature and noise on the recipe (digits, one hidden layer), and chooses among all
+strategies with the present number of workers. Then every candidate is simulated with real gradients, with the learning rate
+that the plan has for it and with the recipe's own, until the mean model's loss is at the plan's target; so is DDP with the
+recipe's, for comparison.
 
     python -m benchmarks.planning [--quick] [--situations NUMBER ...]
+    python -m benchmarks.planning --curvature          # what becomes of noise and curvature as the loss falls
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -37,6 +40,7 @@ TARGET = 0.1  # of the loss where curvature and noise are measured
 SEEDS = (0, 1)
 STRATEGIES = ("ddp", "adpsgd", "apsgd", "periodic_averaging", "dpsgd", "qsgd")
 _STEPS = 1_500  # of a worker, at most
+_EPOCHS = (1, 2, 5, 10, 20, 40)  # after which noise and curvature are measured
 _LOOKED_AT = 16  # workers' own models
 _LATE = 1.5  # times the best so far: a candidate that takes longer is given up
 
@@ -72,7 +76,7 @@ class Situation(NamedTuple):
         ]
 
 
-SITUATIONS = (
+_CHOSEN = (
     Situation(2, 1e3),
     Situation(4, 1e3, 10.0),
     Situation(4, 1.25e8),
@@ -91,6 +95,20 @@ SITUATIONS = (
     Situation(32, 1e4),
     Situation(64, 1e5),
 )
+
+
+def drawn(count: int, seed: int) -> tuple[Situation, ...]:
+    """Clusters at random: workers and links evenly in their logarithms, every second one with a slow worker."""
+    generator = random.Random(seed)
+    found = []
+    for number in range(count):
+        bandwidth = float(f"{10 ** generator.uniform(3.0, 9.0):.1g}")
+        workers, slowdown = 2 ** generator.randint(1, 6), float(generator.choice((3, 5, 10))) if number % 2 else 1.0
+        found.append(Situation(workers, bandwidth, slowdown))
+    return tuple(found)
+
+
+SITUATIONS = (*_CHOSEN, *drawn(12, seed=1130))
 
 
 class Truth(NamedTuple):
@@ -196,12 +214,46 @@ def judge(situation: Situation, *, seeds: Sequence[int] = SEEDS, strategies: Seq
     }
 
 
+def falling(workers: int) -> list[dict[str, float]]:
+    """Noise and curvature after more and more epochs of synchronous training."""
+    rows = []
+    for epochs in _EPOCHS:
+        cfg = compose("planning", [*Situation(workers, math.inf).overrides, f"curvature.epochs={epochs}", "links=none"])
+        found = curvature.curvature_of(cfg, workers=workers, run=None)
+        assert found.noise is not None
+        noise = found.noise
+        rows.append(
+            {
+                "workers": workers,
+                "epochs": epochs,
+                "loss": noise.loss,
+                "variance_over_loss": noise.variance / noise.loss,
+                "curvature_along_noise": noise.curvature,
+                "largest_curvature": found.largest,
+            }
+        )
+    return rows
+
+
+def write_falling() -> None:
+    """Measure and show it."""
+    rows = [row for workers in (2, 8, 32) for row in falling(workers)]
+    write_results("planning_curvature", {"rows": rows})
+    names = list(rows[0])
+    print_table(
+        "As the loss falls",
+        [name.replace("_", " ") for name in names],
+        [[f"{row[name]:.3g}" for name in names] for row in rows],
+    )
+
+
 def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three situations, one seed")
     numbers = range(1, len(SITUATIONS) + 1)
     parser.add_argument("--situations", nargs="+", type=int, choices=numbers, metavar="NUMBER", help="others stay as measured")
+    parser.add_argument("--curvature", action="store_true", help="measure noise and curvature along a training run instead")
     options = parser.parse_args()
     torch.set_num_threads(1)
     be_quiet()
@@ -209,6 +261,10 @@ def main() -> None:
     measured = {}
     if options.situations and not options.quick:
         measured = {row["situation"]: row for row in json.loads((RESULTS / "planning.json").read_text())["situations"]}
+    if options.curvature:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            write_falling()
+        return
     with initialize_config_dir(str(CONF), version_base="1.3"):
         for situation in chosen:
             row = judge(situation, seeds=SEEDS[:1] if options.quick else SEEDS)

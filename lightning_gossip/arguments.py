@@ -6,7 +6,9 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from contextlib import suppress
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from lightning_gossip.errors import ConfigurationError
 
@@ -57,7 +59,7 @@ def _what_is_wrong(cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         by_place = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
         if len(args) > len(by_place):
-            return _too_many(name, args, kwargs, by_place, parameters)
+            return _too_many(cls, args, kwargs, by_place, parameters)
         twice = [p.name for p, _ in zip(by_place, args, strict=False) if p.name in kwargs]
         if twice:
             return f"{name} got {twice[0]!r} twice, by place and by name. Write it once."
@@ -125,12 +127,13 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
 
 
 def _too_many(
-    name: str,
+    cls: type,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     by_place: Sequence[inspect.Parameter],
     parameters: Sequence[inspect.Parameter],
 ) -> str:
+    name = cls.__name__
     if not parameters:
         return f"{name} takes no arguments. Write {name}()."
     free = [p for p in parameters[len(by_place) :] if p.name not in kwargs]
@@ -139,13 +142,36 @@ def _too_many(
         names = ", ".join(p.name for p in parameters)
         return f"{name} takes at most {len(parameters)} arguments and got {len(args) + len(kwargs)}. It has: {names}."
     chosen: dict[str, Any] = {}
-    for value in surplus:  # the first one that has a value of this kind
+    hints = _hints(cls)
+    for value in surplus:  # the first one that takes it
         left = [p for p in free if p.name not in chosen]
-        chosen[next((p.name for p in left if type(p.default) is type(value)), left[0].name)] = value
+        chosen[next((p.name for p in left if _takes(p, hints.get(p.name), value)), left[0].name)] = value
     call = ", ".join([*map(_short, args[: len(by_place)]), *_named(chosen), *_named(kwargs)])
     if not by_place:
         return f"{name} takes its arguments by name. Write for example {name}({call})."
     return f"{name} takes {' and '.join(map(repr, chosen))} by name. Write {name}({call})."
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    """The types of a constructor's arguments, as far as they can be resolved: those of a dataclass where it is defined."""
+    for of in (cls.__init__, cls):  # type: ignore[misc]
+        with suppress(NameError):
+            return get_type_hints(of)
+    return {}
+
+
+def _takes(parameter: inspect.Parameter, hint: Any, value: object) -> bool:
+    """Whether an argument may have a value, by its type; by its default where that is not known."""
+    if hint is None:
+        return type(parameter.default) is type(value)
+    for kind in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
+        if get_origin(kind) is Literal:
+            takes = value in get_args(kind)
+        else:
+            takes = isinstance(kind, type) and isinstance(value, kind) and isinstance(value, bool) <= (kind is bool)
+        if takes:
+            return True
+    return False
 
 
 def _named(kwargs: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 from jsonargparse import ArgumentParser
 
-from lightning_gossip import ADPSGDStrategy, ConfigurationError, EventTrigger, FabricStrategy, Outer, PiecewisePeriod
+from lightning_gossip import (
+    ADPSGDStrategy,
+    ConfigurationError,
+    EventTrigger,
+    FabricStrategy,
+    Outer,
+    PiecewisePeriod,
+    simulation,
+)
 from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.callbacks import CollectiveCounter, CurvatureProbe, EpochProgressBar, GossipMonitor
 from lightning_gossip.simulation import Cluster, Links, make_law, make_strategy
@@ -62,10 +70,18 @@ def test_all_kinds_of_classes_were_found() -> None:
             "ADPSGDStrategy takes its arguments by name. Write for example ADPSGDStrategy(topology='ring').",
         ),
         (
+            lambda: simulation.ADPSGD("ring"),
+            "ADPSGD takes its arguments by name. Write for example ADPSGD(topology='ring').",
+        ),
+        (
+            lambda: ADPSGDStrategy("ring", 0.25, Outer()),
+            "Write for example ADPSGDStrategy(topology='ring', exchanges_per_step=0.25, outer=...).",
+        ),
+        (
             lambda: ADPSGDStrategy("ring", local_steps=4),
             "ADPSGDStrategy takes its arguments by name. Write for example ADPSGDStrategy(topology='ring', local_steps=4).",
         ),
-        (lambda: ADPSGDStrategy(2, seed=1), "Write for example ADPSGDStrategy(push_every=2, seed=1)."),
+        (lambda: ADPSGDStrategy(2, seed=1), "Write for example ADPSGDStrategy(local_steps=2, seed=1)."),
         (
             lambda: FabricStrategy(ADPSGDStrategy(), 4),
             "FabricStrategy takes 'epochs' by name. Write FabricStrategy(..., epochs=4).",

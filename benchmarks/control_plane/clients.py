@@ -31,6 +31,7 @@ from lightning_gossip.algorithm.membership.membership import (
     TellChange,
 )
 from lightning_gossip.algorithm.membership.monitor import Monitor
+from lightning_gossip.algorithm.membership.rounds import Survivable
 from lightning_gossip.algorithm.membership.store import Await, Pause, Read, Steps
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.runtime.clock import now_s
@@ -218,7 +219,9 @@ class Worker:
         self.training, self.monitoring = Connection(port), Connection(port)
         elsewhere = f"00000000-0000-0000-0000-{me.initial_rank:012d} pid:[4026531836] 4242 1234567"  # each on its own host
         self.monitor = Monitor(PREFIX, me, elsewhere, now_s, fail_after_s=FAIL_AFTER_S, heartbeat_s=HEARTBEAT_S)
-        self.membership = Membership(PREFIX, members, self.monitor, now_s, min_workers=1, timeout_s=TIMEOUT_S, late=late)
+        self.membership = Membership(
+            PREFIX, members, self.monitor, now_s, min_workers=1, timeout_s=TIMEOUT_S, late=late, survivable=Survivable()
+        )
         self.ticks = 0
         self.scripts: list[Script] = []
 

@@ -200,7 +200,7 @@ def measure_curvature(
         return curvature(
             loss_of(module),
             module.parameters(),
-            _first_steps(module, data, batches),
+            _first_steps(module, data, batches)[0],
             leading=leading,
             tolerance=tolerance,
             max_products=max_products,
@@ -210,13 +210,13 @@ def measure_curvature(
 
 
 def measure_gradient_noise(
-    module: pl.LightningModule, data: Any, *, batches: int = 16, products: int = 4, mode: Mode = "train", seed: int = 0
+    module: pl.LightningModule, data: Any, *, batches: int = 128, products: int = 4, mode: Mode = "train", seed: int = 0
 ) -> GradientNoise:
     """How noisy the gradients of a LightningModule's batches are, outside of a fit.
 
     Args:
         module, data, mode, seed: as for :func:`measure_curvature`; the batches are of the size that one worker trains on.
-        batches: how many gradients are compared; all if there are fewer.
+        batches: how many gradients are compared; all of an epoch's if there are fewer.
         products: see :func:`~lightning_gossip.analysis.curvature.gradient_noise.gradient_noise`.
 
     Raises:
@@ -228,8 +228,10 @@ def measure_gradient_noise(
     devices = [] if module.device.type == "cpu" else [module.device]
     with unchanged_random_state(devices), _in_mode(module, mode):
         seed_everything(seed, devices)
-        steps = _first_steps(module, data, batches)
-        return gradient_noise(loss_of(module), module.parameters(), steps, products=products, module=module, seed=seed)
+        steps, epoch = _first_steps(module, data, batches)
+        return gradient_noise(
+            loss_of(module), module.parameters(), steps, products=products, epoch=epoch, module=module, seed=seed
+        )
 
 
 def _kept(batch: Any, number: int) -> Step:
@@ -249,8 +251,8 @@ def _in_mode(module: nn.Module, mode: Mode) -> Iterator[None]:
             part.training = training
 
 
-def _first_steps(module: pl.LightningModule, data: Any, count: int) -> list[Step]:
-    """The first batches of an epoch, on the module's device."""
+def _first_steps(module: pl.LightningModule, data: Any, count: int) -> tuple[list[Step], int | None]:
+    """The first batches of an epoch, on the module's device, and how many it has; None if that is not known."""
     datamodule = data if isinstance(data, pl.LightningDataModule) else None
     if datamodule is not None:
         datamodule.prepare_data()
@@ -263,13 +265,22 @@ def _first_steps(module: pl.LightningModule, data: Any, count: int) -> list[Step
         with torch.no_grad():
             batches = itertools.islice(loader, count)
             steps = [Step(_on_device(module, datamodule, batch), number) for batch, number, _ in batches]
+            epoch = _length(loader)
     finally:
         loader.reset()
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
     if not steps:
         raise ConfigurationError("The data loader has no batch to measure the curvature on. Pass one that has data.")
-    return steps
+    return steps, epoch
+
+
+def _length(loader: CombinedLoader) -> int | None:
+    try:
+        length = len(loader)
+    except TypeError:  # an iterable data set
+        return None
+    return length if isinstance(length, int) else None
 
 
 def _generators(loader: CombinedLoader) -> list[torch.Generator]:

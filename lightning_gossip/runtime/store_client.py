@@ -7,10 +7,12 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 from urllib.parse import urlparse
 
@@ -20,6 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime.clock import Deadline
 from lightning_gossip.transport.network_interface import listen
+from lightning_gossip.transport.threads import new_thread
 
 _NOTHING = "<nothing>"
 _START_IT = "Start it on that host with `python -m lightning_gossip.store --port {port}`, and look at firewalls."
@@ -103,7 +106,7 @@ def connect(
 
 
 def client(host: str, port: int, *, timeout_s: float, connect_s: float = _NAMES_S) -> TCPStore:
-    """A connection with a store that is there; at once an error if it has ended.
+    """A connection with a store that is there; at once an error if it has ended, or ends meanwhile.
 
     Torch would try again and again for twice the time that calls may wait, which may be an hour.
 
@@ -115,12 +118,52 @@ def client(host: str, port: int, *, timeout_s: float, connect_s: float = _NAMES_
         torch.distributed.DistNetworkError: if nobody listens there.
     """
     try:
-        socket.create_connection((host, port), _CONNECT_S).close()
+        watched = socket.create_connection((host, port), _CONNECT_S)
     except OSError as error:
         raise dist.DistNetworkError(f"No store answers at {host}:{port} ({error.strerror or error}).") from error
-    store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=connect_s))
+    make = partial(TCPStore, host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=connect_s))
+    if connect_s > _CONNECT_S:
+        with watched:
+            store = _while_it_lives(watched, make)
+    else:  # torch gives up as soon
+        watched.close()
+        store = make()
     store.set_timeout(timedelta(seconds=timeout_s))
     return store
+
+
+def _while_it_lives(watched: socket.socket, make: Callable[[], TCPStore]) -> TCPStore:
+    """What is made in a thread of its own; an error as soon as the other end of a connection has ended, though it goes on."""
+    watched.setblocking(False)
+    ends = SimpleQueue[Any]()
+
+    def work() -> None:
+        try:
+            ends.put(make())
+        except Exception as error:  # noqa: BLE001 - raised by who waits
+            ends.put(error)
+
+    thread = new_thread("gossip-connects", work)
+    thread.start()
+    while True:
+        with suppress(Empty):
+            made: TCPStore | Exception = ends.get(timeout=_LOOK_S)
+            thread.join()
+            if isinstance(made, Exception):
+                raise made
+            return made
+        if _has_ended(watched):
+            raise dist.DistNetworkError("The process that holds the store has ended.")
+
+
+def _has_ended(watched: socket.socket) -> bool:
+    """Whether the other end of a connection, which never says anything, has closed it."""
+    try:
+        return not watched.recv(1)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _await_listener(host: str, port: int, timeout_s: float) -> None:

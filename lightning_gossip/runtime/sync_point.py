@@ -49,6 +49,7 @@ class Arrival:
         what: the collective, if it came for one.
         asks: what it was asked to do together with all others; any picklable values.
         lost_store: whether it has lost the store since the batches were assigned.
+        skips: whether it leaves out what is left of its epoch, validation included.
     """
 
     purpose: Purpose
@@ -57,6 +58,7 @@ class Arrival:
     what: str = ""
     asks: tuple[Any, ...] = ()
     lost_store: bool = False
+    skips: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class Agreement:
         over: what workers wait for can begin. Otherwise some are in the middle of the epoch and go on with it, and those that
             wait for its end, a validation or a collective come again.
         lost_store: some worker has lost the store since the batches were assigned.
+        skips: some worker leaves out the validation of this epoch, so all do.
     """
 
     stop: bool
@@ -79,6 +82,7 @@ class Agreement:
     asked: tuple[Any, ...] = ()
     over: bool = True
     lost_store: bool = False
+    skips: bool = False
 
 
 def agree(arrivals: Sequence[Arrival]) -> Agreement:
@@ -106,6 +110,7 @@ def agree(arrivals: Sequence[Arrival]) -> Agreement:
         arrivals[0].asks,
         stop or not passing,
         any(arrival.lost_store for arrival in arrivals),
+        any(arrival.skips for arrival in arrivals),
     )
 
 

@@ -30,8 +30,7 @@ from recipes.simulated.scenario import ISLANDS, scenario_of, strategy_of
 from recipes.summary import SUMMARY
 
 _SEEN = 0.4  # of the largest eigenvalue: the curvature along the noise, as measured on digits (0.4 to 0.55)
-_BEARABLE = 0.75  # of the loss: what noise may keep up in a synchronous run of now
-_ASSUMED = 0.25  # of the loss: what it is taken to keep up there, if it is not known
+_ASSUMED = 0.25  # of the loss: what noise is taken to keep up in a synchronous run of now, if it is not known
 _LEAST = 1e-12  # of a loss: one that is 0 has no noise in proportion to it
 _ATOMS = 400  # step times of a worker that are kept: its law to a fraction of a percent
 
@@ -124,19 +123,16 @@ class Known:
 
     @property
     def noise(self) -> Noise:
-        """The noise of one worker's gradients.
-
-        What was measured counts up to what a synchronous run of the present workers can bear, of which a third is assumed where
-        nothing was: a network goes where its gradients' noise lets it settle, and a present setting is one that trains.
-        """
+        """The noise of one worker's gradients: given, measured, or a quarter of what a synchronous run of now can bear."""
         given, measured, h = self.noise_options, self.curvature.noise, self.curvature.eigenvalues
         seen = _SEEN * self.curvature.largest if given.curvature is None else given.curvature
-        if given.variance is not None:
-            return Noise(self.calm * given.variance, given.loss, shares_of(h, seen), given.with_loss)
-        if measured is not None and given.curvature is None:
+        if measured is not None and given.curvature is None and given.variance is None:
             seen = measured.curvature
-        shares, loss = shares_of(h, seen), 1.0 if measured is None else max(measured.loss, _LEAST)
-        variance = _ASSUMED * self._kept if measured is None else min(measured.variance, loss * _BEARABLE * self._kept)
+        shares = shares_of(h, seen)
+        if given.variance is not None:
+            return Noise(self.calm * given.variance, given.loss, shares, given.with_loss)
+        loss = 1.0 if measured is None else max(measured.loss, _LEAST)
+        variance = _ASSUMED * self._kept if measured is None else measured.variance
         return Noise(self.calm * variance, loss, shares, given.with_loss)
 
     @property
@@ -154,9 +150,7 @@ class Known:
         if given.variance is not None:
             source = "given"
         elif measured is None:
-            source = "assumed: a third of what the present learning rate bears"
-        elif measured.variance > (1.0 + 1e-9) * self.noise.variance / self.calm:
-            source = f"measured at a loss of {measured.loss:.2g}, lowered to what the present learning rate bears"
+            source = "assumed: a quarter of what the present learning rate bears"
         else:
             source = f"measured at a loss of {measured.loss:.2g}"
         return source if self.calm == 1.0 else f"{source}, lowered to what the measured run bore"

@@ -54,4 +54,4 @@ def _check_noise(cfg: DictConfig) -> None:
         check_positive("noise.curvature", cfg.curvature)
     if not is_finite(cfg.with_loss) or not 0.0 <= cfg.with_loss <= 1.0:
         raise ConfigurationError(f"noise.with_loss={cfg.with_loss!r} is not a share between 0 and 1. Write for example 1.")
-    check_integer("noise.batches", cfg.batches, at_least=2, example=16)
+    check_integer("noise.batches", cfg.batches, at_least=2, example=128)

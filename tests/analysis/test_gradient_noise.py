@@ -162,8 +162,8 @@ def test_dynamics_with_noise_are_slower_and_know_how_far_models_are() -> None:
     noise = Noise(12.0, 2.0, (1.0,))
     noisy = quiet.with_noise(noise, lambda g: periodic_spread(g, N, period=8, epoch_steps=100, momentum=0.9))
     assert noisy.time_s(0.05, 0.1) > 1.1 * quiet.time_s(0.05, 0.1)
-    exact = periodic_spread(np.array([0.05]), N, period=8, epoch_steps=100, momentum=0.9).apart[0]
-    s = noisy.noisy(0.05).variance_at(0.1)
+    exact = periodic_spread(np.array([0.1 * 0.05]), N, period=8, epoch_steps=100, momentum=0.9).apart[0]  # at a tenth of h
+    s = noisy.noisy(0.05, 0.1).variance_at(0.1)
     assert noisy.consensus_distance(0.05, 0.1) == pytest.approx(0.05**2 * exact * s * 2.0, rel=0.05)
     assert (quiet.consensus_distance(0.05, 0.1), quiet.share_apart(0.05, 0.1), quiet.floor(0.05)) == (None, 0.0, 0.0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -80,6 +81,33 @@ def test_a_store_that_has_ended_is_not_waited_for_by_who_wants_a_second_connecti
     with pytest.raises(dist.DistError):
         another(one)
     assert time.monotonic() - began_s < 10
+
+
+def test_a_store_that_ends_while_somebody_connects_with_it_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    over = threading.Event()
+
+    def tries_again_and_again(*args: Any, **options: Any) -> TCPStore:
+        listener.close()
+        over.wait(20.0)
+        raise dist.DistNetworkError("timed out")
+
+    monkeypatch.setattr(store_client, "TCPStore", tries_again_and_again)
+    began_s = time.monotonic()
+    with pytest.raises(dist.DistNetworkError, match="has ended"):
+        store_client.client("127.0.0.1", port, timeout_s=1800)
+    assert time.monotonic() - began_s < 10
+    over.set()
+
+
+def test_whatever_torch_raises_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*args: Any, **options: Any) -> TCPStore:
+        raise TypeError("of torch's")
+
+    monkeypatch.setattr(store_client, "TCPStore", refuses)
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(TypeError, match="of torch's"):
+        store_client.client("127.0.0.1", listener.getsockname()[1], timeout_s=1800)
 
 
 def test_who_comes_before_the_store_is_there_waits_for_it_and_no_longer_than_that() -> None:

@@ -27,6 +27,7 @@ from typing_extensions import override
 from lightning_gossip.algorithm.membership.failover import Failover
 from lightning_gossip.algorithm.membership.membership import OwnFailureError
 from lightning_gossip.algorithm.membership.monitor import Heartbeat, hosts_key, hosts_of
+from lightning_gossip.algorithm.membership.quorum import with_mates
 from lightning_gossip.algorithm.membership.rounds import Survivable
 from lightning_gossip.algorithm.membership.store import (
     Adopt,
@@ -137,6 +138,7 @@ class Hosted(World):
         worker.connected, worker.began_s, worker.adopted_s = 0, self.now_s, self.now_s
         worker.prepares_s = self._prepares_s if late else 0.0
         worker.began_s += worker.prepares_s
+        worker.rested_s = math.inf
         told = json.loads(self._space(job).get("p/members", b"[]")) if late else members
         worker.told = {WorkerId(*one) for one in told}  # who the members were when it came
         if late:  # with the first answer that it gets
@@ -202,6 +204,7 @@ class Hosted(World):
     def _rest(self, worker: Worker) -> None:
         super()._rest(worker)
         worker.failover.stopped = True
+        worker.rested_s = self.now_s
 
     @override
     def _last_words(self, worker: Worker) -> Generator[Any, Any, None]:
@@ -262,11 +265,15 @@ class Hosted(World):
         owner = self._owner(address)
         if owner is not None and owner.end is not None:
             self.done_s.setdefault(address, self.now_s)
-            if self.now_s >= self.done_s[address] + ENDS_S and not any(w.job and w.job[0] == address for w in self.workers):
+            if self.now_s >= self.done_s[address] + ENDS_S and not self._has_members(address):
                 del self.servers[address]
                 self._stale = True
                 return Reached.REFUSED  # its process has ended
         return Reached.SILENT if owner is not None and owner.frozen_until_s > self.now_s else Reached.OPEN
+
+    def _has_members(self, address: str) -> bool:
+        """Whether members are in a store: whoever holds it does not end before they do, but waits for none that is outside."""
+        return any(each.job is not None and each.job[0] == address and not each.membership.outside for each in self.workers)
 
     def _space(self, job: tuple[str, int | str]) -> dict[str, bytes]:
         return self.servers[job[0]].setdefault(job[1], {})
@@ -384,7 +391,7 @@ class Hosted(World):
 
     def _check_is_soon(self, worker: Worker) -> None:
         """Who was cut off is not long in finding that the others have excluded it, when the network carries again."""
-        if any(each.end == "done" for each in self.workers):
+        if self.primary_lost or any(each.end == "done" for each in self.workers):
             return  # nobody is left to exclude it
         if [kind for _, kind, _, _ in self._all_faults] != ["part"]:
             return
@@ -507,11 +514,20 @@ class Hosted(World):
             return True  # some have not met, and end
         if isinstance(error, PeerError) and error.phase == "quorum":
             # or the others have come to the job's end
-            return self._is_unclear() or any(worker.end == "done" for worker in self.workers)
+            is_over = any(worker.end == "done" for worker in self.workers)
+            return is_over or self._is_unclear() or self._most_have_died_while_it_rested(error.rank)
         if isinstance(error, PeerError) and "all its members have failed" in said:
             outside = next(each for each in self.workers if each.alive and each.membership.me.initial_rank == error.rank)
             return not any(self._might_admit(worker, outside) for worker in self.workers)
         return super()._may_end_by(error)
+
+    def _most_have_died_while_it_rested(self, rank: int | None) -> bool:
+        """Whether those that are left are not enough by themselves: nobody knows whether the dead had gone on without them."""
+        worker = next(each for each in self.workers if each.alive and each.membership.me.initial_rank == rank)
+        members = worker.membership.rounds.agreed
+        until_s = worker.woke_s + FAIL_AFTER_S
+        died = [each.membership.me for each in self.workers if worker.rested_s <= each.died_s <= until_s]
+        return 2 * len(set(members) - with_mates(died, members, self.islands)) <= len(members)
 
     def _might_admit(self, member: Worker, outside: Worker) -> bool:
         """Whether a worker goes on as a member, and one outside knows it, and has been able to reach it all the time."""

@@ -38,6 +38,7 @@ from lightning_gossip.algorithm.membership.news import News
 from lightning_gossip.algorithm.membership.quorum import whole
 from lightning_gossip.algorithm.membership.rounds import Survivable
 from lightning_gossip.algorithm.membership.store import (
+    Append,
     Await,
     Count,
     Decide,
@@ -62,7 +63,7 @@ TIMEOUT_S = 400.0  # of a round: nobody may need it
 JOIN_S = 20.0  # that one outside waits without hearing a member; an epoch may be longer
 SHORT_S = 1.0  # a freeze that excludes nobody
 EVENTS = 200_000
-OPERATIONS = frozenset((Decide, Swap, Write, Count, Read, ReadAll, Await, Delete, DeleteBelow))  # of a store
+OPERATIONS = frozenset((Append, Decide, Swap, Write, Count, Read, ReadAll, Await, Delete, DeleteBelow))  # of a store
 
 
 class Until(NamedTuple):
@@ -562,6 +563,8 @@ class World:
                 return None if None in values else values
             case Write(key, value):
                 self._put(store, key, value)
+            case Append(key, value):
+                self._put(store, key, store.get(key, b"") + value)
             case Count(key):
                 return int(self._put(store, key, str(int(store.get(key, b"0")) + 1).encode()))
             case Decide(key, value):

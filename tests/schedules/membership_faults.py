@@ -9,8 +9,8 @@ from typing_extensions import override
 
 from lightning_gossip.algorithm.membership.monitor import Monitor
 from lightning_gossip.algorithm.membership.news import Aborted, News
-from lightning_gossip.algorithm.membership.rounds import LOOK, Rounds
-from lightning_gossip.algorithm.membership.store import Count, Decide, Delete, Steps, Swap, Write
+from lightning_gossip.algorithm.membership.rounds import LOOK, Rounds, _word
+from lightning_gossip.algorithm.membership.store import Append, Count, Decide, Delete, Steps, Swap, Write
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 
 _SKIP = object()
@@ -70,16 +70,17 @@ class WaitsForTheLast(Rounds):
     """Only who arrives last ends a round."""
 
     @override
-    def _conclude(self, number: int, slot: int, members: Sequence[WorkerId]) -> Steps[bytes | None]:
-        return None if any(map(self._health.has_failed, members)) else (yield from super()._conclude(number, slot, members))
+    def _conclude(self, *args: Any, **options: Any) -> Steps[bytes | None]:
+        failed = any(map(self._health.has_failed, args[-1]))
+        return None if failed else (yield from super()._conclude(*args, **options))
 
 
 class WritesResultsTwice(Rounds):
     """A result is written over another one."""
 
     @override
-    def _conclude(self, number: int, slot: int, members: Sequence[WorkerId]) -> Steps[bytes | None]:
-        steps, result = super()._conclude(number, slot, members), None
+    def _conclude(self, *args: Any, **options: Any) -> Steps[bytes | None]:
+        steps, result = super()._conclude(*args, **options), None
         while True:
             try:
                 effect = steps.send(result)
@@ -98,7 +99,9 @@ class EndsByCount(Rounds):
     @override
     def hold(self, members: Sequence[WorkerId], value: bytes, payload: bytes | None = None) -> Steps[Any]:
         def change(effect: Any) -> Any:
-            absent = isinstance(effect, Decide) and effect.value == b"-" and not effect.key.endswith(str(self.me))
+            absent = (
+                isinstance(effect, Append) and effect.value.endswith(b"-") and not effect.value.startswith(_word(self.me, b"-"))
+            )
             return Count(f"{self._key(self.number - 1)}/arrived") if absent else effect
 
         return _with(super().hold(members, value, payload), change)

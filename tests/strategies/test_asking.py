@@ -367,6 +367,28 @@ def test_checkpoints_by_steps_and_by_time_are_those_of_rank_0_and_the_work_is_sh
     assert {result["shared"] for result in results} == {strategy in ("adpsgd", "apsgd")}
 
 
+def _saves_what_is_passed(folder: str) -> Any:
+    def fit(model: Net, callbacks: list[Callback], **options: Any) -> int:
+        t = trainer(strategy="adpsgd", callbacks=[Uneven(slow=0), *callbacks], max_epochs=2)
+        t.fit(model, loader(160, 4), **options)
+        return int(t.global_step)
+
+    saver = ModelCheckpoint(folder, filename="{step}", save_top_k=-1, every_n_train_steps=6)
+    fit(Net(), [saver])
+    resumed = Net()
+    steps = fit(resumed, [], ckpt_path=f"{folder}/step=18.ckpt")
+    return saver.best_model_path, steps, resumed.seen
+
+
+def test_a_step_that_the_count_passes_where_all_meet_is_saved_there(tmp_path: Path) -> None:
+    """Rank 0 is slow: it makes some 4 of 40 steps itself, and the count that both go on with is 20."""
+    results = launch(_saves_what_is_passed, str(tmp_path))
+    assert {best for best, _, _ in results} == {str(tmp_path / "step=36.ckpt")}
+    assert {"step=18.ckpt", "step=36.ckpt"} <= {path.name for path in tmp_path.iterdir()}
+    assert {steps for _, steps, _ in results} == {40}
+    assert Counter(sample for _, _, seen in results for sample in seen) == Counter(range(160)), "the second epoch only"
+
+
 # -- collectives -------------------------------------------------------------------------------------------------------
 
 

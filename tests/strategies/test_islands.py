@@ -251,6 +251,14 @@ def test_a_wire_for_averagings_of_devices_is_refused(monkeypatch: pytest.MonkeyP
         fit.fit(Net(), loader())
 
 
+def test_synchronized_statistics_are_refused_where_torch_has_none() -> None:
+    synced = torch.nn.Sequential(torch.nn.SyncBatchNorm(8), torch.nn.Linear(8, 2))
+    with pytest.raises(ConfigurationError, match=r"the layer 'network\.0' of the model is a SyncBatchNorm, .* devices only"):
+        trainer(strategy=islands(), devices=4).fit(Net(network=synced), loader())
+    with pytest.raises(ConfigurationError, match=r"Trainer\(sync_batchnorm=True\) is a SyncBatchNorm, .* devices only"):
+        trainer(strategy=islands(), devices=4, sync_batchnorm=True).fit(Net(), loader())
+
+
 def test_one_island_only_is_a_warning() -> None:
     fit = trainer(strategy="adpsgd_islands", devices=4)
     strategy: Any = fit.strategy

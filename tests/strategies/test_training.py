@@ -463,6 +463,33 @@ def test_should_stop_on_one_rank_inside_an_epoch_ends_all_after_it(validation: b
     assert a[0] == 2
 
 
+class _Skips(Net):
+    """Rank 1 leaves out its second epoch: of the batches that it shares it is sure of one only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.validated: list[int] = []
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        return -1 if (self.trainer.global_rank, self.current_epoch, batch_idx) == (1, 1, 0) else None
+
+    def on_validation_epoch_start(self) -> None:
+        self.validated.append(self.current_epoch)
+
+
+def _skip() -> Any:
+    t, model = fit(_Skips(), max_epochs=4, validation=loader(16, shuffle=False))
+    return model.validated, t.current_epoch, flat(model).tolist(), model.seen
+
+
+def test_where_a_hook_skips_the_rest_of_a_ranks_epoch_no_rank_validates_it() -> None:
+    """As Lightning does that leaves the epoch so; the other rank trains on, but for what this one has taken already."""
+    a, b = launch(_skip)
+    assert a[:3] == b[:3]
+    assert a[0] == [0, 2, 3]
+    assert 3 * 128 < len(a[3]) + len(b[3]) < 4 * 128
+
+
 def _one_cycle() -> Any:
     def optimizer(model: Any) -> Any:
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -91,6 +91,12 @@ class FailureDetector(Generic[W]):
         self._beating.clear()
         self._failed.clear()
 
+    def forget(self, worker: W) -> None:
+        """Forget what a worker has sent: what is read next may be old."""
+        self._heartbeats.pop(worker, None)
+        self._heard_s.pop(worker, None)
+        self._beating.discard(worker)
+
     def connection_lost(self, worker: W) -> None:
         """Note that somebody saw a connection with a worker close."""
         self._connections_lost[worker] = 0

@@ -207,6 +207,8 @@ class Monitor:
             self._rests_from_s = None
         elif self._sent.resting and not resting:
             self._rests_until_s = self._now_s()
+            for worker in {*self._watched} - self._present:  # one that asks to join may have died meanwhile
+                self._detector.forget(worker)
         self._sent = self._sent._replace(resting=resting)
 
     def connection_lost(self, worker: WorkerId) -> None:
@@ -259,8 +261,9 @@ class Monitor:
         self._request = about
 
     def waits_for(self, key: str | None) -> None:
-        """Which key the training thread waits for; None: none."""
+        """Which key the training thread waits for; None: none. What is known now is known to that thread."""
         self.waiting_for = key
+        self._known_changes = self._changes
 
     # -- what it knows -----------------------------------------------------------------------------------------------
 
@@ -333,7 +336,7 @@ class Monitor:
             if worker.incarnation > present.get(worker.initial_rank, 0)
             and worker in self._watched
             and worker not in self.news.failed
-            and self._detector.verdict(worker) is Verdict.ALIVE
+            and self._detector.hears(worker)
         }
 
     def hears_a_member(self) -> bool:
@@ -541,12 +544,13 @@ class Monitor:
         self._looks += 1
         one = rest[self._looks % len(rest)]
         reached, told = yield Ask(self.hosts[one], (WHERE, SEEKS, RESTS))
-        self._looks_next_s = self._now_s() + self.suspect_after_s
         if reached is Reached.REFUSED:
             self._ended.add(one)
             self._detector.process_ended(one)
         elif reached is Reached.OPEN and latest_view(told) > view:
             self._gone_ahead.add(one)
+        else:  # where one has left others may have, too: the next one is looked at by the next heartbeat
+            self._looks_next_s = self._now_s() + self.suspect_after_s
 
     def _probe(self, failed: Collection[WorkerId]) -> Steps[None]:
         """Look whether the processes of workers that have failed have ended, where that can be seen by their stores."""

@@ -6,18 +6,19 @@ win.
 
 | key of round r | written by | says |
 |---|---|---|
-| ``r/<worker>`` | its owner; or anybody, as absent, for a worker that has failed; the first one counts | its value |
-| ``r/arrived`` | each that has written its value | how many have |
+| ``r/said`` | each adds its value; or anybody that one which has failed is absent: the first word of each counts | all values |
+| ``r/arrived`` | each that has added its value | how many have |
 | ``r/result/<k>``, k = 0, 1, … | the last to arrive; the first one counts | who took part, and all their values |
 | ″ | any worker that has heard news which the training thread waits without knowing | look at the news, then wait for k + 1 |
 
-A worker asks the store at most eight times a round, however many workers there are: it writes its value, counts itself, reads
-the news (:mod:`.monitor`), waits for the result and reads it, and deletes its value of the round before. Who arrives last
-reads all values, writes the result, and the first member deletes that of the round before.
+A worker asks the store at most eight times a round, however many workers there are: it adds its value, counts itself, waits for
+the result and reads it, counts itself among those that know it (below), waits until enough do, and deletes one of the keys of
+the round before (with fewer than five workers two or three). Who arrives last reads all values in one, and writes the result.
 
-If a member fails, a look makes all that wait read the news, and the first of them that has not failed ends the round without
-it, unless others are still to come: who comes, knows of a failure and is the last of the others, by the count, tries to end the
-round itself. Nobody waits for a worker that has counted itself last and failed before it wrote the result: its failure is news.
+If a member fails, a look makes all that wait read the news (:mod:`.monitor`), and the first of them that has not failed ends
+the round without it, unless others are still to come: who comes, and is the last of the others by the count, tries to end the
+round itself when it hears of the failure. Before it waits a worker reads no news: it knows those that its monitor has read.
+Nobody waits for a worker that has counted itself last and failed before it wrote the result: its failure is news.
 Two that end a round at once do no harm, since a result follows from values that do not change; where they have different
 members in view, the first result counts for all.
 
@@ -40,6 +41,7 @@ If the store is lost before, the round is held once more on the next one, unless
 from __future__ import annotations
 
 import pickle
+import struct
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -47,13 +49,13 @@ from typing import NamedTuple, Protocol
 from lightning_gossip.algorithm.islands.places import Islands
 from lightning_gossip.algorithm.membership.quorum import has_quorum, whole, witnesses
 from lightning_gossip.algorithm.membership.store import (
+    Append,
     Await,
     Count,
     Decide,
     Delete,
     NextStore,
     Read,
-    ReadAll,
     Steps,
     StoreLostError,
     Write,
@@ -65,6 +67,8 @@ PART_BYTES = 4 << 20  # a TCPStore drops a client that sends more than 8 MB in o
 LOOK = b"look"
 _ABSENT = b"-"
 _SETTLED = b"settled"
+_WORD = struct.Struct("<IIQ")  # a worker's initial rank and incarnation, and how long what it says is
+_KEYS = ("said", "arrived", "result", "known", "settled")  # that several write in a round
 
 
 class Survivable(NamedTuple):
@@ -106,7 +110,7 @@ class Health(Protocol):
         """Raise if another worker has aborted, or the store does not answer."""
 
     def waits_for(self, key: str | None) -> None:
-        """Which key is waited for: to be written with ``LOOK`` when there is news; None: none any more."""
+        """Which key is waited for: to be written with ``LOOK`` when there is later news; None: none any more."""
 
     def read_news(self) -> Steps[None]:
         """Read the news."""
@@ -155,7 +159,7 @@ class Rounds:
         self.moves = 0
         self._brought = Known()  # the result that somebody has brought to this store
         self._mine: list[str] = []  # keys that only this worker has written, in the round under way or the last one
-        self._shared: list[str] = []  # other keys of these rounds, which one worker deletes
+        self._shared: list[str] = []  # other keys of these rounds, each of which one worker deletes
         self._older: list[str] = []  # keys that nobody needs any more once the next round is complete
 
     def begin_at(self, number: int) -> None:
@@ -171,8 +175,7 @@ class Rounds:
 
     def was_marked_absent(self) -> Steps[bool]:
         """Whether this worker counts as absent in the next round already."""
-        head: bytes | None = yield Read(self._value_key(self.number, self.me))
-        return head == _ABSENT
+        return (yield from self._heads(self.number)).get(self.me) == _ABSENT
 
     def hold(
         self, members: Sequence[WorkerId], value: bytes, payload: bytes | None = None
@@ -209,10 +212,10 @@ class Rounds:
         """On one store."""
         self._health.raise_failure()
         before, self._mine = self._mine, []
-        shared, self._shared = self._shared, [f"{self._key(number)}/arrived"]
+        shared, self._shared = self._shared, [self._said_key(number), f"{self._key(number)}/arrived"]
         self._older += before
         if self._counts_no_more(members):
-            yield Decide(self._value_key(number, self.me), _ABSENT)
+            yield Append(self._said_key(number), _word(self.me, _ABSENT))
             return None
         brought = self._brought if self._brought.number == number else None
         try:
@@ -235,7 +238,7 @@ class Rounds:
         finally:
             self._health.waits_for(None)
         # everybody has come to this round, and so has read the one before
-        self._older += shared if self.me == next(iter(values)) else []
+        self._older += _part_of(shared, list(values).index(self.me), len(values))
         try:
             while self._older:
                 yield Delete(self._older.pop())
@@ -244,14 +247,12 @@ class Rounds:
         return values
 
     def _say(self, number: int, members: Sequence[WorkerId], value: bytes, payload: bytes | None) -> Steps[bytes | None]:
-        """Say this worker's value and wait for the result; None if this worker counts as failed."""
+        """Say this worker's value and wait for the result; None if this worker is found to count as failed."""
         if payload is not None:
             yield Write(self._payload_key(number, self.me), (yield from self._cut(self._payload_key(number, self.me), payload)))
             self._mine.append(self._payload_key(number, self.me))
         head = yield from self._cut(self._value_key(number, self.me), value)
-        if (yield Decide(self._value_key(number, self.me), head)) == _ABSENT:
-            return None
-        self._mine.append(self._value_key(number, self.me))
+        yield Append(self._said_key(number), _word(self.me, head))
         return (yield from self._result(number, members))
 
     def payloads(self, workers: Sequence[WorkerId]) -> Steps[dict[WorkerId, bytes] | None]:
@@ -274,19 +275,20 @@ class Rounds:
         arrived: int = yield Count(f"{self._key(number)}/arrived")
         slot, give_up_s = 0, self._now_s() + self._timeout_s
         if arrived >= len(members):
-            result = yield from self._conclude(number, slot, members)
+            result = yield from self._conclude(number, slot, members, all_here=True)
             if result is not None:
                 return result
         while True:
             key = self._slot_key(number, slot)
             self._health.waits_for(key)  # before the news: what comes after it wakes
-            yield from self._health.read_news()
+            if slot:
+                yield from self._health.read_news()
             self._health.raise_failure()
             if self._counts_no_more(members):
                 return None
             in_view = self._present(members)
-            # at its arrival a worker may be the last that was missing; later the first one looks
-            may_end = arrived >= len(in_view) if slot == 0 else in_view[0] == self.me
+            # at its arrival a worker may be the last that was missing, and may hear of that later; else the first one looks
+            may_end = arrived >= len(in_view) or (slot > 0 and in_view[0] == self.me)
             if len(in_view) < len(members) and may_end:
                 result = yield from self._conclude(number, slot, members)
                 if result is not None:
@@ -372,16 +374,24 @@ class Rounds:
             seconds=self._timeout_s,
         )
 
-    def _conclude(self, number: int, slot: int, members: Sequence[WorkerId]) -> Steps[bytes | None]:
-        """Write the result down, if all members that have not failed have come; returns the one that stands."""
-        for worker in members:
-            if self._health.has_failed(worker):
-                yield Decide(self._value_key(number, worker), _ABSENT)
-        heads = yield ReadAll(tuple(self._value_key(number, worker) for worker in members))
-        if heads is None:
-            return None
+    def _conclude(self, number: int, slot: int, members: Sequence[WorkerId], *, all_here: bool = False) -> Steps[bytes | None]:
+        """Write the result down, if all members that have not failed have come; returns the one that stands.
+
+        Args:
+            number: of the round.
+            slot: where the result may stand.
+            members: who takes part.
+            all_here: whether nobody may be absent.
+        """
+        absent = b"".join(_word(worker, _ABSENT) for worker in members if self._health.has_failed(worker))
+        if absent:
+            yield Append(self._said_key(number), absent)
+        heads = yield from self._heads(number)
         values = {}
-        for worker, head in zip(members, heads, strict=True):
+        for worker in members:
+            head = heads.get(worker)
+            if head is None or (all_here and head == _ABSENT):
+                return None
             if head != _ABSENT:
                 value = yield from self._whole(self._value_key(number, worker), head)
                 if value is None:
@@ -391,6 +401,11 @@ class Rounds:
         result = yield from self._cut(f"{self._key(number)}/result", _encoded(values), by=f"{self.me}/")
         stands = yield from self._decide(number, slot, result)
         return (yield from self._whole(f"{self._key(number)}/result", stands))
+
+    def _heads(self, number: int) -> Steps[dict[WorkerId, bytes]]:
+        """By worker what counts of that which was said in a round: the first part of its value, or that it is absent."""
+        said: bytes | None = yield Read(self._said_key(number))
+        return _first_words(said or b"")
 
     def _decide(self, number: int, slot: int, value: bytes, what: str = "result") -> Steps[bytes]:
         """Write a value into the first slot that has none; returns the one that stands."""
@@ -431,6 +446,9 @@ class Rounds:
     def _key(self, number: int) -> str:
         return f"{self._prefix}/round/{number}"
 
+    def _said_key(self, number: int) -> str:
+        return f"{self._key(number)}/said"
+
     def _value_key(self, number: int, worker: WorkerId) -> str:
         return f"{self._key(number)}/{worker}"
 
@@ -439,6 +457,27 @@ class Rounds:
 
     def _slot_key(self, number: int, slot: int, what: str = "result") -> str:
         return f"{self._key(number)}/{what}/{slot}"
+
+
+def _word(worker: WorkerId, says: bytes) -> bytes:
+    """What a worker says, or is said of it, as it is added to what others have said."""
+    return _WORD.pack(*worker, len(says)) + says
+
+
+def _first_words(said: bytes) -> dict[WorkerId, bytes]:
+    """By worker, what was said first."""
+    first: dict[WorkerId, bytes] = {}
+    start = 0
+    while start < len(said):
+        rank, incarnation, size = _WORD.unpack_from(said, start)
+        start += _WORD.size + size
+        first.setdefault(WorkerId(rank, incarnation), said[start - size : start])
+    return first
+
+
+def _part_of(keys: Sequence[str], place: int, workers: int) -> list[str]:
+    """Which of the keys of a round that several have written one worker deletes."""
+    return [key for key in keys if _KEYS.index(key.rsplit("/round/", 1)[1].split("/")[1]) % workers == place]
 
 
 def _encoded(values: Mapping[WorkerId, bytes]) -> bytes:

@@ -40,6 +40,13 @@ class Write(NamedTuple):
     value: bytes
 
 
+class Append(NamedTuple):
+    """Add to the end of a value, which may have been none. No result, and no wait for the store."""
+
+    key: str
+    value: bytes
+
+
 class Count(NamedTuple):
     """Add one to a counter. The result is what it has become."""
 

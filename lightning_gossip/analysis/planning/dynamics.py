@@ -56,6 +56,7 @@ from lightning_gossip.analysis.second_moments.outer_steps import Rounds
 _COARSE = 1.5  # the same for second moments under noise, which are smooth in their logarithm
 _GRID = 1.25  # ratio of the dampings at which a slow function is asked; between them its logarithm is interpolated
 WORTH = 1.05  # what is predicted to be faster by less is no reason to change anything
+_TENTH = 0.1
 _WORTH_NOISE = 1.15  # the same of a lower learning rate against noise; chosen on benchmarks.planning
 _SMALL = 0.02  # dampings times delay below it: the decay is the damping to some percent
 _ATOMS = 24  # of a law of staleness: enough for its transform where roots are
@@ -128,29 +129,37 @@ class Dynamics:
         if lr >= self.limit:
             return math.inf
         if self.noise is not None:
-            return self.noisy(lr).hitting_time(share) / self.rate
+            return self.noisy(lr, _half_way(share)).hitting_time(share) / self.rate
         each = [self.falling(lr * h) for h in self.problem.eigenvalues]
         own = [(Mode(complex(-one.decay * self.rate), complex(one.amplitude)),) for one in each]
         slowest = min(one.decay for one in each) * self.rate
         losses = self.problem.losses
         return LossCurve(losses, own, np.zeros(len(own)), slowest).hitting_time(share * float(losses.sum()))
 
-    def noisy(self, lr: float) -> NoisyLoss:
-        """The loss with noise, against time in units of 1/rate."""
+    def noisy(self, lr: float, loss: float = 1.0) -> NoisyLoss:
+        """The loss with noise, against time in units of 1/rate.
+
+        Args:
+            lr: learning rate.
+            loss: with whose curvature models are apart, in units of that at the beginning.
+        """
         assert self.noise is not None
         assert self.spread is not None
         h = np.asarray(self.problem.eigenvalues)
-        seen = self.spread(lr * h)
+        mean, curved = self.spread(lr * h).mean, self.noise.falling(loss) * h
         each = [self.falling(float(g)) for g in lr * h]
         amplitudes, decays = (np.array([getattr(one, name) for one in each]) for name in ("amplitude", "decay"))
-        losses, weighted = self.problem.losses, 0.5 * h * lr**2 * np.asarray(self.noise.shares)
-        return NoisyLoss(
-            losses * amplitudes**2 / losses.sum(), decays, weighted * seen.mean, float(weighted @ seen.apart), self.noise
-        )
+        losses, shares = self.problem.losses, 0.5 * lr**2 * np.asarray(self.noise.shares)
+        apart = float((shares * curved) @ self.spread(lr * curved).apart)
+        return NoisyLoss(losses * amplitudes**2 / losses.sum(), decays, shares * h * mean, apart, self.noise)
 
-    def floor(self, lr: float) -> float:
-        """The share of the loss at the beginning that noise leaves for ever; infinite if it diverges."""
-        return 0.0 if self.noise is None else self.noisy(lr).floor
+    def floor(self, lr: float, share: float = 1.0) -> float:
+        """The share of the loss at the beginning that noise leaves for ever; infinite if it diverges.
+
+        Args:
+            lr, share: as for :meth:`share_apart`.
+        """
+        return 0.0 if self.noise is None else self.noisy(lr, _half_way(share)).floor
 
     def share_apart(self, lr: float, share: float) -> float:
         """The share of a worker's own loss that comes from its distance to the mean model, when that is at the target.
@@ -159,7 +168,7 @@ class Dynamics:
             lr: learning rate.
             share: of the loss at the beginning that is the target.
         """
-        return 0.0 if self.noise is None else self.noisy(lr).share_apart(share)
+        return 0.0 if self.noise is None else self.noisy(lr, _at_first(share)).share_apart(share)
 
     def consensus_distance(self, lr: float, share: float) -> float | None:
         """(1/n) Σ_i ‖x_i − x̄‖² when the mean model is at the target; infinite if models part for ever, None without noise.
@@ -169,10 +178,11 @@ class Dynamics:
         """
         if self.noise is None or self.spread is None:
             return None
-        loss = self.noisy(lr)
+        loss = self.noisy(lr, _at_first(share))
         if not loss.holds_together:
             return math.inf
-        apart = lr**2 * np.asarray(self.noise.shares) @ self.spread(lr * np.asarray(self.problem.eigenvalues)).apart
+        curved = self.noise.falling(_at_first(share)) * np.asarray(self.problem.eigenvalues)
+        apart = lr**2 * np.asarray(self.noise.shares) @ self.spread(lr * curved).apart
         return float(apart * loss.variance_at(share) * self.noise.loss)
 
     def fastest_lr(self, share: float, *, highest: float, near: float, most_apart: float = 1.0) -> float:
@@ -186,8 +196,9 @@ class Dynamics:
             most_apart: the largest :meth:`share_apart`; the lowest rate that is tried if none has less.
         """
         tried = [float(lr) for lr in highest * np.geomspace(1e-2, 1.0, 17)]
-        if self.spread is not None:
-            self.spread(np.outer(tried, self.problem.eigenvalues).ravel())  # all at once is quicker
+        if self.spread is not None and self.noise is not None:
+            factors = (1.0, *(self.noise.falling(loss) for loss in (_half_way(share), _at_first(share))))
+            self.spread(np.multiply.outer(np.outer(factors, tried), self.problem.eigenvalues).ravel())  # all at once is quicker
         rates = [lr for lr in tried if self.share_apart(lr, share) <= most_apart] or tried[:1]
         times = {lr: self.time_s(lr, share) for lr in rates}
         worth = WORTH if self.noise is None else _WORTH_NOISE
@@ -335,6 +346,18 @@ def gossip(
     return Dynamics(
         problem, steps_per_s, limit / max(problem.eigenvalues), _tabulated(lambda g: Falling(decay(g)), first_order)
     )
+
+
+def _at_first(share: float) -> float:
+    """The loss with whose curvature models are apart: that of the target, or of the first tenth of a longer way there, on which
+    they have to hold together as well."""
+    return max(share, _TENTH)
+
+
+def _half_way(share: float) -> float:
+    """The loss after half of the time until then: what is left in flat directions falls about as 1/time."""
+    share = _at_first(share)
+    return 2.0 * share / (1.0 + share)
 
 
 def _on_grid(spread: Callable[[FloatArray], Spread]) -> Callable[[FloatArray], Spread]:

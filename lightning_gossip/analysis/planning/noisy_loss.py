@@ -15,6 +15,11 @@ beginning. Solved for s,
 
 so all is linear in (B, N). With ω s₀ u ≥ 1 models part further with each step: the distance makes the noise that makes the
 distance. [Derived here; U follows noise at once, since it is forgotten sooner than the mean's.]
+
+A network's curvature falls with its loss, too, and with it what a distance costs. The cross-entropy's is that of the softmax:
+p (1 − p) is below the loss −ln p of a sample that is fitted. So where s falls with the loss, the h_k in u are lower, as well,
+by the factor (1 − ω) + ω F of some loss F on the way. The mean model's own fall has its curvature from where the loss is, and
+what noise keeps up of it hardly depends on h: ½ h γ² mean ≈ γ/(4 (1 − β)).
 """
 
 from __future__ import annotations
@@ -42,8 +47,8 @@ class Noise:
         variance: tr Σ of a gradient of one batch, at the beginning; at least 0.
         loss: excess of the loss at the beginning, in the loss's own unit; above 0.
         shares: w_k of each eigenvalue of the problem, of sum 1.
-        with_loss: ω, the share of the variance that falls in proportion to the loss, in [0, 1]: 1 where the model can fit its
-            data; 0 for noise that stays, which leaves a floor.
+        with_loss: ω, the share of the variance, and of the curvature, that falls in proportion to the loss, in [0, 1]: 1 where
+            the model can fit its data; 0 for noise that stays, which leaves a floor.
     """
 
     variance: float
@@ -61,6 +66,10 @@ class Noise:
     def relative(self) -> float:
         """s₀: the variance in units of the loss at the beginning."""
         return self.variance / self.loss
+
+    def falling(self, loss: float) -> float:
+        """(1 − ω) + ωF: variance, and curvature along a distance of models, at a loss, in units of those at the beginning."""
+        return 1.0 - self.with_loss * (1.0 - loss)
 
 
 def shares_of(eigenvalues: Sequence[float], seen: float) -> tuple[float, ...]:
@@ -97,7 +106,7 @@ class NoisyLoss:
         parts: B_k at the beginning, of sum 1 or more.
         decays: δ_k, in 1/time.
         kept: ½ h_k γ² w_k mean_k, the part of N_k that a unit of s keeps up.
-        apart: u = ½ γ² Σ h_k w_k apart_k, the distance's part that a unit of s keeps up.
+        apart: u = ½ γ² Σ h_k w_k apart_k, the distance's part that a unit of s keeps up, with the curvatures of some loss.
         noise: s₀ and ω.
     """
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from lightning_gossip.algorithm.membership.store import (
+    Append,
     Await,
     Count,
     Decide,
@@ -54,6 +55,7 @@ class StoreOperations:
             Decide: lambda effect: store.compare_set(effect.key, "", effect.value),
             Swap: lambda effect: store.compare_set(effect.key, effect.expected, effect.value),
             Write: lambda effect: store.set(effect.key, effect.value),
+            Append: lambda effect: store.append(effect.key, effect.value),  # type: ignore[attr-defined]
             Count: lambda effect: store.add(effect.key, 1),
             Read: lambda effect: look_up(store, effect.key),
             ReadAll: self._read_all,

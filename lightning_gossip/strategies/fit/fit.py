@@ -7,6 +7,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -33,9 +34,15 @@ from lightning_gossip.strategies.fit import resume
 from lightning_gossip.strategies.fit.meeting import Parts, meet
 from lightning_gossip.strategies.fit.metrics import LocalMetrics, logs_something
 from lightning_gossip.strategies.islands.in_fit import FitIsland
-from lightning_gossip.strategies.lightning.asking import Ask
+from lightning_gossip.strategies.lightning.asking import Ask, saves_passed
 from lightning_gossip.strategies.lightning.csv_logger_takeover import local_log_dir
-from lightning_gossip.strategies.lightning.loop_progress import epochs_processed, mean_step, set_global_step
+from lightning_gossip.strategies.lightning.loop_progress import (
+    epochs_processed,
+    has_skipped,
+    mean_step,
+    set_global_step,
+    skip_validation,
+)
 from lightning_gossip.strategies.options import FitOptions
 from lightning_gossip.strategies.state import checkpoint_contents
 from lightning_gossip.strategies.state.averaged_weights import AveragedWeights
@@ -107,6 +114,7 @@ class Fit:
         self._optimizer_stepped = False
         self._lr = 0.0
         self._in_step = False
+        self._skips = False  # what is left of this worker's epoch
         self._under_way = False  # an epoch that this worker has begun, and whose end all have not met at
         self._agreed_step: int | None = None  # while something is done together in the middle of an epoch
         self._asks: list[Ask] = []  # in the training step that is under way
@@ -159,7 +167,8 @@ class Fit:
 
     def begin_epoch(self) -> None:
         """Begin an epoch, of which nobody has taken a batch yet: admit workers that wait."""
-        self._under_way, self.is_cut = True, False
+        self._under_way, self.is_cut, self._skips = True, False, False
+        skip_validation(self.trainer, False)
         if self.changes.begin_epoch(self._algorithm):
             self._own_model.forget()  # it is of the time when this worker was outside
             if self._algorithm is not None:
@@ -284,6 +293,7 @@ class Fit:
 
     def leave_epoch(self) -> None:
         """Meet the others when Lightning's loop has ended, perhaps early and for a reason that they do not know."""
+        self._skips = has_skipped(self.trainer)
         self._in_step = False
         self.synchronize(Purpose.EPOCH_END, requests=bool(self.trainer.should_stop))
 
@@ -522,7 +532,7 @@ class Fit:
     def _agree(self, purpose: Purpose, what: str, asks: tuple[Ask, ...]) -> Agreement:
         algorithm, batches = self._algorithm, self.work.batches
         lost = (algorithm is not None and algorithm.lost_store) or (batches is not None and batches.lost_store)
-        arrival = Arrival(purpose, self.trainer.global_step, bool(self.trainer.should_stop), what, asks, lost)
+        arrival = Arrival(purpose, self.trainer.global_step, bool(self.trainer.should_stop), what, asks, lost, self._skips)
         if algorithm is None:
             return agree([arrival])
         arrived_s = now_s()
@@ -582,11 +592,17 @@ class Fit:
             return  # to the make-up batches of the epoch
         if agreement.stop:
             self._stop_together()
+        if agreement.skips and not self._skips:  # whoever skips does not come to the validation
+            skip_validation(self.trainer, True)
         pending = (agreement.stop or agreement.should_stop) and self._agree_on_what_is_left()
         self.is_cut = pending
         if self.at_epoch_end is not None and not pending:
             self.at_epoch_end()
         self.at_epoch_end = None
+        if purpose is Purpose.EPOCH_END and not agreement.stop and not self.is_in_step:
+            passed = saves_passed(self.trainer, agreement.optimizer_steps[0], self.trainer.global_step)
+            if passed:
+                self._carry_out(replace(agreement, asked=passed))
         if not pending and (agreement.stop or purpose is Purpose.EPOCH_END):
             self.work.end_epoch()
         everyones = self._accounts or [self.account.described(self.work, self._algorithm)]

@@ -68,6 +68,9 @@ class SaveByCallback(Ask):
     @override
     def carry_out(self, trainer: pl.Trainer) -> None:
         callback = _savers(trainer)[self.index]
+        asked = callback.on_train_batch_end
+        if isinstance(asked, AskedSaver):
+            asked.asked_at = max(asked.asked_at, self.step)
         with at_step(trainer, self.step):
             batch_idx = trainer.fit_loop.epoch_loop.batch_idx
             type(callback).on_train_batch_end(callback, trainer, trainer.lightning_module, None, None, batch_idx)
@@ -90,6 +93,25 @@ def install(trainer: pl.Trainer, fit: Fit, patches: Patches) -> None:
     for index, saver in enumerate(_savers(trainer)):
         if is_asked_for(saver):
             patches.set(saver, "on_train_batch_end", AskedSaver(saver, index))
+
+
+def saves_passed(trainer: pl.Trainer, before: int, now: int) -> tuple[SaveByCallback, ...]:
+    """What checkpoint callbacks would have missed: rank 0's count has become that of all workers, and has passed their step.
+
+    The same on all workers.
+
+    Args:
+        before: rank 0's ``global_step`` as it came.
+        now: that of all.
+    """
+    passed = []
+    for index, saver in enumerate(_savers(trainer)):
+        asked = saver.on_train_batch_end
+        if isinstance(asked, AskedSaver) and saver._every_n_train_steps:
+            step = now - now % saver._every_n_train_steps
+            if step > max(before, asked.asked_at):
+                passed.append(SaveByCallback(index, step))
+    return tuple(passed)
 
 
 def refuse_other_runs(trainer: pl.Trainer, patches: Patches) -> None:
@@ -137,20 +159,23 @@ class AskedSaver:
     """Stands in for ``ModelCheckpoint.on_train_batch_end``: rank 0 sees when it is time, by its own steps or clock.
 
     Copies and pickles with its callback.
+
+    Attributes:
+        asked_at: the largest step that a checkpoint was asked for at: a fast rank 0 comes to it again after the epoch's end.
     """
 
     def __init__(self, saver: ModelCheckpoint, index: int) -> None:
         self._saver = saver
         self._index = index
-        self._asked_at = -1
+        self.asked_at = -1
 
     def __call__(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any) -> None:
         saver, step = self._saver, trainer.global_step
         fit: Fit | None = getattr(trainer.strategy, "_fit", None)
         if fit is None or not fit.in_session or (fit.is_in_step and saver._train_time_interval is None):
             type(saver).on_train_batch_end(saver, trainer, pl_module, *args, **kwargs)
-        elif trainer.is_global_zero and step != self._asked_at and self._is_due(trainer, step):
-            self._asked_at = step
+        elif trainer.is_global_zero and self._is_due(trainer, step):
+            self.asked_at = max(self.asked_at, step)
             fit.ask(SaveByCallback(self._index, step))
 
     def _is_due(self, trainer: pl.Trainer, step: int) -> bool:
@@ -158,8 +183,9 @@ class AskedSaver:
         if saver._should_skip_saving_checkpoint(trainer):
             return False
         if saver._train_time_interval is not None:
-            return now_s() - (saver._last_time_checked or 0.0) >= saver._train_time_interval.total_seconds()
-        return step % saver._every_n_train_steps == 0
+            waited_s = now_s() - (saver._last_time_checked or 0.0)
+            return step != self.asked_at and waited_s >= saver._train_time_interval.total_seconds()
+        return step > self.asked_at and step % saver._every_n_train_steps == 0
 
 
 def _savers(trainer: pl.Trainer) -> list[ModelCheckpoint]:

@@ -44,6 +44,17 @@ def set_global_step(trainer: pl.Trainer, steps: int) -> None:
     total.completed += shift
 
 
+def has_skipped(trainer: pl.Trainer) -> bool:
+    """Whether ``on_train_batch_start`` has returned -1. Asked when the loop has ended: it leaves that batch unfinished."""
+    current = trainer.fit_loop.epoch_loop.batch_progress.current
+    return bool(current.completed < current.ready)
+
+
+def skip_validation(trainer: pl.Trainer, skip: bool) -> None:
+    """Leave out the validation that follows the batch under way, or do not."""
+    trainer.fit_loop.epoch_loop._skip_next_val = skip
+
+
 def resize_epoch(trainer: pl.Trainer, length: int) -> None:
     """Tell Lightning's loop another length of this worker's share: what it has reckoned from that follows."""
     fit_loop = trainer.fit_loop

@@ -26,7 +26,7 @@ from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.strategies.islands.flat_parameters import FlatParameters
 from lightning_gossip.strategies.islands.island_model import ReplicatedModel
 from lightning_gossip.strategies.lightning.launchers import CheckedMultiProcessingLauncher, CheckedSubprocessLauncher
-from lightning_gossip.strategies.lightning.validation import check_model, check_plugins
+from lightning_gossip.strategies.lightning.validation import check_model, check_model_of_islands, check_plugins
 from lightning_gossip.strategies.lightning.worker_processes import WorkerProcesses
 from lightning_gossip.strategies.options import DDP_OPTIONS, IslandSize, StartMethod, check_island
 from lightning_gossip.strategies.state import checkpoint_contents
@@ -97,8 +97,11 @@ class ReplicatedProcesses(WorkerProcesses, DDPStrategy):
 
     @override
     def preflight(self, trainer: pl.Trainer, model: pl.LightningModule) -> None:
+        synced = self._layer_sync is not None
         if self.islands is None:
-            check_model(model, sync_batchnorm=self._layer_sync is not None)
+            check_model(model, sync_batchnorm=synced)
+        else:
+            check_model_of_islands(model, sync_batchnorm=synced, on_cpu=self.root_device.type == "cpu")
         super().preflight(trainer, model)
 
     @override

@@ -41,13 +41,34 @@ def check_model(model: Module, *, sync_batchnorm: bool) -> None:
     Raises:
         ConfigurationError: if there is a SyncBatchNorm, or ``Trainer(sync_batchnorm=True)``.
     """
-    name = next((name for name, module in model.named_modules() if isinstance(module, SyncBatchNorm)), None)
-    if sync_batchnorm or name is not None:
-        where = f"the layer {name!r} of the model" if name is not None else "Trainer(sync_batchnorm=True)"
+    where = _sync_batchnorm(model, sync_batchnorm)
+    if where is not None:
         raise ConfigurationError(
             f"{where} is a SyncBatchNorm: it makes all workers wait for each other in every forward pass. Use BatchNorm; its"
             " running statistics are averaged with the model."
         )
+
+
+def check_model_of_islands(model: Module, *, sync_batchnorm: bool, on_cpu: bool) -> None:
+    """Refuse a SyncBatchNorm, which an island may have, where torch has none.
+
+    Raises:
+        ConfigurationError: if there is one, or ``Trainer(sync_batchnorm=True)``, on a CPU.
+    """
+    where = _sync_batchnorm(model, sync_batchnorm)
+    if where is not None and on_cpu:
+        raise ConfigurationError(
+            f"{where} is a SyncBatchNorm, which torch computes on devices only. On a CPU use BatchNorm, with the statistics of"
+            " a rank's own batch; the first rank of an island has the running ones, and they are averaged with the model."
+        )
+
+
+def _sync_batchnorm(model: Module, everywhere: bool) -> str | None:
+    """Where there is one, in words."""
+    name = next((name for name, module in model.named_modules() if isinstance(module, SyncBatchNorm)), None)
+    if name is not None:
+        return f"the layer {name!r} of the model"
+    return "Trainer(sync_batchnorm=True)" if everywhere else None
 
 
 def check_plugins(**plugins: Any) -> None:
@@ -89,3 +110,22 @@ def why_static_shares(trainer: pl.Trainer) -> str | None:
         if isinstance(callback, ModelCheckpoint) and callback._every_n_train_steps and not is_asked_for(callback):
             return f"{type(callback).__name__} has an on_train_batch_end of its own and saves at the same step of each worker"
     return None
+
+
+def check_nodes_are_equal(ranks: int, nodes: int, *, started: str) -> None:
+    """Refuse nodes with unequal numbers of ranks, from which neither Lightning's ranks nor islands come out.
+
+    Args:
+        ranks: of this node.
+        nodes: ``num_nodes``.
+        started: how many ranks the job has, as whoever started them or another one of its processes says.
+
+    Raises:
+        ConfigurationError: with what to start instead.
+    """
+    if started != str(ranks * nodes):
+        raise ConfigurationError(
+            f"devices={ranks} on this node × num_nodes={nodes} are {ranks * nodes} ranks, and the job has {started}. Each node"
+            " needs equally many: where some have more devices, start several groups of equal size there, each as a node of its"
+            " own (torchrun --nproc-per-node=2 once for every two devices, and num_nodes=the number of groups)."
+        )

@@ -63,7 +63,7 @@ from lightning_gossip.strategies.lightning.launchers import (
     CheckedSubprocessLauncher,
     PatientObserver,
 )
-from lightning_gossip.strategies.lightning.validation import check_plugins, check_trainer
+from lightning_gossip.strategies.lightning.validation import check_nodes_are_equal, check_plugins, check_trainer
 from lightning_gossip.strategies.options import IslandSize, refuse_unknown, seconds_of
 from lightning_gossip.strategies.state import checkpoint_contents
 from lightning_gossip.strategies.state.atomic_checkpoint_io import whole_files_unless
@@ -233,6 +233,9 @@ class WorkerProcesses(ParallelStrategy):
         Raises:
             ConfigurationError: naming the value, what is accepted, and what to write instead.
         """
+        environment = self.cluster_environment
+        if environment is not None and environment.creates_processes_externally and "WORLD_SIZE" in os.environ:
+            check_nodes_are_equal(self.num_processes, self.num_nodes, started=os.environ["WORLD_SIZE"])
         self.check(self.units)
         open_files.check(self.workers, connections=self._store_connections, serves=self._may_serve_store)
         if self.survival is not None and self.survival.store is not None:
@@ -422,10 +425,28 @@ class WorkerProcesses(ParallelStrategy):
             collective_timeout_s=self.collective_timeout_s,
             interface=self.interface,
         )
+        try:
+            self._check_counts(members.store, f"{self.keys}/members")
+        except ConfigurationError as error:  # some are counted twice, and others never come: nobody waits for them
+            members.monitor.begin_use(use)
+            members.monitor.start()
+            members.abort(str(error).removesuffix("."))
+            raise
         self._take_groups(members)
         members.changed[:] = [self.members_changed]
         members.hello(use, aborted=aborted, endpoint=_endpoint_or_error())
         self.members_changed()
+
+    def _check_counts(self, store: Store, prefix: str) -> None:
+        """Refuse what another process counts otherwise, unless the job has begun and this one comes later.
+
+        Args:
+            store: of the job.
+            prefix: of its members' keys.
+        """
+        counted = store.compare_set(f"{prefix}/workers", "", str(self.workers)).decode()
+        if counted != str(self.workers) and not store.check([f"{prefix}/members"]):
+            check_nodes_are_equal(self.num_processes, self.num_nodes, started=counted)
 
     def _take_groups(self, members: Membership) -> None:
         """With islands, take over the groups of an earlier Trainer of this process, whose membership goes on."""
@@ -448,6 +469,7 @@ class WorkerProcesses(ParallelStrategy):
             before = groups.kept(self.keys)
             if before is None:
                 store = connect(None, rank=rank, timeout_s=self.timeout_s, interface=self.interface)
+                self._check_counts(store, self.keys)
                 before = store, IslandGroups(islands, rank, self.timeout_s)
                 groups.keep(self.keys, *before)
             store, self.groups = before

@@ -8,7 +8,7 @@ import pytest
 
 from lightning_gossip.algorithm.membership.monitor import Monitor
 from lightning_gossip.algorithm.membership.rounds import Rounds, Survivable
-from lightning_gossip.algorithm.membership.store import Await, Count, Decide, Read, ReadAll, Steps, Swap
+from lightning_gossip.algorithm.membership.store import Append, Await, Count, Decide, Delete, Read, Steps, Swap, Write
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import PeerError
 
@@ -36,9 +36,48 @@ def test_only_who_may_be_the_last_of_those_left_reads_all_values(arrived: int, r
     steps = Rounds("p", MEMBERS[1], _OneHasFailed(), lambda: 0.0, 10.0).hold(MEMBERS, b"value")
     asked: list[Any] = [next(steps)]
     while not isinstance(asked[-1], Await):
-        answer = {Count: arrived, Decide: getattr(asked[-1], "value", None)}.get(type(asked[-1]))
-        asked.append(steps.send(answer))
-    assert any(isinstance(effect, ReadAll) for effect in asked) == reads
+        asked.append(steps.send({Count: arrived}.get(type(asked[-1]))))
+    assert any(isinstance(effect, Read) and effect.key.endswith("/said") for effect in asked) == reads
+
+
+class _AllAreWell(_OneHasFailed):
+    def has_failed(self, worker: WorkerId) -> bool:
+        return False
+
+    def ended(self) -> list[WorkerId]:
+        return []
+
+
+def _take_turns(threads: list[Steps[Any]], store: dict[str, bytes]) -> tuple[list[Any], list[int]]:
+    """What each protocol returns, and how often it has asked the store: twice where it waits, and then reads."""
+    results: list[Any] = [None] * len(threads)
+    asked, answers = [0] * len(threads), [None] * len(threads)
+    waits: dict[int, Any] = dict.fromkeys(range(len(threads)))
+    while waits:
+        for place, effect in list(waits.items()):
+            if isinstance(effect, Await) and effect.key not in store:
+                continue
+            try:
+                effect = threads[place].send(answers[place] if effect is None else _do(effect, store))
+            except StopIteration as end:
+                results[place] = end.value
+                del waits[place]
+            else:
+                asked[place] += 2 if isinstance(effect, Await) else 1
+                waits[place] = effect
+    return results, asked
+
+
+@pytest.mark.parametrize(("workers", "most"), [(2, 10), (3, 9), (5, 8), (8, 8), (64, 8)])
+def test_a_round_asks_the_store_at_most_eight_times_a_worker(workers: int, most: int) -> None:
+    members = [WorkerId(rank, 1) for rank in range(workers)]
+    everyones = [Rounds("p", me, _AllAreWell(), lambda: 0.0, 10.0, Survivable()) for me in members]
+    store: dict[str, bytes] = {}
+    for number in range(4):
+        results, asked = _take_turns([rounds.hold(members, b"%d" % place) for place, rounds in enumerate(everyones)], store)
+        assert results == [{worker: b"%d" % place for place, worker in enumerate(members)}] * workers
+        assert max(asked) <= most
+        assert {key.split("/")[2] for key in store} <= {str(number)}, "the keys of the round before are gone"
 
 
 def _run(steps: Steps[Any], store: dict[str, bytes]) -> Any:
@@ -46,23 +85,33 @@ def _run(steps: Steps[Any], store: dict[str, bytes]) -> Any:
     answer: Any = None
     try:
         while True:
-            match steps.send(answer):
-                case Decide(key, value):
-                    answer = store.setdefault(key, value)
-                case Swap(key, expected, value):
-                    if store.get(key) == expected:
-                        store[key] = value
-                    answer = store[key]
-                case Count(key):
-                    store[key] = answer = str(int(store.get(key, b"0")) + 1).encode()
-                    answer = int(answer)
-                case Read(key) | Await(key):
-                    answer = store.get(key)
-                case effect:
-                    store[effect.key] = effect.value
-                    answer = None
+            answer = _do(steps.send(answer), store)
     except StopIteration as ended:
         return ended.value
+
+
+def _do(effect: Any, store: dict[str, bytes]) -> Any:
+    match effect:
+        case Append(key, value):
+            store[key] = store.get(key, b"") + value
+        case Decide(key, value):
+            return store.setdefault(key, value)
+        case Swap(key, expected, value):
+            if store.get(key) == expected:
+                store[key] = value
+            return store[key]
+        case Count(key):
+            store[key] = str(int(store.get(key, b"0")) + 1).encode()
+            return int(store[key])
+        case Read(key) | Await(key):
+            return store.get(key)
+        case Delete(key):
+            store.pop(key, None)
+        case Write(key, value):
+            store[key] = value
+        case _:
+            raise AssertionError(effect)
+    return None
 
 
 def test_a_round_does_not_end_without_those_that_several_have_excluded_at_once() -> None:

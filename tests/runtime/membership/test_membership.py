@@ -22,6 +22,7 @@ import torch.distributed as dist
 from lightning_gossip.algorithm.membership.failure_detector import Verdict
 from lightning_gossip.algorithm.membership.monitor import Heartbeat
 from lightning_gossip.algorithm.membership.news import News
+from lightning_gossip.algorithm.membership.rounds import _word
 from lightning_gossip.algorithm.membership.store import Await, ReadAll
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import ConfigurationError, PeerError, ProtocolError
@@ -81,7 +82,7 @@ def test_the_value_of_a_worker_that_dies_after_it_wrote_counts_in_that_round(par
 
     def script(member: Membership) -> Any:
         if member.me.initial_rank == 1:
-            made.store.set("p/round/0/1.1", b"0 +" + pickle.dumps(("values", 7, {})))
+            made.store.append("p/round/0/said", _word(member.me, b"0 +" + pickle.dumps(("values", 7, {}))))
             made.die(member)
         return member.gather(member.me.initial_rank), member.gather(member.me.initial_rank)
 
@@ -268,7 +269,7 @@ def test_who_was_away_while_the_others_left_a_round_behind_is_outside(party: Cal
     made = party(2)
     away = made.members[0]
     # both were in the round; the answer did not reach the one whose network was gone, and the other has gone on without it
-    made.store.set("p/round/1/0.1", "-")
+    made.store.append("p/round/1/said", _word(away, b"-"))
     made.store.set("p/news", News(1, failed=frozenset({away})).encode())
     made.all.pop()
 

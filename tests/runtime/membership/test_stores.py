@@ -128,7 +128,7 @@ def test_a_store_that_has_answered_too_late_is_waited_for_longer_the_next_time(m
         answered.wait(20.0)
         clock[0] += 4.0
         heard.set()
-        return connects(*args, **options)
+        return connects(*args, **options | {"connect_s": 10.0})
 
     for _ in range(20):
         one.patience.took(0.01)
