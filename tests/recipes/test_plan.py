@@ -79,6 +79,13 @@ def planned(folder: Path, *overrides: str) -> tuple[Candidate, str]:
     return best, text.getvalue()
 
 
+@pytest.fixture
+def without_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no say in what is recommended, and take most of a plan's time; test_a_plan_of_a_configuration has them."""
+    monkeypatch.setattr(curves, "curves_of", lambda *_: {})
+    monkeypatch.setattr(curves, "draw", lambda *_: None)
+
+
 # -- what a plan starts from -----------------------------------------------------------------------------------------
 
 
@@ -296,6 +303,7 @@ def test_a_graph_that_mixes_well_is_recommended_without_a_busy_hub() -> None:
 SLOW = ("strategy=ddp", "curvature.largest=3", "workers=[8]", "trainer.devices=8", "links=uniform", "links.bandwidth=1e3")
 
 
+@pytest.mark.usefixtures("without_curves")
 def test_no_plan_lets_models_train_apart_where_links_are_slow(tmp_path: Path) -> None:
     """That was recommended as 47.74 times as fast, with an exchange in thirty steps and no word of it."""
     best, said = planned(tmp_path, *SLOW, "strategies=[ddp,adpsgd,periodic_averaging]")
@@ -323,6 +331,7 @@ def test_a_setting_whose_models_train_apart_has_no_time(tmp_path: Path) -> None:
     assert "train its workers' models apart" in outputs.words(together, apart, planner.known)
 
 
+@pytest.mark.usefixtures("without_curves")
 def test_a_measured_run_that_trained_is_not_said_to_diverge(tmp_path: Path) -> None:
     write_run(tmp_path / "run", strategy="adpsgd", staleness=1.0)
     overrides = (f"measured={tmp_path / 'run'}", "curvature.eigenvalues=[300.0,3.0]", "strategies=[ddp,adpsgd]", "workers=[4]")
