@@ -162,6 +162,11 @@ class Membership(Workers):
         return self._protocol.outside
 
     @property
+    def has_met(self) -> bool:
+        """Whether this worker has met the others, as a member."""
+        return bool(self._protocol.rounds.agreed)
+
+    @property
     def moves(self) -> int:
         """How often this worker has gone to another store."""
         return self._protocol.rounds.moves

@@ -53,6 +53,7 @@ from lightning_gossip.runtime.store_client import (
     client,
     connect,
     end_when_lost,
+    losses_told,
     uses_agent_store,
 )
 from lightning_gossip.runtime.workers import FixedWorkers, Workers
@@ -426,7 +427,9 @@ class WorkerProcesses(ParallelStrategy):
             interface=self.interface,
         )
         try:
-            self._check_counts(members.store, f"{self.keys}/members")
+            if not members.has_met and not members.outside:
+                with losses_told():
+                    self._check_counts(members.store, f"{self.keys}/members")
         except ConfigurationError as error:  # some are counted twice, and others never come: nobody waits for them
             members.monitor.begin_use(use)
             members.monitor.start()

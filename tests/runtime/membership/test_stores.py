@@ -57,7 +57,8 @@ def test_a_store_that_ends_while_somebody_connects_leaves_no_thread_behind() -> 
         ending.start()
         assert reach(address_text("127.0.0.1", store.getsockname()[1])) == (Reached.SILENT, None)
         ending.join(5.0)
-    assert [thread.name for thread in threading.enumerate() if "connects-with-a-store" in thread.name] == []
+    # an attempt that a busy machine has slowed down is over a moment later
+    assert eventually(lambda: not any("connects-with-a-store" in thread.name for thread in threading.enumerate()), 3.0)
 
 
 def test_who_comes_while_the_jobs_store_is_lost_is_told_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
