@@ -287,17 +287,22 @@ def ask_keys(address: str, keys: Sequence[str]) -> tuple[Reached, tuple[bytes | 
         return Reached.SILENT, (None,) * len(keys)
 
 
-def ask(address: str, *, answer_s: float = _ANSWER_S) -> tuple[tuple[int, str] | None, list[str]]:
+def ask(address: str, *, answer_s: float = _ANSWER_S, host_s: float = 0.0) -> tuple[tuple[int, str] | None, list[str]]:
     """What the worker says that keeps the store at an address, if one does.
 
     Args:
         address: of :func:`address_text`.
         answer_s: how long to wait for a store whose host answers, in seconds.
+        host_s: how long to try again if the host does not, in seconds.
 
     Returns:
         View and address of the job's store, and the addresses of those that other members keep.
     """
-    _, store = reach(address, answer_s=answer_s)
+    deadline = Deadline.after(host_s)
+    reached, store = reach(address, answer_s=answer_s)
+    while reached is Reached.SILENT and deadline.left_s:
+        time.sleep(min(_AGAIN_S, deadline.left_s))
+        reached, store = reach(address, answer_s=answer_s)
     if store is None:
         return None, []
     meeting = Space(MEETING, store)

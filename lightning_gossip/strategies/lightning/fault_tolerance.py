@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 OnPeerFailure = Literal["continue", "raise"]
 JoinerOptimizer = Literal["copy", "fresh"]
-_FIRST_ANSWER_S = 30.0  # of a member's store that listens: it looks the names of its clients up, one after the other
+_FIRST_ANSWER_S = 30.0  # of a member's store: it looks the names of its clients up, and its host's network may come up just now
 _LOST = 4.0  # times peer_timeout_s: a worker whose network comes back sooner joins again, one that waits longer ends
 
 
@@ -142,7 +142,10 @@ def begin(
             os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         )  # or any member's, of one that comes later
         # who gives up too soon takes itself for one of the first
-        where, others = ask(master, answer_s=_FIRST_ANSWER_S) if survives_store else (None, [])
+        where: tuple[int, str] | None = None
+        others: list[str] = []
+        if survives_store:
+            where, others = ask(master, answer_s=_FIRST_ANSWER_S, host_s=min(_FIRST_ANSWER_S, timeout_s))
         if where is None:
             store = connect(survival.store, rank=initial_rank, timeout_s=timeout_s, lost_s=lost_s, interface=interface)
         stores = None

@@ -145,6 +145,17 @@ def test_a_store_that_has_answered_too_late_is_waited_for_longer_the_next_time(m
     assert one.patience.deadline_s == 3.0
 
 
+def test_a_host_whose_network_comes_up_just_now_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a worker that comes back by it takes itself for the first of the job, and waits for others that never come."""
+    asked, reaches = Stores("127.0.0.1 1", "127.0.0.1", lost_s=6.0), stores.reach
+    silent = [(Reached.SILENT, None)] * 2
+    monkeypatch.setattr(stores, "reach", lambda *args, **options: silent.pop() if silent else reaches(*args, **options))
+    monkeypatch.setattr(stores, "_AGAIN_S", 0.01)
+    assert stores.ask(asked.own, host_s=20.0) == ((0, "127.0.0.1 1"), [])
+    silent += [(Reached.SILENT, None)]
+    assert stores.ask(asked.own) == (None, [])
+
+
 def test_no_store_is_waited_for_longer_than_a_worker_that_is_silent() -> None:
     one = Stores("127.0.0.1 1", "127.0.0.1", lost_s=6.0)
     one.patience.took(100.0)
