@@ -509,7 +509,7 @@ class Hosted(World):
         host = worker.host
         if host in self.ended_s:
             worker.alive, self._stale = False, True
-            worker.died_s = self.last_loss_s = self.now_s
+            worker.died_s, self.last_loss_s = self.now_s, max(self.last_loss_s, self.now_s)
         else:
             super()._kill(worker)
         self.servers.pop(str(worker.began_as), None)

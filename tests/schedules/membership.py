@@ -633,7 +633,7 @@ class World:
     def _kill(self, worker: Worker) -> None:
         worker.alive, self._stale = False, True
         worker.died_s = self.now_s
-        self.last_loss_s = self.now_s
+        self.last_loss_s = max(self.last_loss_s, self.now_s)
         heartbeat = self._store_of(worker).get(f"p/heartbeat/{worker.membership.me}")
         for other in self.workers:
             if not other.alive:
