@@ -136,6 +136,14 @@ class OfIslands(Hosted):
         return super()._may_end_by(error)
 
     @override
+    def _might_admit(self, member: Worker, outside: Worker) -> bool:
+        island_of = self.islands.island_of
+        mine = island_of(member.began_as.initial_rank)
+        mates = {one for one in member.membership.members if island_of(one.initial_rank) == mine}
+        alive = {each.membership.me for each in self.workers if each.alive}
+        return mates <= alive and super()._might_admit(member, outside)  # what is left of an island ends, too
+
+    @override
     def _check_agreement(self, worker: Worker, where: tuple[int, int, str], got: Any) -> None:
         super()._check_agreement(worker, where, got)
         if self.islands.incomplete(member.initial_rank for member in worker.membership.members):
