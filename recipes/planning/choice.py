@@ -36,9 +36,7 @@ _ALIKE = 16  # workers: AD-PSGD's decay per step is that of any more to 3 % (mea
 
 _STABLE = 0.1  # a margin of 1 is neither stable nor unstable
 _HALVINGS = 40  # of the noise, at most
-_FAR = (
-    0.1  # of the loss where noise was measured: a run that got there has borne it, one that did not may have been kept from it
-)
+_FAR = 0.1  # of the loss where noise was measured: what a run that got there has borne; noise may have kept others from it
 _FOLLOWED = 32  # workers: the same of their distance under noise
 
 MOST_APART = 0.8

@@ -427,7 +427,7 @@ class WorkerProcesses(ParallelStrategy):
             interface=self.interface,
         )
         try:
-            if not members.has_met and not members.outside:
+            if not members.has_met and not members.outside:  # in a later use the store may be lost by now
                 with losses_told():
                     self._check_counts(members.store, f"{self.keys}/members")
         except ConfigurationError as error:  # some are counted twice, and others never come: nobody waits for them
