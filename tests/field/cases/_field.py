@@ -2,7 +2,8 @@
 
 A case is a module with `worker(strategy)`, run on every rank, whose return value is kept, and `judge(ranks, run)`, which sees
 all of them. `python NN_name.py STRATEGY` prints OK ... or FAIL ... as its last line and exits with 0 or 1.
-FIELD_VERBOSE=1 prints the workers' output too. `tests/field/test_cases.py` runs the same two functions in forked workers,
+FIELD_VERBOSE=1 prints the workers' output too; FIELD_SLOW_RANK=0 makes rank 0 the one that takes few batches, as on a busy
+host. `tests/field/test_cases.py` runs the same two functions in forked workers,
 which is faster.
 """
 
@@ -49,7 +50,21 @@ def trainer(strategy, **options):
         "default_root_dir": folder(),
         "log_every_n_steps": 1,
     }
-    return L.Trainer(**{**defaults, **options})
+    made = L.Trainer(**{**defaults, **options})
+    if os.environ.get("FIELD_SLOW_RANK") == str(rank()):
+        made.callbacks.insert(0, _slow())
+    return made
+
+
+def _slow():
+    """A callback that makes this rank's steps last 50 ms longer."""
+    import lightning as L
+
+    class Slow(L.Callback):
+        def on_train_batch_start(self, *_):
+            time.sleep(0.05)
+
+    return Slow()
 
 
 def unused_ok(strategy):
