@@ -1,9 +1,9 @@
 """What does a training step cost under ``adpsgd`` beside Lightning alone? In processor time of the training thread.
 
 Everything between one call of ``training_step`` and the next counts: the batch and its claim, forward, backward, optimizer, the
-step boundary, Lightning's loop. Four variants take turns, in processes of one thread: Lightning alone in one process; the same in
-two at a time, which share memory and caches as workers do and know nothing of each other; two workers of adpsgd without exchanges;
-two with one exchange a step. A copy is an in-place copy of the model by the same thread.
+step boundary, Lightning's loop. Four variants take turns, in processes of one thread: Lightning alone in one process; in two at
+a time, which share memory and caches as workers do and know nothing of each other; two workers of adpsgd without exchanges; two
+with one exchange a step. A copy is an in-place copy of the model by the same thread.
 
     aim: 1.05 steps of Lightning alone + 1.1 copies without merges, + 2.5 copies with
 
