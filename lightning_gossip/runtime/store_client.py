@@ -8,11 +8,11 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 from urllib.parse import urlparse
 
@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime.clock import Deadline
 from lightning_gossip.transport.network_interface import listen
-from lightning_gossip.transport.threads import new_thread
+from lightning_gossip.transport.threads import in_background
 
 _NOTHING = "<nothing>"
 _START_IT = "Start it on that host with `python -m lightning_gossip.store --port {port}`, and look at firewalls."
@@ -135,25 +135,11 @@ def client(host: str, port: int, *, timeout_s: float, connect_s: float = _NAMES_
 def _while_it_lives(watched: socket.socket, make: Callable[[], TCPStore]) -> TCPStore:
     """What is made in a thread of its own; an error as soon as the other end of a connection has ended, though it goes on."""
     watched.setblocking(False)
-    ends = SimpleQueue[Any]()
-
-    def work() -> None:
-        try:
-            ends.put(make())
-        except Exception as error:  # noqa: BLE001 - raised by who waits
-            ends.put(error)
-
-    thread = new_thread("gossip-connects", work)
-    thread.start()
-    while True:
-        with suppress(Empty):
-            made: TCPStore | Exception = ends.get(timeout=_LOOK_S)
-            thread.join()
-            if isinstance(made, Exception):
-                raise made
-            return made
+    made = in_background("gossip-connects", make)
+    while not wait([made], _LOOK_S).done:
         if _has_ended(watched):
             raise dist.DistNetworkError("The process that holds the store has ended.")
+    return made.result()
 
 
 def _has_ended(watched: socket.socket) -> bool:
