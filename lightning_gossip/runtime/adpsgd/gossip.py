@@ -57,7 +57,7 @@ from lightning_gossip.runtime.adpsgd.exchange import Exchanger, GivenUpError
 from lightning_gossip.runtime.adpsgd.messages import answer_of, answer_to_wire, request_of, request_to_wire
 from lightning_gossip.runtime.adpsgd.nonfinite_guard import GossipCounters, Health, Reaction
 from lightning_gossip.runtime.clock import Deadline, Timeline, now_s
-from lightning_gossip.runtime.store_client import raise_told
+from lightning_gossip.runtime.store_client import store_errors
 from lightning_gossip.transport.base import Transport
 from lightning_gossip.transport.messages import Kind, Message
 from lightning_gossip.transport.threads import new_thread
@@ -258,7 +258,8 @@ class Gossip:
     def raise_failure(self) -> None:
         """Raise what ended a gossip thread, if anything did, or that a worker has failed, where that ends all."""
         if self._protocol.failure is not None and not self.is_cut_off:
-            raise_told(self._protocol.failure)
+            with store_errors():
+                raise self._protocol.failure
         with self._lock:
             self._peers.raise_failure()
 

@@ -25,7 +25,7 @@ from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
 from lightning_gossip.runtime.membership.stores import Stores, address_text, ask
 from lightning_gossip.runtime.process_end import call_at_exit
-from lightning_gossip.runtime.store_client import another, connect, look_up, losses_told, parse_address
+from lightning_gossip.runtime.store_client import another, connect, look_up, parse_address, store_errors
 from lightning_gossip.strategies.options import check_choice, seconds_of
 from lightning_gossip.transport.endpoint import endpoint
 
@@ -137,7 +137,7 @@ def begin(
     survives_store = survival.survives and survival.store is None
     islands = None if groups is None else groups.islands
     lost_s = (1.0 if survives_store else _LOST) * survival.peer_timeout_s
-    with losses_told():
+    with store_errors():
         master = address_text(
             os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         )  # or any member's, of one that comes later
