@@ -53,7 +53,7 @@ from lightning_gossip.strategies.state.outer_warnings import (
 )
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
-from lightning_gossip.transport.pairwise_groups import CONNECT_S, REPLY_S, EdgeTransport
+from lightning_gossip.transport.pairwise_groups import CONNECT_S, REPLY_S, Connections, EdgeTransport
 
 _SEED_STRIDE = 1_000_003
 _PART_STRIDE = 7_368_787
@@ -331,10 +331,12 @@ class GossipAlgorithm(Algorithm):
         neighbours = [gossipers[rank] for rank in topology.neighbours(place)]
         members.monitor.watch([*self._mates, *neighbours])
         transport = EdgeTransport(
-            members.store,
-            another(members.store, timeout_s=_FOREVER_S),
-            another(members.store),
-            another(members.store),
+            Connections(
+                training=members.store,
+                listener=another(members.store, timeout_s=_FOREVER_S),
+                connector=another(members.store),
+                initiator=another(members.store),
+            ),
             # a worker outside is its own first member
             f"{self._strategy.keys}/gossip/{gossipers[0]}/{members.generation}/{members.round}",
             rank=place,
