@@ -56,7 +56,7 @@ class IslandFlags:
         return before
 
     def take_last(self) -> StepFlag:
-        """Take the flags that any of them has set last; none if they were taken already. Mates that leave their steps call it."""
+        """Take the flags that any of them has set last; none if they were taken already. Mates call it when they leave."""
         if self._under_way is None:
             return StepFlag.NOTHING
         (work, flags_of_all), self._under_way = self._under_way, None
