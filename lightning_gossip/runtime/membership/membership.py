@@ -32,7 +32,7 @@ from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
 from lightning_gossip.runtime.membership.store_operations import StoreOperations
 from lightning_gossip.runtime.membership.stores import parse
 from lightning_gossip.runtime.process_groups import DefaultGroup, MemberGroups
-from lightning_gossip.runtime.store_client import delete_below, store_lost
+from lightning_gossip.runtime.store_client import delete_below, store_errors, store_lost
 from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.transport.endpoint import Endpoint, unreachable
 from lightning_gossip.transport.gloo_group import set_timeout
@@ -449,12 +449,8 @@ class Membership(Workers):
             special = (others or {}).get(type(effect))
             if special is not None:
                 return special(effect)
-            try:
+            with store_errors(survives=self.survives_store):
                 return self._operations(effect)
-            except dist.DistError as error:
-                if self.survives_store:
-                    raise StoreLostError(str(error)) from error
-                raise store_lost() from error
 
         try:
             return perform(steps, do, lock=self.monitor.lock, outcomes=(StoreLostError,))

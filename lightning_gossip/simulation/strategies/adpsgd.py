@@ -314,10 +314,11 @@ def _say_nothing(*_: object) -> None:
 class Swap:
     """An exchange under way: both ends' copies, and when they arrive."""
 
-    def __init__(self, environment: simpy.Environment, ends: tuple[Worker, Worker]) -> None:
+    def __init__(self, environment: simpy.Environment, initiator: Worker, responder: Worker) -> None:
+        self.initiator = initiator.rank
         self.to_initiator: Event | None = None
         self.to_responder = environment.event()  # the initiator's copy leaves later than the responder waits for it
-        self.greetings = {end.rank: end.greeting() for end in ends}
+        self.greetings = {end.rank: end.greeting() for end in (responder, initiator)}
         self.payloads: dict[int, Tensor] = {}  # by sender
 
 
@@ -554,7 +555,7 @@ class Worker:
         if peer.failed:
             return self._closed(peer)
         if answer.verdict is Verdict.ACCEPTED:
-            self._swap = Swap(self._environment, (self, peer))
+            self._swap = Swap(self._environment, initiator=peer, responder=self)
         then(self._run.network.message(self.rank, peer.rank), self._answered, peer, answer, self._swap)
         return None
 
@@ -574,13 +575,12 @@ class Worker:
         process = environment.active_process
         assert process is not None
         assert swap is not None
-        initiates = self.rank in swap.payloads or peer.rank in swap.payloads
         peer._partner = (self, process)
         try:
             run.record.event(began_s, "snapshot", self.rank, peer.rank)
             mine = swap.payloads[self.rank] = self._encoded(whole, swap.greetings[peer.rank])
             transfer = run.network.transfer(self.rank, peer.rank, self._gossip.exchange_bytes)
-            if initiates:
+            if swap.initiator == self.rank:
                 then(transfer, swap.to_responder.succeed)
                 assert swap.to_initiator is not None
                 yield swap.to_initiator

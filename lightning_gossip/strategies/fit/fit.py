@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline, now_s
-from lightning_gossip.runtime.islands.words import Word
+from lightning_gossip.runtime.islands.flags import StepFlag
 from lightning_gossip.runtime.sync_point import (
     Agreement,
     Arrival,
@@ -247,7 +247,7 @@ class Fit:
         asked = bool(self._asks)
         heard = self._island.after_batch(stop=stops, asked=asked, meets=meets)
         self.trainer.should_stop |= self._island.leaves
-        return Word.STOP in heard, bool(heard & (Word.MEET | Word.ASK))
+        return StepFlag.STOP in heard, bool(heard & (StepFlag.MEET | StepFlag.ASK))
 
     def after_batch_hooks(self) -> None:
         """Synchronise after a batch's hooks, at the epoch's end, and request that if this worker leaves it early."""

@@ -53,7 +53,7 @@ from lightning_gossip.runtime.store_client import (
     client,
     connect,
     end_when_lost,
-    losses_told,
+    store_errors,
     uses_agent_store,
 )
 from lightning_gossip.runtime.workers import FixedWorkers, Workers
@@ -428,7 +428,7 @@ class WorkerProcesses(ParallelStrategy):
         )
         try:
             if not members.has_met and not members.outside:  # in a later use the store may be lost by now
-                with losses_told():
+                with store_errors():
                     self._check_counts(members.store, f"{self.keys}/members")
         except ConfigurationError as error:  # some are counted twice, and others never come: nobody waits for them
             members.monitor.begin_use(use)
