@@ -292,11 +292,11 @@ class DecentralizedStrategy(WorkerProcesses):
         if group is dist.group.WORLD:  # what LightningModule.all_gather passes
             group = None
         if self._fit is not None and group is None:
-            gathered = self._fit.gather_in_step(tensor, sync_grads=sync_grads)
+            gathered = self._fit.gather_in_batch(tensor, sync_grads=sync_grads)
             if gathered is not None:
                 return gathered
         if not self._all_are_here("all_gather", warns=False):
-            why = "" if self._fit is None else f", and {self._fit.why_apart}"
+            why = "" if self._fit is None else f", and {self._fit.why_not_lockstep}"
             raise ConfigurationError(
                 f"all_gather in a training step needs all workers at the same step{why}. Use what this worker has, gather in"
                 " on_train_epoch_end, or train with strategy='ddp'."

@@ -42,12 +42,12 @@ class Algorithm(ABC):
     group are allowed in ``start`` and ``average`` only; there all workers are together.
 
     Attributes:
-        in_step: whether all workers make their steps together, so that what a user calls on every rank at the same step is
+        is_lockstep: whether all workers make their steps together, so that what a user calls on every rank at the same step is
             called by all at the same time.
         was_given: whether the last mean took the place of a model of this worker's that was of no use.
     """
 
-    in_step: ClassVar[bool] = False
+    is_lockstep: ClassVar[bool] = False
     was_given = False
 
     @property

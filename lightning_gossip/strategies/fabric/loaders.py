@@ -61,13 +61,13 @@ class EpochLoader:
         if not training.begin_pass():
             return
         if plan is None:
-            yield from training.session(self._loader, None, self._number)
+            yield from training.batches_of_pass(self._loader, None, self._number)
             return
         batches = training.work.assign(plan, self._loader, self._number)
         if self._batches is not batches:
             self._batches = batches
             self._ours = with_epoch_batches(self._loader, batches)
-        yield from training.session(self._ours, batches, self._number)
+        yield from training.batches_of_pass(self._ours, batches, self._number)
 
     def _beside(self) -> Iterator[Any]:
         """The batches of a loader that is iterated inside the loop over another one: each worker's share, as under DDP."""

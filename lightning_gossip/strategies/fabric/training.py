@@ -174,7 +174,7 @@ class FabricTraining:
         self._follow_members()
         return True
 
-    def session(self, loader: DataLoader[Any], batches: EpochBatches | None, number: int) -> Iterator[Any]:
+    def batches_of_pass(self, loader: DataLoader[Any], batches: EpochBatches | None, number: int) -> Iterator[Any]:
         """The batches of one loop over a loader; all workers meet at its end.
 
         Args:
@@ -243,7 +243,7 @@ class FabricTraining:
             what: is made.
             warns: if it cannot.
         """
-        if not self.is_inside or (self.algorithm is not None and self.algorithm.in_step):
+        if not self.is_inside or (self.algorithm is not None and self.algorithm.is_lockstep):
             return True
         if warns and warn_once(what):
             rank_zero_warn(

@@ -113,7 +113,7 @@ class Fit:
         self._accounts: list[tuple[int, dict[str, Any]]] = []  # of all workers, at the last synchronisation point
         self._optimizer_stepped = False
         self._lr = 0.0
-        self._in_step = False
+        self._in_batch = False
         self._skips = False  # what is left of this worker's epoch
         self._under_way = False  # an epoch that this worker has begun, and whose end all have not met at
         self._agreed_step: int | None = None  # while something is done together in the middle of an epoch
@@ -184,7 +184,7 @@ class Fit:
         if not self.in_session:
             self._open_session()
         self.work.begin_batch(batch)
-        self._in_step = True
+        self._in_batch = True
         self._batches_in_epoch += 1
         if self._algorithm is not None and self.account.forward_passes == 0:
             self._algorithm.begin_step()
@@ -208,7 +208,7 @@ class Fit:
         Raises:
             SIGTERMException: if some worker was told to stop.
         """
-        self._in_step = False
+        self._in_batch = False
         self._sync_point.workers.raise_failure()
         self.work.end_batch()
         self.account.end_batch(self._algorithm)
@@ -244,7 +244,7 @@ class Fit:
 
     def after_batch_hooks(self) -> None:
         """Synchronise after a batch's hooks, at the epoch's end, and request that if this worker leaves it early."""
-        if self._in_step:
+        if self._in_batch:
             return  # a tuner has put all callbacks aside, ours too: all meet when it has left its loop
         loop = self.trainer.fit_loop
         if self.trainer.is_last_batch or loop.epoch_loop._is_training_done:
@@ -294,7 +294,7 @@ class Fit:
     def leave_epoch(self) -> None:
         """Meet the others when Lightning's loop has ended, perhaps early and for a reason that they do not know."""
         self._skips = has_skipped(self.trainer)
-        self._in_step = False
+        self._in_batch = False
         self.synchronize(Purpose.EPOCH_END, requests=bool(self.trainer.should_stop))
 
     def end(self) -> None:
@@ -319,7 +319,7 @@ class Fit:
         """Do what a user asks for inside an epoch, together with all workers: now, or after the step that is under way.
 
         Rank 0's word counts. Where workers are at different steps, what other ranks ask for is what rank 0 asks for at another
-        time, and nothing is done. Where they are in step, all come.
+        time, and nothing is done. Where they are in lockstep, all come.
 
         Args:
             ask: what to do.
@@ -329,7 +329,7 @@ class Fit:
         """
         if self._algorithm is None or self.aborted:
             ask.carry_out(self.trainer)
-        elif self._in_step:
+        elif self._in_batch:
             if warn_once(ask.name):
                 rank_zero_warn(
                     f"In a training step {ask.name} cannot be done: it needs all workers. It is done after the step."
@@ -358,10 +358,10 @@ class Fit:
             return False
         if not self.in_session:
             return True
-        if self._in_step or self.work.shared is not None:
+        if self._in_batch or self.work.shared is not None:
             if warns and warn_once(what):
                 rank_zero_warn(
-                    f"Inside an epoch {what} needs all workers, but {self.why_apart}. Each worker gets its own value."
+                    f"Inside an epoch {what} needs all workers, but {self.why_not_lockstep}. Each worker gets its own value."
                 )
             return False
         while True:
@@ -369,9 +369,9 @@ class Fit:
             if agreement.over:
                 return not agreement.stop
 
-    def gather_in_step(self, tensor: Tensor, *, sync_grads: bool) -> Tensor | None:
+    def gather_in_batch(self, tensor: Tensor, *, sync_grads: bool) -> Tensor | None:
         """The tensors of all workers in the training step under way; None if there is none, or the algorithm cannot do it."""
-        if self._algorithm is None or not self._in_step or self.aborted:
+        if self._algorithm is None or not self._in_batch or self.aborted:
             return None
         return self._algorithm.gather(tensor, sync_grads=sync_grads)
 
@@ -381,14 +381,14 @@ class Fit:
         return self.in_session or (self._under_way and self._batches_in_epoch == 0 and bool(self.trainer.training))
 
     @property
-    def is_in_step(self) -> bool:
+    def is_lockstep(self) -> bool:
         """Whether all workers make their steps together."""
-        return self._algorithm is not None and self._algorithm.in_step
+        return self._algorithm is not None and self._algorithm.is_lockstep
 
     @property
-    def why_apart(self) -> str:
+    def why_not_lockstep(self) -> str:
         """A clause for warnings: why nobody can be sure in a training step that all workers come to the same call."""
-        if self.is_in_step:
+        if self.is_lockstep:
             return "one that has ended its batches makes no more steps, and would not come"
         return "each of them is at a step of its own"
 
@@ -490,9 +490,9 @@ class Fit:
         return True
 
     def _ask(self, asks: Sequence[Ask]) -> None:
-        """Synchronise, and do this with all workers, if this is rank 0; else come if they are in step, and do what it asks."""
+        """Synchronise, and do this with all workers, if this is rank 0; in lockstep the others come, and do what it asks."""
         assert self._algorithm is not None
-        if self.trainer.is_global_zero or self._algorithm.in_step:
+        if self.trainer.is_global_zero or self._algorithm.is_lockstep:
             self._synchronize(Purpose.SAVE, asks=asks, requests=True)
         elif warn_once(f"{asks[0].name} elsewhere"):
             log.info("Rank %d leaves %s inside an epoch to rank 0.", self.trainer.global_rank, asks[0].name)
@@ -599,7 +599,7 @@ class Fit:
         if self.at_epoch_end is not None and not pending:
             self.at_epoch_end()
         self.at_epoch_end = None
-        if purpose is Purpose.EPOCH_END and not agreement.stop and not self.is_in_step:
+        if purpose is Purpose.EPOCH_END and not agreement.stop and not self.is_lockstep:
             passed = saves_passed(self.trainer, agreement.optimizer_steps[0], self.trainer.global_step)
             if passed:
                 self._carry_out(replace(agreement, asked=passed))

@@ -172,7 +172,7 @@ class AskedSaver:
     def __call__(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any) -> None:
         saver, step = self._saver, trainer.global_step
         fit: Fit | None = getattr(trainer.strategy, "_fit", None)
-        if fit is None or not fit.in_session or (fit.is_in_step and saver._train_time_interval is None):
+        if fit is None or not fit.in_session or (fit.is_lockstep and saver._train_time_interval is None):
             type(saver).on_train_batch_end(saver, trainer, pl_module, *args, **kwargs)
         elif trainer.is_global_zero and self._is_due(trainer, step):
             self.asked_at = max(self.asked_at, step)
