@@ -49,7 +49,8 @@ log = logging.getLogger(__name__)
 class FabricTraining:
     """One worker's training, from ``fabric.launch()`` to the end of its process.
 
-    A session lasts from a loader's first batch to its last. At its end all meet, and the model is the exact mean.
+    A session lasts from a batch until all meet, at a loader's end, or before where somebody asks for it; then the model is the
+    exact mean.
 
     Args:
         strategy: whose processes are connected, and whose algorithm trains.
