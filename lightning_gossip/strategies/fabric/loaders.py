@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from lightning.fabric.utilities import rank_zero_warn
+from lightning.fabric.utilities.rank_zero import WarningCache
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_gossip.algorithm.exact_evaluation import why_repeated
@@ -17,7 +17,8 @@ from lightning_gossip.strategies.data.batch_samplers import EpochBatches
 from lightning_gossip.strategies.data.dataloader import with_batch_sampler, with_epoch_batches
 from lightning_gossip.strategies.data.exact_evaluation import EvaluationBatches, EvaluationSampler
 from lightning_gossip.strategies.fabric.training import FabricTraining
-from lightning_gossip.strategies.fit.fit import warn_once
+
+warning_cache = WarningCache()
 
 
 class EpochLoader:
@@ -83,8 +84,8 @@ class EpochLoader:
         training = self._training
         if not training.work.is_in_loop:
             training.end_pass()
-        elif warn_once("an evaluation between two batches") and not training.is_together("an evaluation", warns=False):
-            rank_zero_warn(
+        elif not training.is_together("an evaluation", warns=False):
+            warning_cache.warn(
                 "Between two batches each worker is at a step of its own: an evaluation there is of this worker's own model, on"
                 " its share of the data. Evaluate when the loader has ended, where all have the mean and each sample is seen"
                 " once."

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lightning.fabric.utilities import rank_zero_warn
+from lightning.fabric.utilities.rank_zero import WarningCache
 from lightning.pytorch.utilities.data import _extract_batch_size
 from torch import nn
 from torch.utils.data import DataLoader
@@ -37,13 +37,13 @@ from lightning_gossip.strategies.fabric.checkpoint import Restored, Standing
 from lightning_gossip.strategies.fabric.epochs import LOOP, UserEpochs
 from lightning_gossip.strategies.fabric.session import Session
 from lightning_gossip.strategies.fabric.work import LoopWork
-from lightning_gossip.strategies.fit.fit import warn_once
 from lightning_gossip.strategies.fit.metrics import LocalMetrics
 from lightning_gossip.strategies.state.shared_tensors import check_averaged_buffers
 from lightning_gossip.strategies.state.step_watch import StepWatch
 from lightning_gossip.strategies.worker_algorithm import Algorithm
 
 log = logging.getLogger(__name__)
+warning_cache = WarningCache()
 
 
 class FabricTraining:
@@ -246,8 +246,8 @@ class FabricTraining:
         """
         if not self.is_inside or (self.algorithm is not None and self.algorithm.is_lockstep):
             return True
-        if warns and warn_once(what):
-            rank_zero_warn(
+        if warns:
+            warning_cache.warn(
                 f"Between two batches {what} needs all workers, and each is at a step of its own. Each worker gets its own"
                 " value. Make it when the loader has ended, or after fabric.strategy.synchronize()."
             )
@@ -265,8 +265,7 @@ class FabricTraining:
         if self._session is None:
             do()
         elif self._session.is_in_batch:
-            if warn_once("a checkpoint in a step"):
-                rank_zero_warn("In a training step a checkpoint cannot be written: it needs all workers. It is after the step.")
+            warning_cache.warn("In a training step a checkpoint cannot be written: it needs all workers. It is after the step.")
             self._asked.append((do, says))
         elif self._strategy.global_rank == 0:
             self._synchronize(Purpose.SAVE, asks=(says,), requests=True, do=do)

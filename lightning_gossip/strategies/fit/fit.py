@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.fabric.utilities import rank_zero_info, rank_zero_warn
+from lightning.fabric.utilities import rank_zero_info
+from lightning.fabric.utilities.rank_zero import WarningCache
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -53,14 +54,7 @@ from lightning_gossip.strategies.state.step_watch import StepWatch, largest_lr
 from lightning_gossip.strategies.worker_algorithm import Algorithm
 
 log = logging.getLogger(__name__)
-_said: set[str] = set()
-
-
-def warn_once(what: str) -> bool:
-    """Whether this is said for the first time in this process."""
-    first = what not in _said
-    _said.add(what)
-    return first
+warning_cache = WarningCache()
 
 
 class Fit:
@@ -330,10 +324,9 @@ class Fit:
         if self._algorithm is None or self.aborted:
             ask.carry_out(self.trainer)
         elif self._in_batch:
-            if warn_once(ask.name):
-                rank_zero_warn(
-                    f"In a training step {ask.name} cannot be done: it needs all workers. It is done after the step."
-                )
+            warning_cache.warn(
+                f"In a training step {ask.name} cannot be done: it needs all workers. It is done after the step."
+            )
             self._asks.append(ask)
         elif self._island is not None:
             self._asks.append(ask)  # the other ranks of the island hear of it after the next step
@@ -359,8 +352,8 @@ class Fit:
         if not self.in_session:
             return True
         if self._in_batch or self.work.shared is not None:
-            if warns and warn_once(what):
-                rank_zero_warn(
+            if warns:
+                warning_cache.warn(
                     f"Inside an epoch {what} needs all workers, but {self.why_not_lockstep}. Each worker gets its own value."
                 )
             return False
@@ -494,7 +487,8 @@ class Fit:
         assert self._algorithm is not None
         if self.trainer.is_global_zero or self._algorithm.is_lockstep:
             self._synchronize(Purpose.SAVE, asks=asks, requests=True)
-        elif warn_once(f"{asks[0].name} elsewhere"):
+        elif (elsewhere := f"{asks[0].name} elsewhere") not in warning_cache:
+            warning_cache.add(elsewhere)
             log.info("Rank %d leaves %s inside an epoch to rank 0.", self.trainer.global_rank, asks[0].name)
 
     def _synchronize(self, purpose: Purpose, *, what: str = "", asks: Sequence[Ask] = (), requests: bool = False) -> Agreement:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from lightning.fabric.utilities import rank_zero_warn
+from lightning.fabric.utilities.rank_zero import WarningCache
 from torch.nn import Module
 from torch.nn.modules.batchnorm import _NormBase
 
 from lightning_gossip.algorithm.outer import FEWEST_ROUNDS
 
-_said: set[str] = set()
+warning_cache = WarningCache()  # of subjects: what is said of one has numbers in it
 
 
 def say_once(subject: str, what: str) -> None:
     """Warn, unless something has been said about this subject before."""
-    if subject not in _said:
-        _said.add(subject)
+    if subject not in warning_cache:
+        warning_cache.add(subject)
         rank_zero_warn(what)
 
 
