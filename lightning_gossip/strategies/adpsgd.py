@@ -56,7 +56,6 @@ from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 from lightning_gossip.transport.pairwise_groups import CONNECT_S, REPLY_S, EdgeTransport
 
 _SEED_STRIDE = 1_000_003
-_PART_STRIDE = 7_368_787
 
 
 class GossipStrategy(DecentralizedStrategy):
@@ -152,8 +151,8 @@ class GossipStrategy(DecentralizedStrategy):
         numbers = [worker.initial_rank // size for worker in gossipers]
         topology = topology_for(self.topology, numbers, self.units, options.roles)
         seed = self._seed + _SEED_STRIDE * members.generation  # ranks change, and two of them must not repeat one stream
-        seed += _PART_STRIDE * index  # each part of a model is averaged with partners of its own
-        return topology, PartnerPicker(topology, place, roles=options.roles, seed=seed, choice=options.partner_choice)
+        choice = options.partner_choice
+        return topology, PartnerPicker(topology, place, roles=options.roles, seed=seed, choice=choice, part=index)
 
     @property
     def gossipers(self) -> tuple[int, Sequence[WorkerId]]:

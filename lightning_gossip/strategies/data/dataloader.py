@@ -226,25 +226,26 @@ def plan_of(loader: object, seed: int) -> EpochPlan | str:
         return "the data set is iterable: it has no index to share"
     if type(loader.batch_sampler) is not BatchSampler:
         return "the DataLoader has a batch_sampler of its own, or no automatic batching"
-    sampler = loader.sampler
-    if isinstance(sampler, RandomSampler) and not (sampler.replacement or sampler._num_samples):
-        shuffle = True
-    elif isinstance(sampler, SequentialSampler):
-        shuffle = False
-    else:
-        return f"the DataLoader has a sampler of its own ({type(sampler).__name__})"
+    shuffle = _shuffles(loader.sampler)
+    if shuffle is None:
+        return f"the DataLoader has a sampler of its own ({type(loader.sampler).__name__})"
     return EpochPlan(len(loader.dataset), loader.batch_sampler.batch_size, shuffle, loader.drop_last, seed)  # type: ignore[arg-type]
 
 
 def is_ordinary(loader: DataLoader[Any]) -> bool:
     """Whether a loader batches the samples of a map-style data set, once each, in their order or a random one."""
-    sampler = loader.sampler
-    once = isinstance(sampler, RandomSampler) and not (sampler.replacement or sampler._num_samples)
     return (
         not isinstance(loader.dataset, IterableDataset)
         and type(loader.batch_sampler) is BatchSampler
-        and (once or isinstance(sampler, SequentialSampler))
+        and _shuffles(loader.sampler) is not None
     )
+
+
+def _shuffles(sampler: object) -> bool | None:
+    """Whether a sampler draws each sample once in a random order, or once in their own; None if it does neither."""
+    if isinstance(sampler, RandomSampler) and not (sampler.replacement or sampler._num_samples):
+        return True
+    return False if isinstance(sampler, SequentialSampler) else None
 
 
 def with_epoch_batches(loader: DataLoader[Any], batches: EpochBatches) -> DataLoader[Any]:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
-from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.strategies.strategy import TBroadcast, _BackwardSyncControl
 from lightning.fabric.utilities import rank_zero_warn
@@ -33,8 +32,9 @@ from lightning_gossip.strategies.fabric.training import FabricTraining
 from lightning_gossip.strategies.lightning.replicated_processes import ReplicatedProcesses
 from lightning_gossip.strategies.lightning.validation import check_model
 from lightning_gossip.strategies.report import FitReport
-from lightning_gossip.strategies.state.atomic_checkpoint_io import whole_files_unless
+from lightning_gossip.strategies.state.atomic_checkpoint_io import WritesWholeFiles
 from lightning_gossip.strategies.state.shared_tensors import start_equal
+from lightning_gossip.strategies.state.step_watch import largest_lr
 
 
 class _Asked(NamedTuple):
@@ -56,7 +56,7 @@ class _Process:
 
 
 @clear_arguments
-class FabricStrategy(DDPStrategy):
+class FabricStrategy(WritesWholeFiles, DDPStrategy):
     """A strategy of this package for ``Fabric(strategy=...)``. ``Fabric(strategy="adpsgd")`` makes one by name.
 
     A session begins with the first batch of a loader that Fabric has set up, and ends with its last one: then all workers meet,
@@ -136,7 +136,9 @@ class FabricStrategy(DDPStrategy):
         if _Process.training is not None:
             _Process.training.close(None)
         self.decentralized.setup_distributed()
-        self._training = _Process.training = FabricTraining(self.decentralized, lambda asked: self._save(asked, self._own_call))
+        self._training = _Process.training = FabricTraining(
+            self.decentralized, lambda asked: self._save(asked, self._own_call), epochs=lambda: self.epochs
+        )
 
     @property
     @override
@@ -197,8 +199,7 @@ class FabricStrategy(DDPStrategy):
     @override
     def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
         output = super().optimizer_step(optimizer, **kwargs)
-        self.training.work.planned_epochs = self.epochs
-        self.training.step(max(float(group["lr"]) for group in optimizer.param_groups))
+        self.training.step(largest_lr([optimizer], default=0.0))
         return output
 
     # -- what users see --------------------------------------------------------------------------------------------------
@@ -287,16 +288,6 @@ class FabricStrategy(DDPStrategy):
         return self.decentralized.all_gather(tensor, group, sync_grads)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------------
-
-    @property
-    @override
-    def checkpoint_io(self) -> CheckpointIO:
-        self._checkpoint_io = whole_files_unless(self._checkpoint_io)  # not sooner: a Trainer takes that for the user's choice
-        return self._checkpoint_io
-
-    @checkpoint_io.setter
-    def checkpoint_io(self, io: CheckpointIO) -> None:
-        self._checkpoint_io = io
 
     @override
     def save_checkpoint(

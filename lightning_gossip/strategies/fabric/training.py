@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lightning.fabric.utilities.rank_zero import WarningCache
-from lightning.pytorch.utilities.data import _extract_batch_size
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -31,7 +30,7 @@ from lightning_gossip.runtime.process_end import call_at_exit
 from lightning_gossip.runtime.sync_point import Agreement, Purpose, SyncPoint
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.data.batch_samplers import EpochBatches
-from lightning_gossip.strategies.data.step_accounting import Account
+from lightning_gossip.strategies.data.step_accounting import Account, samples_in
 from lightning_gossip.strategies.elastic.lost_batches import LostBatches
 from lightning_gossip.strategies.fabric.checkpoint import Restored, Standing
 from lightning_gossip.strategies.fabric.epochs import LOOP, UserEpochs
@@ -55,6 +54,7 @@ class FabricTraining:
     Args:
         strategy: whose processes are connected, and whose algorithm trains.
         take_part: in what rank 0 does together with all workers between two batches, given what it says of it.
+        epochs: asked how many the whole run has; None if nobody knows.
 
     Attributes:
         account: this worker's counts and times.
@@ -63,14 +63,16 @@ class FabricTraining:
         accumulates: whether the gradients of the backward pass under way are not a whole step's.
     """
 
-    def __init__(self, strategy: DecentralizedStrategy, take_part: Callable[[Any], object]) -> None:
+    def __init__(
+        self, strategy: DecentralizedStrategy, take_part: Callable[[Any], object], *, epochs: Callable[[], int | None]
+    ) -> None:
         self._strategy = strategy
         self._take_part = take_part
         self._timeline = strategy.timeline = Timeline()
         members = strategy.members
         self.account = Account(strategy.global_rank if members is None else members.me.initial_rank, self._timeline)
         strategy.report = self.account.report
-        self.work = LoopWork(strategy, batch_s=lambda: self.account.batch_s)
+        self.work = LoopWork(strategy, batch_s=lambda: self.account.batch_s, epochs=epochs)
         self.algorithm: Algorithm | None = None
         self.accumulates = False
         self._has_begun = False
@@ -189,7 +191,7 @@ class FabricTraining:
                     if self.is_outside:
                         return
                     self._open_session().begin_batch()
-                    self.work.samples += next((size for size in _extract_batch_size(batch) if size is not None), 1)
+                    self.work.samples += samples_in(batch)
                     yield batch
                     self._end_batch()
                 if not self._meet_at_end():

@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Literal
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities import rank_zero_warn
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.fabric.utilities.seed import reset_seed
@@ -67,7 +66,7 @@ from lightning_gossip.strategies.lightning.launchers import (
 from lightning_gossip.strategies.lightning.validation import check_nodes_are_equal, check_plugins, check_trainer
 from lightning_gossip.strategies.options import IslandSize, refuse_unknown, seconds_of
 from lightning_gossip.strategies.state import checkpoint_contents
-from lightning_gossip.strategies.state.atomic_checkpoint_io import whole_files_unless
+from lightning_gossip.strategies.state.atomic_checkpoint_io import WritesWholeFiles
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.transport import network_interface
 from lightning_gossip.transport.endpoint import Endpoint, advice, endpoint
@@ -92,7 +91,7 @@ class BatchesOfRank:
     leads: bool | None
 
 
-class WorkerProcesses(ParallelStrategy):
+class WorkerProcesses(WritesWholeFiles, ParallelStrategy):
     """Starts the workers and connects them. A single worker has no process group.
 
     To be mixed into one of Lightning's strategies, which comes after it among the bases.
@@ -144,16 +143,6 @@ class WorkerProcesses(ParallelStrategy):
         self.launch = 0  # number of the launch that has started these workers, if they are started anew for each fit
         self._environment: dict[str, str | None] = {}
         self._members: Membership | None = None
-
-    @property
-    @override
-    def checkpoint_io(self) -> CheckpointIO:
-        self._checkpoint_io = whole_files_unless(self._checkpoint_io)  # not sooner: a Trainer takes that for the user's choice
-        return self._checkpoint_io
-
-    @checkpoint_io.setter
-    def checkpoint_io(self, io: CheckpointIO) -> None:
-        self._checkpoint_io = io
 
     def __repr__(self) -> str:
         # Fabric and pytorch_lightning print this when they refuse the object
