@@ -59,7 +59,7 @@ _SEED_STRIDE = 1_000_003
 
 
 class GossipStrategy(DecentralizedStrategy):
-    """AD-PSGD, whatever its workers are. :class:`ADPSGDStrategy` describes the arguments."""
+    """Options and partner choice of AD-PSGD, of replicated and sharded models. :class:`ADPSGDStrategy` describes them."""
 
     name = "adpsgd"
     has_islands = True
@@ -445,7 +445,7 @@ class GossipAlgorithm(Algorithm):
 
     @property
     def _parameters(self) -> list[Tensor]:
-        """Of the session, as they are now."""
+        """The parameters that this session averages, looked up now."""
         return list(self._model.tensors[: self._model.parameters])
 
     @override

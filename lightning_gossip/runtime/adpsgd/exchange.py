@@ -53,7 +53,7 @@ class _Turn:
         self._is_over = False
 
     def end(self) -> None:
-        """From now on it touches nothing any more, and the chunks that it waits for are its own."""
+        """Forbid the exchange to touch the model from now on; the chunks that it waits for are its own."""
         with self.lock:
             self._is_over = True
 

@@ -79,11 +79,11 @@ _CUT_OFF_S = 0.2  # for threads that nothing holds up
 
 
 class _Exchange:
-    """That under way.
+    """The exchange under way, and the generator that waits for its end.
 
     Args:
         peer: its rank.
-        steps: of the protocol, which wait for the end.
+        steps: that generator, of the protocol.
     """
 
     def __init__(self, peer: int, steps: Steps) -> None:

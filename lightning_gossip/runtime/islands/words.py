@@ -68,5 +68,5 @@ class IslandWords:
         return heard
 
     def forget(self) -> None:
-        """After a failure: nobody answers any more."""
+        """Forget what is under way, after a failure: nobody answers any more."""
         self._said = None

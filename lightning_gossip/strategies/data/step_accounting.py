@@ -26,13 +26,13 @@ class _Share:
     done: Fraction = Fraction(0)
 
     def at(self, steps: int) -> Fraction | None:
-        """In [0, 1]; None if nobody knows how long the run is."""
+        """The share at a step, in [0, 1]; None if nobody knows how long the run is."""
         if not self.left:
             return None
         return min(Fraction(1), self.done + (1 - self.done) * Fraction(steps - self.began, self.left))
 
     def near(self, steps: int) -> float | None:
-        """As :meth:`at`, in floating point: for each step."""
+        """The share :meth:`at` a step, in floating point: this is asked at each."""
         if not self.left:
             return None
         done = float(self.done)

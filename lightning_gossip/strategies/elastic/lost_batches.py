@@ -15,7 +15,7 @@ from lightning_gossip.strategies.lightning.loop_progress import align_epoch, res
 
 
 class HasBatches(Protocol):
-    """Whoever has a worker's batches."""
+    """FitWork and LoopWork, as far as lost batches need them."""
 
     @property
     def batches(self) -> EpochBatches | None:

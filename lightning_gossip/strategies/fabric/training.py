@@ -8,7 +8,7 @@
 | outside: it comes later, or the others go on without it | the others take it in, at the beginning of an epoch |
 | closed: its process ends | |
 
-Outside a worker's loops are empty.
+While a worker is outside, its loops yield no batch.
 """
 
 from __future__ import annotations

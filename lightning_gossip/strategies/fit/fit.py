@@ -108,7 +108,7 @@ class Fit:
         self._optimizer_stepped = False
         self._lr = 0.0
         self._in_batch = False
-        self._skips = False  # what is left of this worker's epoch
+        self._skips = False  # on_train_batch_start has returned -1: the rest of this worker's epoch is skipped
         self._under_way = False  # an epoch that this worker has begun, and whose end all have not met at
         self._agreed_step: int | None = None  # while something is done together in the middle of an epoch
         self._asks: list[Ask] = []  # in the training step that is under way
@@ -118,7 +118,7 @@ class Fit:
         self._averages = AveragedWeights(trainer, options.averaged_buffers)
         self._steps = StepWatch(lambda: self._model.optimized)
         self._watches_steps = False
-        self._has_opened = False  # a session, since the last batch: its first step is seen from there
+        self._has_opened = False  # whether the batch that begins is the first of its session
         key, seed = strategy.broadcast((uuid.uuid4().hex[:12], int(os.environ.get("PL_GLOBAL_SEED", 0))))
         self.work = FitWork(trainer, options.work_sharing, key=key, seed=seed, batch_s=lambda: self.account.batch_s)
         self.changes = MembershipChanges(trainer, self.work, self.account, self._model)

@@ -63,5 +63,5 @@ class FitIsland:
         self._words.hear()
 
     def forget(self) -> None:
-        """After a failure."""
+        """Wait for no mate any more, after a failure."""
         self._words.forget()

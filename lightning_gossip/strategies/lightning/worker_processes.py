@@ -158,7 +158,7 @@ class WorkerProcesses(WritesWholeFiles, ParallelStrategy):
 
     @property
     def workers(self) -> int:
-        """How many there will be; known before there is a process group."""
+        """Ranks that the job is started with; known before there is a process group."""
         return self.num_nodes * self.num_processes
 
     @property
@@ -168,7 +168,7 @@ class WorkerProcesses(WritesWholeFiles, ParallelStrategy):
 
     @property
     def units(self) -> int:
-        """How many there will be that gossip: workers, or islands of them."""
+        """Members of the gossip graph that the job is started with: ranks, or islands where ranks are grouped."""
         return self.workers if self.islands is None else self.islands.count(self.workers)
 
     @property
@@ -277,7 +277,7 @@ class WorkerProcesses(WritesWholeFiles, ParallelStrategy):
 
     @property
     def members(self) -> Membership | None:
-        """Who is in the job, where that may change."""
+        """The job's membership; None with a single worker, and under strategies that survive no failure."""
         return self._members
 
     @property
