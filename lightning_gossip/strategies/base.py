@@ -6,6 +6,8 @@ the strategies differ in is in their :class:`~lightning_gossip.strategies.worker
 
 from __future__ import annotations
 
+import os
+import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -156,6 +158,7 @@ class DecentralizedStrategy(WorkerProcesses):
     def _begin_fit(self, trainer: pl.Trainer) -> None:
         timeline = Timeline()
         loaded, path = self._loaded or ({}, None)
+        key, seed = self.broadcast((uuid.uuid4().hex[:12], int(os.environ.get("PL_GLOBAL_SEED", 0))))
         self._fit = fit = Fit(
             trainer,
             self.all_workers,
@@ -164,6 +167,8 @@ class DecentralizedStrategy(WorkerProcesses):
             timeline=timeline,
             restored=loaded.get(checkpoint_contents.KEY),
             restored_from=path,
+            key=key,
+            seed=seed,
         )
         self._loaded = None
         self.report, self.timeline = fit.account.report, timeline

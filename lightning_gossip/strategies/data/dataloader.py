@@ -25,6 +25,7 @@ from lightning_gossip.strategies.data.batch_samplers import EpochBatches, Nomina
 from lightning_gossip.strategies.lightning.loop_progress import epochs_processed
 from lightning_gossip.strategies.lightning.patches import Patches
 from lightning_gossip.strategies.lightning.validation import why_static_shares
+from lightning_gossip.strategies.lightning.worker_processes import WorkerProcesses, processes_of
 
 
 class TrainingLoader:
@@ -138,7 +139,7 @@ class TrainingLoader:
         if self._option == "auto" and reason is not None:
             rank_zero_info(f"Each worker keeps an equal static share of the data: {reason}.")
         return assigned_batches(
-            self._trainer.strategy,
+            processes_of(self._trainer),
             plan,
             static=static,
             key=key,
@@ -150,7 +151,7 @@ class TrainingLoader:
 
 
 def assigned_batches(
-    strategy: Any,
+    strategy: WorkerProcesses,
     plan: EpochPlan,
     *,
     static: bool,
@@ -186,7 +187,7 @@ def assigned_batches(
     if static or workers == 1:
         return StaticBatches(plan, **options)
     shared: Any
-    listed: Any = None if islands is None else another(strategy.groups.island_store)
+    listed: Any = None if strategy.groups is None else another(strategy.groups.island_store)
     if members is None:
         shared, renew = ReportingStore(dist.distributed_c10d._get_default_store()), lambda: False
     elif options.get("leads") is False:  # it follows the first rank's claims, by torch's errors

@@ -24,6 +24,7 @@ from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.data.dataloader import is_ordinary, reading_like, with_batch_sampler
 from lightning_gossip.strategies.lightning.patches import Patches
+from lightning_gossip.strategies.lightning.worker_processes import processes_of
 
 warning_cache = WarningCache()
 
@@ -184,5 +185,5 @@ def equally_long(tensor: Tensor, workers: Workers) -> Tensor:
 
 
 def _generation(trainer: pl.Trainer) -> int:
-    members = trainer.strategy.members  # type: ignore[attr-defined]
-    return 0 if members is None else int(members.generation)
+    members = processes_of(trainer).members
+    return 0 if members is None else members.generation

@@ -139,6 +139,7 @@ class FabricStrategy(WritesWholeFiles, DDPStrategy):
         self._training = _Process.training = FabricTraining(
             self.decentralized, lambda asked: self._save(asked, self._own_call), epochs=lambda: self.epochs
         )
+        self._training.start()
 
     @property
     @override

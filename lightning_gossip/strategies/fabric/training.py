@@ -68,10 +68,9 @@ class FabricTraining:
     ) -> None:
         self._strategy = strategy
         self._take_part = take_part
-        self._timeline = strategy.timeline = Timeline()
+        self._timeline = Timeline()
         members = strategy.members
         self.account = Account(strategy.global_rank if members is None else members.me.initial_rank, self._timeline)
-        strategy.report = self.account.report
         self.work = LoopWork(strategy, batch_s=lambda: self.account.batch_s, epochs=epochs)
         self.algorithm: Algorithm | None = None
         self.accumulates = False
@@ -88,6 +87,10 @@ class FabricTraining:
         self._followed = 0  # the generation of members that the algorithm knows
         self._asked: list[tuple[Callable[[], None], Any]] = []  # in the step under way, of what all do together
         self._metrics = LocalMetrics(strategy.all_workers, lambda: not self.is_inside)
+
+    def start(self) -> None:
+        """Let the strategy report of this training, keep metrics local, and end the training with the process."""
+        self._strategy.timeline, self._strategy.report = self._timeline, self.account.report
         self._metrics.install()
         call_at_exit(lambda: self.close(getattr(sys, "last_value", None)))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -44,12 +43,13 @@ from lightning_gossip.strategies.lightning.loop_progress import (
     set_global_step,
     skip_validation,
 )
+from lightning_gossip.strategies.lightning.worker_processes import processes_of
 from lightning_gossip.strategies.options import FitOptions
 from lightning_gossip.strategies.state import checkpoint_contents
 from lightning_gossip.strategies.state.averaged_weights import AveragedWeights
 from lightning_gossip.strategies.state.local_model import OwnModel
 from lightning_gossip.strategies.state.one_model import Rest
-from lightning_gossip.strategies.state.shared_tensors import SharedModel, check_averaged_buffers
+from lightning_gossip.strategies.state.shared_tensors import check_averaged_buffers
 from lightning_gossip.strategies.state.step_watch import StepWatch, largest_lr
 from lightning_gossip.strategies.worker_algorithm import Algorithm
 
@@ -68,6 +68,8 @@ class Fit:
         timeline: where computing and waiting are recorded.
         restored: our part of the checkpoint that the fit resumes from, if any.
         restored_from: where that checkpoint lies.
+        key: of the fit in the store, the same on all workers.
+        seed: of the permutations of the data, the same on all workers.
     """
 
     def __init__(
@@ -80,10 +82,12 @@ class Fit:
         timeline: Timeline,
         restored: dict[str, Any] | None,
         restored_from: str | os.PathLike[str] | None,
+        key: str,
+        seed: int,
     ) -> None:
-        strategy = trainer.strategy
         self.trainer = trainer
-        members = strategy.members  # type: ignore[attr-defined]
+        self._strategy = strategy = processes_of(trainer)
+        members = strategy.members
         self.account = Account(trainer.global_rank if members is None else members.me.initial_rank, timeline)
         self.in_session = False
         self.metrics = LocalMetrics(workers, lambda: not self.in_session)
@@ -99,9 +103,8 @@ class Fit:
         self._options = options
         self._restored = restored
         self._restored_from = restored_from
-        self._sync_point = SyncPoint(strategy.collectives_device, workers)  # type: ignore[attr-defined]
-        groups = strategy.groups  # type: ignore[attr-defined]
-        self._island = None if groups is None else FitIsland(groups)
+        self._sync_point = SyncPoint(strategy.collectives_device, workers)
+        self._island = None if strategy.groups is None else FitIsland(strategy.groups)
         # where the model is averaged: with islands each rank averages its part with those that have the same part
         self._parts = self._sync_point if self._island is None else self._island.between_peers(self._sync_point)
         self._accounts: list[tuple[int, dict[str, Any]]] = []  # of all workers, at the last synchronisation point
@@ -114,12 +117,11 @@ class Fit:
         self._asks: list[Ask] = []  # in the training step that is under way
         self._batches_in_epoch = 0
         self._own_model = OwnModel()
-        self._model: SharedModel = strategy.shared_model(trainer.lightning_module, options.averaged_buffers)  # type: ignore[attr-defined]
+        self._model = strategy.shared_model(trainer.lightning_module, options.averaged_buffers)
         self._averages = AveragedWeights(trainer, options.averaged_buffers)
         self._steps = StepWatch(lambda: self._model.optimized)
         self._watches_steps = False
         self._has_opened = False  # whether the batch that begins is the first of its session
-        key, seed = strategy.broadcast((uuid.uuid4().hex[:12], int(os.environ.get("PL_GLOBAL_SEED", 0))))
         self.work = FitWork(trainer, options.work_sharing, key=key, seed=seed, batch_s=lambda: self.account.batch_s)
         self.changes = MembershipChanges(trainer, self.work, self.account, self._model)
 
@@ -142,7 +144,7 @@ class Fit:
                 itself then, and its schedule counts its own steps.
         """
         check_averaged_buffers(self.trainer.lightning_module, self._options.averaged_buffers)
-        self.trainer.strategy.barrier("fit begins")  # a worker that has ended is noticed here, and not in making the groups
+        self._strategy.barrier("fit begins")  # a worker that has ended is noticed here, and not in making the groups
         if self._make_algorithm is not None:
             self._algorithm = self._make_algorithm()
         if not searches:
@@ -154,7 +156,7 @@ class Fit:
         self.account.begin(steps, self.work.planned_steps())
         self.work.reloaded = False
         own = local_log_dir(self.trainer)
-        self.log_dir = own, self.trainer.strategy.broadcast(own)  # a joiner asks itself, and is admitted only then
+        self.log_dir = own, self._strategy.broadcast(own)  # a joiner asks itself, and is admitted only then
         self.changes.begin_fit()
         if self._algorithm is not None:
             self._algorithm.start()
@@ -430,12 +432,12 @@ class Fit:
             resume.mark_as_unfinished(checkpoint)
         if replicas:
             with self._own_in_place():
-                own = self.trainer.strategy.own_state()  # type: ignore[attr-defined]
+                own = self._strategy.own_state()
                 if self._algorithm is not None:
                     tensors = self._algorithm.own_tensors()
                     # of all ranks that resume from the same file
-                    own["tensors"] = tensors if self.trainer.strategy.is_sharded else self._model.whole(tensors)  # type: ignore[attr-defined]
-                rank, writes = self.trainer.strategy.own_file  # type: ignore[attr-defined]
+                    own["tensors"] = tensors if self._strategy.is_sharded else self._model.whole(tensors)
+                rank, writes = self._strategy.own_file
                 if writes:
                     checkpoint_contents.save_replica(path, rank, own)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import lightning.pytorch as pl
 import torch
@@ -563,6 +563,11 @@ class WorkerProcesses(WritesWholeFiles, ParallelStrategy):
         network_interface.restore(self._environment)
         self._environment = {}
         super().teardown()
+
+
+def processes_of(trainer: pl.Trainer) -> WorkerProcesses:
+    """The trainer's strategy, which is one of this package's."""
+    return cast(WorkerProcesses, trainer.strategy)
 
 
 def _endpoint_or_error() -> Endpoint | ConfigurationError:
