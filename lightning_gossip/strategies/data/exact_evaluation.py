@@ -10,7 +10,6 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.data import _reinstantiate_wrapped_cls
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.fabric.utilities.rank_zero import WarningCache
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.data import _get_dataloader_init_args_and_kwargs
@@ -25,8 +24,7 @@ from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.data.dataloader import is_ordinary, reading_like, with_batch_sampler
 from lightning_gossip.strategies.lightning.patches import Patches
 from lightning_gossip.strategies.lightning.worker_processes import processes_of
-
-warning_cache = WarningCache()
+from lightning_gossip.strategies.warning_cache import warning_cache
 
 
 class EvaluationSampler(DistributedSampler[Any]):

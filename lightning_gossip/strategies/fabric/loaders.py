@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.rank_zero import WarningCache
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_gossip.algorithm.exact_evaluation import why_repeated
@@ -17,8 +16,7 @@ from lightning_gossip.strategies.data.batch_samplers import EpochBatches
 from lightning_gossip.strategies.data.dataloader import with_batch_sampler, with_epoch_batches
 from lightning_gossip.strategies.data.exact_evaluation import EvaluationBatches, EvaluationSampler
 from lightning_gossip.strategies.fabric.training import FabricTraining
-
-warning_cache = WarningCache()
+from lightning_gossip.strategies.warning_cache import warning_cache
 
 
 class EpochLoader:

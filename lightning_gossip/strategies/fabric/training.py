@@ -19,7 +19,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lightning.fabric.utilities.rank_zero import WarningCache
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -39,10 +38,10 @@ from lightning_gossip.strategies.fabric.work import LoopWork
 from lightning_gossip.strategies.fit.metrics import LocalMetrics
 from lightning_gossip.strategies.state.shared_tensors import check_averaged_buffers
 from lightning_gossip.strategies.state.step_watch import StepWatch
+from lightning_gossip.strategies.warning_cache import warning_cache
 from lightning_gossip.strategies.worker_algorithm import Algorithm
 
 log = logging.getLogger(__name__)
-warning_cache = WarningCache()
 
 
 class FabricTraining:

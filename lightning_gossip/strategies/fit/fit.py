@@ -11,7 +11,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities import rank_zero_info
-from lightning.fabric.utilities.rank_zero import WarningCache
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -51,10 +50,10 @@ from lightning_gossip.strategies.state.local_model import OwnModel
 from lightning_gossip.strategies.state.one_model import Rest
 from lightning_gossip.strategies.state.shared_tensors import check_averaged_buffers
 from lightning_gossip.strategies.state.step_watch import StepWatch, largest_lr
+from lightning_gossip.strategies.warning_cache import warning_cache
 from lightning_gossip.strategies.worker_algorithm import Algorithm
 
 log = logging.getLogger(__name__)
-warning_cache = WarningCache()
 
 
 class Fit:

@@ -15,7 +15,6 @@ from weakref import WeakValueDictionary
 
 import lightning.pytorch as pl
 import torch
-from lightning.fabric.utilities.rank_zero import WarningCache
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
 from torch import Tensor
 from torchmetrics import Metric
@@ -24,8 +23,7 @@ from typing_extensions import override
 from lightning_gossip.runtime.islands.host_collectives import gathered_list
 from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.lightning.patches import Patches
-
-warning_cache = WarningCache()
+from lightning_gossip.strategies.warning_cache import warning_cache
 
 
 class SynchronizedResults(_ResultCollection):

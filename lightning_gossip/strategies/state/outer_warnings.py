@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from lightning.fabric.utilities import rank_zero_warn
-from lightning.fabric.utilities.rank_zero import WarningCache
 from torch.nn import Module
 from torch.nn.modules.batchnorm import _NormBase
 
 from lightning_gossip.algorithm.outer import FEWEST_ROUNDS
-
-warning_cache = WarningCache()  # of subjects: what is said of one has numbers in it
+from lightning_gossip.strategies.warning_cache import warning_cache
 
 
 def say_once(subject: str, what: str) -> None:
