@@ -61,7 +61,6 @@ _SEED_STRIDE = 1_000_003
 class GossipStrategy(DecentralizedStrategy):
     """Options and partner choice of AD-PSGD, of replicated and sharded models. :class:`ADPSGDStrategy` describes them."""
 
-    name = "adpsgd"
     has_islands = True
 
     def __init__(
@@ -108,10 +107,17 @@ class GossipStrategy(DecentralizedStrategy):
         self.topology = self.gossip_options.topology
         self.exchanges_per_step = self.gossip_options.exchanges_per_step
         self.outer = self.gossip_options.outer
-        kind = "_sharded" if self.is_sharded else "" if self.island == 1 else "_islands"
-        self.name = "noloco" if self.outer is not None else f"adpsgd{kind}"
         self._exchange_timeout_s = seconds_of("exchange_timeout_s", exchange_timeout_s)
         self._seed = seed
+
+    @property
+    @override
+    def name(self) -> str:
+        if self.outer is not None:
+            return "noloco"
+        if self.is_sharded:
+            return "adpsgd_sharded"
+        return "adpsgd" if self.island == 1 else "adpsgd_islands"
 
     @property
     @override

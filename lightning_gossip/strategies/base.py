@@ -77,7 +77,6 @@ class DecentralizedStrategy(WorkerProcesses):
         ConfigurationError: for a value that cannot work, and for an unknown argument.
     """
 
-    name: str  # what the strategy is called in Trainer(strategy=...)
     shares_work: ClassVar[bool] = True  # whether workers may make different numbers of steps
 
     def __init__(
@@ -106,6 +105,11 @@ class DecentralizedStrategy(WorkerProcesses):
         self._metrics: LocalMetrics | None = None  # outside of a fit, with islands
         self._has_saved = False  # a checkpoint, with all workers, since the last barrier
         self._loaded: tuple[dict[str, Any], _PATH] | None = None
+
+    @property
+    def name(self) -> str:
+        """What the strategy is called in ``Trainer(strategy=...)``, and a checkpoint says that it was written by."""
+        return type(self).__name__
 
     @abstractmethod
     def algorithm(self, timeline: Timeline) -> Algorithm:
