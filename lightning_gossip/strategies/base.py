@@ -365,19 +365,13 @@ class DecentralizedStrategy(WorkerProcesses):
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
-        together = self._fit is not None and not self._fit.aborted and not self._fit.in_session
-        members = self.members
-        if self._fit is None or members is None or not together:
-            if self._fit is not None and together:
-                self._fit.extend_checkpoint(checkpoint, filepath)
-            super().save_checkpoint(checkpoint, filepath, storage_options)
+        fit, save = self._fit, super().save_checkpoint
+        if fit is None or fit.aborted or fit.in_session:
+            save(checkpoint, filepath, storage_options)
             return
-        writer = None
-        while writer not in members.members:  # killed while it wrote: the next one does
-            self._fit.extend_checkpoint(checkpoint, filepath)
-            writer = members.members[0]
-            super().save_checkpoint(checkpoint, filepath, storage_options)
-            self.all_workers.gather(None, kind="the end of a checkpoint's writing")
+        self.all_workers.write_by_first(
+            lambda: fit.extend_checkpoint(checkpoint, filepath), lambda _: save(checkpoint, filepath, storage_options)
+        )
         self._has_saved = True
 
     @override

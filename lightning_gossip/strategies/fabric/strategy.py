@@ -317,15 +317,16 @@ class FabricStrategy(WritesWholeFiles, DDPStrategy):
             asked: what is to be written.
             write: writes it; None where this worker has never been asked for one between two batches.
         """
-        held, members = self.decentralized, self.decentralized.members
-        writer = None
-        while members is None or writer not in members.members:
+        held = self.decentralized
+
+        def collect() -> dict[str, Any]:
             self._mean_states = checkpoint.mean_optimizers(held, asked.places)
-            part = {}
-            if asked.places:  # else it is not for going on
-                standing, tensors = self.training.standing(is_inside=asked.is_inside)
-                part[checkpoint.KEY] = checkpoint.described(held, standing, self.training.algorithm, tensors)
-            writer = None if members is None else members.members[0]
+            if not asked.places:  # it is not for going on
+                return {}
+            standing, tensors = self.training.standing(is_inside=asked.is_inside)
+            return {checkpoint.KEY: checkpoint.described(held, standing, self.training.algorithm, tensors)}
+
+        def write_or_warn(part: dict[str, Any]) -> None:
             if write is not None:
                 write(part)
             elif self.is_global_zero:
@@ -334,9 +335,8 @@ class FabricStrategy(WritesWholeFiles, DDPStrategy):
                     " that one is lost. Call fabric.save on every rank, and the next rank 0 writes it."
                 )
             self._mean_states = {}
-            held.all_workers.gather(None, kind="the end of a checkpoint's writing")
-            if members is None:
-                return
+
+        held.all_workers.write_by_first(collect, write_or_warn)
 
     @override
     def load_checkpoint(
