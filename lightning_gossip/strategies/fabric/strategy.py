@@ -34,7 +34,6 @@ from lightning_gossip.strategies.lightning.validation import check_model
 from lightning_gossip.strategies.report import FitReport
 from lightning_gossip.strategies.state.atomic_checkpoint_io import WritesWholeFiles
 from lightning_gossip.strategies.state.shared_tensors import start_equal
-from lightning_gossip.strategies.state.step_watch import largest_lr
 
 
 class _Asked(NamedTuple):
@@ -200,7 +199,7 @@ class FabricStrategy(WritesWholeFiles, DDPStrategy):
     @override
     def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
         output = super().optimizer_step(optimizer, **kwargs)
-        self.training.step(largest_lr([optimizer], default=0.0))
+        self.training.step(optimizer)
         return output
 
     # -- what users see --------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from lightning.fabric.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline, now_s
@@ -192,10 +193,10 @@ class Fit:
         if not self.trainer.lightning_module.automatic_optimization or not self.trainer.fit_loop._should_accumulate():
             self._algorithm.reduce_gradients()
 
-    def optimizer_stepped(self, lr: float) -> None:
-        """Note that Lightning has called an optimizer on the current batch, with this learning rate."""
+    def optimizer_stepped(self, optimizer: Optimizer) -> None:
+        """Note that Lightning has called an optimizer on the current batch."""
         self._optimizer_stepped = True
-        self._lr = lr
+        self._lr = self._lr_of([optimizer], default=0.0)  # before the schedule moves on
 
     def after_batch(self) -> None:
         """End a batch, before its hooks: push and pull, and synchronise if somebody has requested it.
@@ -480,8 +481,12 @@ class Fit:
     def _has_stepped_unheard(self) -> bool:
         if not self._watches_steps or not self._steps.has_stepped():
             return False
-        self._lr = largest_lr(self.trainer.optimizers, default=self._lr)
+        self._lr = self._lr_of(self.trainer.optimizers, default=self._lr)
         return True
+
+    def _lr_of(self, optimizers: Sequence[Optimizer], *, default: float) -> float:
+        reads_lr = self._algorithm is not None and self._algorithm.reads_lr
+        return largest_lr(optimizers, default=default) if reads_lr else 0.0
 
     def _ask(self, asks: Sequence[Ask]) -> None:
         """Synchronise, and do this with all workers, if this is rank 0; in lockstep the others come, and do what it asks."""
