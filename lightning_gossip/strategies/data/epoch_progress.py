@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from lightning_gossip.algorithm.options import WorkSharing
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.strategies.data.batch_samplers import EpochBatches, EpochPosition, SharedBatches, StaticBatches
-from lightning_gossip.strategies.data.dataloader import TrainingLoader, plan_of, with_epoch_batches
+from lightning_gossip.strategies.data.dataloader import TrainingLoader, lookahead_of, plan_of, with_epoch_batches
 from lightning_gossip.strategies.data.lr_schedulers import GlobalCount
 from lightning_gossip.strategies.data.step_accounting import samples_in
 from lightning_gossip.strategies.lightning.loop_progress import align_epoch
@@ -113,7 +113,9 @@ class FitWork:
         if not loaders:
             return dataloader  # not for training
         self.reloaded, self._loaded = self._loaded, True
-        self.batches = self.loader.batches(loaders, key=self._store_key, seed=self._seed, batch_s=self._batch_s)
+        self.batches = self.loader.batches(
+            loaders, before=self.batches, key=self._store_key, seed=self._seed, batch_s=self._batch_s
+        )
         if self.batches is None:
             return dataloader
         self._resize_count()
@@ -252,7 +254,7 @@ class FitWork:
             plan = plan_of(loaders[0], self._seed)
             if isinstance(plan, str):
                 raise ConfigurationError(f"This worker came later, and its training data cannot be shared: {plan}.")
-            self.batches.plan = plan
+            self.batches.read(plan, lookahead=lookahead_of(loaders[0]))
             assert combined is not None
             combined.flattened = [with_epoch_batches(loaders[0], self.batches)]
             _auto_add_worker_init_fn(combined.flattened[0], self._trainer.global_rank)
