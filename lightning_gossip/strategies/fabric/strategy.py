@@ -58,9 +58,9 @@ class _Process:
 class FabricStrategy(WritesWholeFiles, DDPStrategy):
     """A strategy of this package for ``Fabric(strategy=...)``. ``Fabric(strategy="adpsgd")`` makes one by name.
 
-    A session begins with the first batch of a loader that Fabric has set up, and ends with its last one: then all workers meet,
-    and the model is the exact mean. ``optimizer.step()`` is where a worker publishes its model and takes over merges. A loader
-    that is iterated under ``torch.no_grad()`` evaluates: each sample once, and nobody trains.
+    A session begins with the first batch of a loader that Fabric has set up, and ends with its last one at the latest: then all
+    workers meet, and the model is the exact mean. ``optimizer.step()`` is where a worker publishes its model and takes over
+    merges. A loader that is iterated under ``torch.no_grad()`` evaluates: each sample once, and nobody trains.
 
     Args:
         strategy: with the options, for example ``ADPSGDStrategy(wire="int8")``.
