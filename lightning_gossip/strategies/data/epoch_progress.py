@@ -57,6 +57,7 @@ class FitWork:
         self._seed = seed
         self._batch_s = batch_s
         self._count: GlobalCount | None = None
+        self._paused: GlobalCount | None = None
         self._loaded = False
 
     # -- the data loader ---------------------------------------------------------------------------------------------
@@ -143,6 +144,14 @@ class FitWork:
             return  # each worker counts its own steps
         self._count = GlobalCount(self.batches.positions, self.batches.workers)
         self._count.begin(self._trainer.global_step, [config for config in configs if config not in plateaus])
+
+    def pause_count(self) -> None:
+        """Steps from now on are not the fit's."""
+        self._paused, self._count = self._count, None
+
+    def resume_count(self) -> None:
+        """Steps are the fit's again."""
+        self._count, self._paused = self._paused, None
 
     def planned_steps(self, *, epochs_done: int = 0, steps_done: int = 0) -> int | None:
         """Optimizer steps that each worker makes, if all are equally fast; None if nobody can tell.

@@ -113,6 +113,8 @@ class Fit:
         self._in_batch = False
         self._skips = False  # on_train_batch_start has returned -1: the rest of this worker's epoch is skipped
         self._under_way = False  # an epoch that this worker has begun, and whose end all have not met at
+        self._has_begun = False
+        self._searches = False  # a tuner trains in the first hook of an epoch
         self._agreed_step: int | None = None  # while something is done together in the middle of an epoch
         self._asks: list[Ask] = []  # in the training step that is under way
         self._batches_in_epoch = 0
@@ -141,8 +143,12 @@ class Fit:
 
         Args:
             searches: whether that is Lightning's tuner, which has put all callbacks aside, ours too. Each worker trains by
-                itself then, and its schedule counts its own steps.
+                itself then, and its schedule counts its own steps. It does so before the fit, or where an epoch begins.
         """
+        if self._has_begun:
+            self._begin_search()
+            return
+        self._has_begun = True
         check_averaged_buffers(self.trainer.lightning_module, self._options.averaged_buffers)
         self._strategy.barrier("fit begins")  # a worker that has ended is noticed here, and not in making the groups
         if self._make_algorithm is not None:
@@ -294,11 +300,15 @@ class Fit:
         self.synchronize(Purpose.EPOCH_END, requests=bool(self.trainer.should_stop))
 
     def end(self) -> None:
-        """End the fit, as all workers do.
+        """End the fit, or a tuner's training, as all workers do.
 
         Raises:
             SIGTERMException: on a worker that was told to stop too late for the others to hear of it.
         """
+        if self._searches:
+            self._end_search()
+            return
+        self._has_begun = False
         self.changes.end_fit()
         self.close(together=True)
         if self.stop_requested and not self._stopped_together:
@@ -315,7 +325,7 @@ class Fit:
         """Do what a user asks for inside an epoch, together with all workers: now, or after the step that is under way.
 
         Rank 0's word counts. Where workers are at different steps, what other ranks ask for is what rank 0 asks for at another
-        time, and nothing is done. Where they are in lockstep, all come.
+        time, and nothing is done. Where they are in lockstep, or the epoch has no batch yet, all come.
 
         Args:
             ask: what to do.
@@ -330,6 +340,8 @@ class Fit:
                 f"In a training step {ask.name} cannot be done: it needs all workers. It is done after the step."
             )
             self._asks.append(ask)
+        elif not self.in_session:
+            self._synchronize(Purpose.SAVE, asks=[ask], requests=self.trainer.is_global_zero)
         elif self._island is not None:
             self._asks.append(ask)  # the other ranks of the island hear of it after the next step
         else:
@@ -455,6 +467,18 @@ class Fit:
             self._model.hand_round_all()
 
     # -- details -----------------------------------------------------------------------------------------------------
+
+    def _begin_search(self) -> None:
+        """A tuner trains in the first hook of an epoch, on all workers, by the algorithm that is there."""
+        while self.in_session and not self._synchronize(Purpose.COLLECTIVE, what="a tuner's search").over:
+            pass
+        self._searches = True
+        self.work.pause_count()
+
+    def _end_search(self) -> None:
+        """The tuner puts everything back, and the epoch begins."""
+        self._searches, self._under_way = False, True
+        self.work.resume_count()
 
     def _open_session(self) -> None:
         self._own_model.put_back()
