@@ -56,13 +56,11 @@ from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
 from lightning_gossip.transport.pairwise_groups import CONNECT_S, REPLY_S, Connections, EdgeTransport
 
 _SEED_STRIDE = 1_000_003
-_PART_STRIDE = 7_368_787
 
 
 class GossipStrategy(DecentralizedStrategy):
-    """AD-PSGD, whatever its workers are. :class:`ADPSGDStrategy` describes the arguments."""
+    """Options and partner choice of AD-PSGD, of replicated and sharded models. :class:`ADPSGDStrategy` describes them."""
 
-    name = "adpsgd"
     has_islands = True
 
     def __init__(
@@ -109,10 +107,17 @@ class GossipStrategy(DecentralizedStrategy):
         self.topology = self.gossip_options.topology
         self.exchanges_per_step = self.gossip_options.exchanges_per_step
         self.outer = self.gossip_options.outer
-        kind = "_sharded" if self.is_sharded else "" if self.island == 1 else "_islands"
-        self.name = "noloco" if self.outer is not None else f"adpsgd{kind}"
         self._exchange_timeout_s = seconds_of("exchange_timeout_s", exchange_timeout_s)
         self._seed = seed
+
+    @property
+    @override
+    def name(self) -> str:
+        if self.outer is not None:
+            return "noloco"
+        if self.is_sharded:
+            return "adpsgd_sharded"
+        return "adpsgd" if self.island == 1 else "adpsgd_islands"
 
     @property
     @override
@@ -152,8 +157,8 @@ class GossipStrategy(DecentralizedStrategy):
         numbers = [worker.initial_rank // size for worker in gossipers]
         topology = topology_for(self.topology, numbers, self.units, options.roles)
         seed = self._seed + _SEED_STRIDE * members.generation  # ranks change, and two of them must not repeat one stream
-        seed += _PART_STRIDE * index  # each part of a model is averaged with partners of its own
-        return topology, PartnerPicker(topology, place, roles=options.roles, seed=seed, choice=options.partner_choice)
+        choice = options.partner_choice
+        return topology, PartnerPicker(topology, place, roles=options.roles, seed=seed, choice=choice, part=index)
 
     @property
     def gossipers(self) -> tuple[int, Sequence[WorkerId]]:
@@ -448,7 +453,7 @@ class GossipAlgorithm(Algorithm):
 
     @property
     def _parameters(self) -> list[Tensor]:
-        """Of the session, as they are now."""
+        """The parameters that this session averages, looked up now."""
         return list(self._model.tensors[: self._model.parameters])
 
     @override

@@ -9,10 +9,21 @@ its generators, and what its effects are: messages and chunks over a transport.
 | ``gossip-listener`` | ``receive`` for each request | a message, without a deadline; STOP ends it |
 | ``gossip-responder`` | ``respond`` | a request, until the listener ends; a chunk, with a deadline |
 | ``gossip-initiator`` | ``initiate`` | its pace, an answer, a chunk: all with deadlines |
+| ``gossip-monitor`` (the failure detector's) | :meth:`Gossip.look` | another thread's chunk, when it ends the exchange |
 
-Two locks. ``_lock`` holds while a generator runs from one effect to the next, a few instructions, and is free while an
-effect is under way. The replica's own is held for one copy, of a chunk (gossip threads) or of the model (training thread);
-where parameters are on a device, for no copy and no wait. Neither is held across the network.
+No lock is held across the network:
+
+| lock | guards | held for | taken inside |
+|---|---|---|---|
+| ``_lock`` | the protocol, its peers, the threads that wait | a generator from one effect to the next; after a failure \
+also the repair of the graph | |
+| the failure detector's | verdicts on peers | a few instructions | ``_lock``, or none |
+| ``_averages`` | which exchange is under way, and whether one may begin | a few instructions; by ``look`` also while it \
+waits for the turn's | |
+| the turn's (:mod:`~lightning_gossip.runtime.adpsgd.exchange`) | whether an exchange may still touch the model | one chunk: \
+copied and encoded, or decoded and merged | ``_averages``, or none |
+| the replica's | y and m | one copy, of a chunk (gossip threads) or of the model (training thread; a model that is given); \
+of parameters on a device no copy | the turn's, or none |
 
 A failure on a gossip thread ends that thread, is kept, and is raised on the training thread at its next step.
 
@@ -68,11 +79,11 @@ _CUT_OFF_S = 0.2  # for threads that nothing holds up
 
 
 class _Exchange:
-    """That under way.
+    """The exchange under way, and the generator that waits for its end.
 
     Args:
         peer: its rank.
-        steps: of the protocol, which wait for the end.
+        steps: that generator, of the protocol.
     """
 
     def __init__(self, peer: int, steps: Steps) -> None:

@@ -65,5 +65,5 @@ class IslandFlags:
         return StepFlag(int(flags_of_all))
 
     def forget(self) -> None:
-        """After a failure: nobody answers any more."""
+        """Forget what is under way, after a failure: nobody answers any more."""
         self._under_way = None

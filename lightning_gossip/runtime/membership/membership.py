@@ -33,7 +33,7 @@ from lightning_gossip.runtime.membership.store_operations import StoreOperations
 from lightning_gossip.runtime.membership.stores import parse
 from lightning_gossip.runtime.process_groups import DefaultGroup, MemberGroups
 from lightning_gossip.runtime.store_client import delete_below, store_errors, store_lost
-from lightning_gossip.runtime.workers import Workers
+from lightning_gossip.runtime.workers import WRITTEN, Workers
 from lightning_gossip.transport.endpoint import Endpoint, unreachable
 from lightning_gossip.transport.gloo_group import set_timeout
 from lightning_gossip.transport.peer_errors import may_pass
@@ -280,6 +280,15 @@ class Membership(Workers):
 
         told = self._perform(self._protocol.attempt(), {protocol.Run: run})
         return result, told  # type: ignore[return-value]
+
+    @override
+    def write_by_first(self, collect: Callable[[], T], write: Callable[[T], None]) -> None:
+        writer = None
+        while writer not in self.members:  # killed while it wrote: the next one does
+            collected = collect()
+            writer = self.members[0]
+            write(collected)
+            self.gather(None, kind=WRITTEN)
 
     @override
     def answering(self, phase: str) -> AbstractContextManager[None]:

@@ -231,7 +231,7 @@ class HeartbeatMonitor:
             self.protocol.raise_failure()
 
     def await_island(self) -> None:
-        """After an error of the network: wait until it is clear whether the island is dead, which ends this process.
+        """Wait, after an error of the network, until it is clear whether the island is dead, which ends this process.
 
         Returns when somebody has aborted, or when a rank that had failed would be known to have.
         """

@@ -76,7 +76,6 @@ from lightning_gossip.simulation.run import Process, Run, Strategy
 from lightning_gossip.simulation.strategies.adpsgd_island import Island
 from lightning_gossip.simulation.strategies.asynchronous import SyncPoint
 
-_PART_STRIDE = 7_368_787  # of the partner choice's seeds, from one index of an island to the next, as in the runtime
 _NOTHING = torch.empty(0, device="cpu")  # what is sent where there are times only
 
 
@@ -175,11 +174,11 @@ class Gossip:
     def _of_index(self, strategy: ADPSGD, index: int) -> list[Worker]:
         """The gossiping sides of the ranks of one index, by island."""
         run, n = self.run, self.run.members
-        seed = (run.seed if strategy.seed is None else strategy.seed) + _PART_STRIDE * index
+        seed, choice = run.seed if strategy.seed is None else strategy.seed, strategy.partner_choice
         members = [Member(run.islands.rank(number, index)) for number in range(n)]
         workers = []
         for number in range(n):
-            picker = PartnerPicker(self.topology, number, roles=strategy.roles, seed=seed, choice=strategy.partner_choice)
+            picker = PartnerPicker(self.topology, number, roles=strategy.roles, seed=seed, choice=choice, part=index)
             peers = PatientPeers(run, self.monitor, members, self.topology, strategy.roles, picker)
             workers.append(Worker(self, number, index, peers, strategy))
         return workers

@@ -57,5 +57,5 @@ class FitIsland:
         self._flags.take_last()
 
     def forget(self) -> None:
-        """After a failure."""
+        """Wait for no mate any more, after a failure."""
         self._flags.forget()

@@ -81,7 +81,7 @@ class Survival:
         return workers if self.max_workers is None else max(self.max_workers, workers)
 
     def of_ranks(self, islands: Islands | None) -> Survival:
-        """These options counted in ranks, where workers are islands of them."""
+        """Options as these are, counted in ranks, where workers are islands of them."""
         if islands is None:
             return self
         least, most = (None if count is None else count * islands.size for count in (self.min_workers, self.max_workers))
