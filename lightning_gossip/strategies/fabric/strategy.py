@@ -328,12 +328,14 @@ class FabricStrategy(DDPStrategy):
         held, members = self.decentralized, self.decentralized.members
         writer = None
         while members is None or writer not in members.members:
+            writer = None if members is None else members.members[0]
             self._mean_states = checkpoint.mean_optimizers(held, asked.places)
             part = {}
             if asked.places:  # else it is not for going on
                 standing, tensors = self.training.standing(is_inside=asked.is_inside)
                 part[checkpoint.KEY] = checkpoint.described(held, standing, self.training.algorithm, tensors)
-            writer = None if members is None else members.members[0]
+            if members is not None and members.members[0] != writer:
+                continue  # which has all that is to be written
             if write is not None:
                 write(part)
             elif self.is_global_zero:

@@ -291,7 +291,11 @@ class FabricTraining:
             epoch = self._epochs.epoch + (not is_inside and work.passes_in_epoch > 0)
         elif not self._has_begun and self._restored is not None:  # saved again before anything is trained
             epoch = self._restored.standing.epoch
-        tensors = {} if self.algorithm is None else self.algorithm.common_tensors(self._sync_point, adopts=True)
+        tensors = (
+            {}
+            if self.algorithm is None
+            else self.algorithm.common_tensors(self._sync_point, adopts=True, keeps=lambda: self._strategy.writes)
+        )
         return Standing(epoch, work.passes, self.account.steps, position, sorted(self._model.trained)), tensors
 
     # -- the end -----------------------------------------------------------------------------------------------------
