@@ -194,6 +194,8 @@ class DecentralizedStrategy(WorkerProcesses):
             self._metrics = None
         self._patches.restore()
         self._loaded = None
+        if self.members is not None:
+            self.members.changed.clear()  # it outlives this Trainer, whose model they hold
         super().teardown()
 
     # -- training ----------------------------------------------------------------------------------------------------

@@ -342,6 +342,7 @@ class WorkerProcesses(ParallelStrategy):
         if self.interface is not None and self.workers > 1:
             self._environment = self._environment or network_interface.bind(self.interface)
         use, aborted = uses.begin() if self.workers > 1 else (0, False)
+        causes.forget()
         open_files.raise_limit()
         if self.workers > 1 and uses_agent_store() and os.environ.get("RANK") == "0":
             open_files.warn_of_agent(self.workers, connections=self._store_connections)
