@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from lightning_gossip.runtime.workers import FixedWorkers
 from lightning_gossip.strategies import adpsgd
 from lightning_gossip.strategies.state.checkpoint_contents import KEY, mean_optimizer_state
 from lightning_gossip.transport.gloo_group import host_group
+from tests.strategies.jobs import job, kill_myself, store, survivors
 from tests.strategies.launch import launch
 from tests.strategies.models import Net, loader, trainer
 
@@ -169,3 +171,40 @@ def test_a_checkpoint_needs_none_of_a_devices_memory_and_who_does_not_write_it_k
     found = torch.load(written, weights_only=False)
     assert nbytes(found["optimizer_states"][0]["state"]) == states
     assert all(leaf.isfinite().all() for leaf in tree_leaves(found[KEY]["tensors"]))
+
+
+def _dies_in_turn(address: str, path: str) -> tuple[float, int]:
+    """Ranks 0 and 1, the ones that have the means, are killed when they write the checkpoint of the second epoch."""
+    from lightning_gossip.strategies.state import atomic_checkpoint_io
+
+    save, saves = atomic_checkpoint_io._save, []
+
+    def dies(checkpoint: dict[str, Any], file: Any) -> None:
+        saves.append(checkpoint)
+        if os.environ["RANK"] == "1" or len(saves) == 2:
+            kill_myself()
+        save(checkpoint, file)
+
+    if os.environ["RANK"] in "01":
+        atomic_checkpoint_io._save = dies
+    saver = ModelCheckpoint(path, filename="{epoch}", save_top_k=-1)
+    strategy = ADPSGDStrategy(store=address, peer_timeout_s=5.0, local_steps=4, outer=Outer(), dense_share=0.0)
+    t = trainer(strategy=strategy, callbacks=[saver], max_epochs=2)
+    t.fit(Net(lambda model: torch.optim.AdamW(model.parameters())), loader(240, 8))
+    moment = sum(state["exp_avg"].abs().sum().item() for state in t.optimizers[0].state.values())
+    return moment, t.world_size
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_where_all_fail_that_had_the_means_they_are_made_again_of_those_that_are_left(tmp_path: Path) -> None:
+    with store() as address, job(_dies_in_turn, address, str(tmp_path), workers=4) as running:
+        running.start_all()
+        results = survivors(running.outcomes(timeout_s=120.0))
+    assert [size for _, size in results] == [2, 2]
+    for epoch in range(2):
+        found = torch.load(tmp_path / f"epoch={epoch}.ckpt", weights_only=False)
+        state = found["optimizer_states"][0]["state"]
+        assert len(state) == len(list(Net().parameters()))
+        assert all(of["exp_avg"].isfinite().all() and of["exp_avg"].any() for of in state.values())
+        assert {key.partition("/")[0] for key in found[KEY]["tensors"]} == {"slow", "velocity"}
