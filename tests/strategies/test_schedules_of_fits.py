@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelChec
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, OneCycleLR
 
+from lightning_gossip.errors import ConfigurationError
 from tests.strategies.launch import launch
 from tests.strategies.models import loader, trainer
 
@@ -181,6 +182,40 @@ def test_a_hook_that_moves_schedules_its_own_way_is_called_as_often_as_by_lightn
     assert here == alone
 
 
+class Plateau:
+    """Follows a metric, and is not torch's."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+    def step(self, metric: Any) -> None:
+        self.optimizer.param_groups[0]["lr"] = 1 / (1 + float(metric))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    load_state_dict = state_dict
+
+
+class FollowsMetric(Scheduled):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("steps", float(self.global_step))
+        return super().training_step(batch, batch_idx)
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        scheduler.step(metric)
+
+
+def plateau(sgd: Any, _: Any) -> list[dict[str, Any]]:
+    return [{"scheduler": Plateau(sgd), "reduce_on_plateau": True, "monitor": "steps", "frequency": 3}]
+
+
+def test_a_schedule_that_follows_a_metric_by_step_is_left_to_lightning() -> None:
+    alone, here = both(lambda: FollowsMetric(plateau), callbacks=lambda: [Replaces("on_train_epoch_start")])
+    assert here == alone
+    assert len({rate for *_, rate in here[0]}) > 3
+
+
 class StopsEpochs(Callback):
     """Leaves each epoch early, and lets the next one begin."""
 
@@ -308,6 +343,9 @@ def _of_two(folder: str) -> Any:
     found["replaced"] = _fit(Scheduled(halving), [Slow(), Replaces("on_train_epoch_start")], max_epochs=3)
     found["stopped"] = _fit(Scheduled(halving), [Slow(), StopsEpochs()], max_epochs=3)
     found["resumed"] = _stopped_and_resumed(folder)
+    with pytest.raises(ConfigurationError) as refused:
+        _fit(FollowsMetric(plateau))
+    found["refused"] = str(refused.value)
     return found
 
 
@@ -366,6 +404,11 @@ def test_a_schedule_that_comes_with_an_epoch_follows_all_workers_too(ends: Any) 
 def test_ranks_have_one_rate_where_all_have_left_an_epoch_early(ends: Any) -> None:
     assert ends[0] == ends[1]
     assert ends[0][-1] > 2.0**-24
+
+
+@processes
+def test_a_metric_by_step_is_refused_where_work_is_shared(two: Any) -> None:
+    assert "Use interval='epoch'" in two[0]["refused"]
 
 
 @processes

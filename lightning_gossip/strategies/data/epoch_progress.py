@@ -135,8 +135,8 @@ class FitWork:
             config.interval == "step" and config.reduce_on_plateau for config in self._trainer.lr_scheduler_configs
         ):
             raise ConfigurationError(
-                "ReduceLROnPlateau with interval='step' would follow each worker's own losses, and learning rates would"
-                " part. Use interval='epoch'."
+                "A schedule that follows a metric, as ReduceLROnPlateau, with interval='step' would follow each worker's own"
+                " losses, and learning rates would part. Use interval='epoch'."
             )
         if self.shared is None and self._trainer.limit_train_batches != 1.0:
             return  # each worker counts its own steps
@@ -249,7 +249,7 @@ class FitWork:
             "plan": None if self.batches is None else asdict(self.batches.plan),
             "assignments": 0 if self.batches is None else self.batches.assignments,
             "loaded_at": self._trainer.fit_loop._last_train_dl_reload_epoch,
-            "count": self._state_of_schedules,
+            "schedules": self._state_of_schedules,
         }
 
     @property
@@ -282,7 +282,7 @@ class FitWork:
             self.batches.plan = type(self.batches.plan)(**snapshot["plan"])
             self.batches.assignments = snapshot["assignments"]
             self.batches.move_to(self._store_key)
-        self._load_schedules(snapshot["count"])
+        self._load_schedules(snapshot["schedules"])
 
     def _read_again(self) -> None:
         """The user's loader as it is in this epoch. No collective, since the others have read theirs."""
@@ -315,7 +315,7 @@ class FitWork:
         return {
             "plan": asdict(self.batches.plan),
             "position": asdict(position) if position else None,
-            "count": self._state_of_schedules,
+            "schedules": self._state_of_schedules,
         }
 
     def resume(self, state: dict[str, Any] | None) -> None:
@@ -332,7 +332,7 @@ class FitWork:
                     " begins anew."
                 )
             self.loader.begin_again()
-            self._load_schedules(state["count"])
+            self._load_schedules(state.get("schedules"))
             return
         if state["position"] is not None:
             position = EpochPosition(**state["position"])
@@ -340,7 +340,7 @@ class FitWork:
             if isinstance(self.batches, StaticBatches) and (position.pending or position.pieces):
                 align_epoch(self._trainer, self.batches.nominal_length - self.batches.resumed_share(position))
         self.loader.begin_again()  # the first iterator was made before the state was known
-        self._load_schedules(state["count"])
+        self._load_schedules(state.get("schedules"))
 
     @property
     def _state_of_schedules(self) -> dict[str, Any] | None:

@@ -127,7 +127,7 @@ class StepSchedules:
             "accumulation": self._accumulation,
             "epoch": self._epoch,
             "done": self._moved_at,
-            "schedules": [None if one is None else [one.began, one.moved] for one in self._followed],
+            "moved": [None if one is None else [one.began, one.moved] for one in self._followed],
         }
 
     def load(self, state: dict[str, Any], configs: Sequence[Any]) -> None:
@@ -136,13 +136,11 @@ class StepSchedules:
         Batches stay as many as they were, also on another number of workers: the schedules' own state, such as OneCycleLR's
         ``total_steps``, counts in them.
         """
-        self._batches, self._workers = state["batches"], state.get("workers") or self._workers
-        if "schedules" not in state:
-            return  # of an older checkpoint: as if written without this package
+        self._batches, self._workers = state["batches"], state["workers"]
         self._accumulation, self._epoch = state["accumulation"], state["epoch"]
         self._done = self._moved_at = state["done"]
         self._follow(configs)
-        for one, saved in zip(self._followed, state["schedules"], strict=False):
+        for one, saved in zip(self._followed, state["moved"], strict=False):
             if one is not None and saved is not None:
                 one.began, one.moved = saved
 
