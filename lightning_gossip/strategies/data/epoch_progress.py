@@ -17,13 +17,13 @@ import lightning.pytorch as pl
 from lightning.fabric.utilities import rank_zero_warn
 from lightning.fabric.utilities.data import _auto_add_worker_init_fn
 from lightning.pytorch.trainer import call
-from lightning.pytorch.utilities.data import _extract_batch_size
 
 from lightning_gossip.algorithm.options import WorkSharing
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.strategies.data.batch_samplers import EpochBatches, EpochPosition, SharedBatches, StaticBatches
-from lightning_gossip.strategies.data.dataloader import TrainingLoader, plan_of, with_epoch_batches
+from lightning_gossip.strategies.data.dataloader import TrainingLoader, lookahead_of, plan_of, with_epoch_batches
 from lightning_gossip.strategies.data.lr_schedulers import StepSchedules
+from lightning_gossip.strategies.data.step_accounting import samples_in
 from lightning_gossip.strategies.lightning.loop_progress import align_epoch, epochs_processed
 from lightning_gossip.strategies.lightning.patches import Patches
 
@@ -57,6 +57,7 @@ class FitWork:
         self._seed = seed
         self._batch_s = batch_s
         self._schedules: StepSchedules | None = None
+        self._paused: StepSchedules | None = None
         self._share = Fraction(0)
         self._loaded = False
 
@@ -114,7 +115,9 @@ class FitWork:
         if not loaders:
             return dataloader  # not for training
         self.reloaded, self._loaded = self._loaded, True
-        self.batches = self.loader.batches(loaders, key=self._store_key, seed=self._seed, batch_s=self._batch_s)
+        self.batches = self.loader.batches(
+            loaders, before=self.batches, key=self._store_key, seed=self._seed, batch_s=self._batch_s
+        )
         if self.batches is None:
             return dataloader
         self._resize_epoch()
@@ -165,6 +168,14 @@ class FitWork:
             return Fraction(0)
         return self._share
 
+    def pause_schedules(self) -> None:
+        """Steps from now on are not the fit's: schedules are Lightning's."""
+        self._paused, self._schedules = self._schedules, None
+
+    def resume_schedules(self) -> None:
+        """Steps are the fit's again."""
+        self._schedules, self._paused = self._paused, None
+
     def planned_steps(self, *, epochs_done: int = 0, steps_done: int = 0) -> int | None:
         """Optimizer steps that each worker makes, if all are equally fast; None if nobody can tell.
 
@@ -191,8 +202,7 @@ class FitWork:
 
     def begin_batch(self, batch: Any) -> None:
         """Note which share of the epoch is done with the batch that is about to be trained on."""
-        # 1 where Lightning cannot tell its size either
-        self.samples += next((size for size in _extract_batch_size(batch) if size is not None), 1)
+        self.samples += samples_in(batch)
         if self._schedules is None or self.batches is None or (progress := self.batches.progress) is None:
             return
         # Lightning's own count says how far static shares are; of shared batches it is used where no state of ours was loaded
@@ -291,7 +301,7 @@ class FitWork:
             plan = plan_of(loaders[0], self._seed)
             if isinstance(plan, str):
                 raise ConfigurationError(f"This worker came later, and its training data cannot be shared: {plan}.")
-            self.batches.plan = plan
+            self.batches.read(plan, lookahead=lookahead_of(loaders[0]))
             assert combined is not None
             combined.flattened = [with_epoch_batches(loaders[0], self.batches)]
             _auto_add_worker_init_fn(combined.flattened[0], self._trainer.global_rank)
