@@ -66,6 +66,30 @@ def test_moves_are_those_of_lightnings_own_loop(
         assert schedule.scheduler.moved == moves(done, of=of, accumulation=accumulation, frequency=frequency)
 
 
+@given(st.integers(1, 30), st.integers(1, 6), st.data())
+def test_with_one_worker_schedules_move_as_in_lightnings_own_loop(
+    alone: Trainer, batches: int, frequency: int, data: st.DataObject
+) -> None:
+    """Also where the accumulation changes inside an epoch, by a callback or with a resume."""
+    alone.fit_loop.max_batches, alone.accumulate_grad_batches = batches, 1
+    alone.strategy.lr_scheduler_configs = [theirs := config(frequency)]
+    loop, ours, schedules = alone.fit_loop.epoch_loop, config(frequency), StepSchedules(batches, 1, step)
+    for epoch in range(2):
+        for done in range(1, batches + 1):
+            if data.draw(st.booleans()):
+                alone.accumulate_grad_batches = data.draw(st.integers(1, 5))
+                if data.draw(st.booleans()):
+                    saved, schedules = schedules.state([ours]), StepSchedules(batches, 1, step)
+                    schedules.load(saved, [ours])
+            loop.batch_progress.current.ready = done
+            loop.batch_progress.is_last_batch = done == batches
+            loop.update_lr_schedulers("step", update_plateau_schedulers=False)
+            schedules.advance(epoch, Fraction(done, batches), alone.accumulate_grad_batches, before=Fraction(done - 1, batches))
+            if not loop._should_accumulate():
+                schedules.move([ours])
+            assert ours.scheduler.moved == theirs.scheduler.moved
+
+
 # -- schedules that follow it --------------------------------------------------------------------------------------------
 
 

@@ -226,9 +226,17 @@ class StopsEpochs(Callback):
         of.should_stop = False
 
 
+class Accumulates(Callback):
+    """More, from the fourth batch of each epoch on."""
+
+    def on_train_batch_start(self, of: Trainer, model: Any, batch: Any, batch_idx: int) -> None:
+        of.accumulate_grad_batches = 1 if batch_idx < 3 else 4
+
+
 @pytest.mark.parametrize(
     "options",
     [
+        {"callbacks": lambda: [Accumulates()]},
         {"min_epochs": 2, "callbacks": lambda: [StopsEpochs()]},
         {"max_epochs": 3, "callbacks": lambda: [StopsEpochs()]},
         {"limit_train_batches": 5},

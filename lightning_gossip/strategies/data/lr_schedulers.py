@@ -64,7 +64,7 @@ class StepSchedules:
         self._accumulation = 1
         self._epoch: int | None = None  # whose batches are counted; None before the first one
         self._done = 0  # batches of it
-        self._moved_at = 0  # as many were done when schedules moved last
+        self._moved_at = 0  # as many were done when schedules moved last: one that comes later moves from there
         self._followed: list[_Followed | None] = []  # by Lightning's configurations; None for one that does not move by step
 
     @property
@@ -82,15 +82,24 @@ class StepSchedules:
         Args:
             epoch: its number.
             share: from 0 to 1.
-            accumulation: batches a step in this epoch.
+            accumulation: batches a step from this batch on.
             before: the share of the epoch that was done already when it began here: after a resume in its middle.
         """
-        self._accumulation = accumulation
         if self._epoch != epoch:
-            self._epoch, self._moved_at = epoch, self._batches_in(before)
+            self._epoch, self._accumulation, self._moved_at = epoch, accumulation, self._batches_in(before)
             for one in filter(None, self._followed):
                 one.began = one.moved - self._moves(self._moved_at, one.frequency)
+        if self._accumulation != accumulation:
+            self._accumulate(accumulation)
         self._done = self._batches_in(share)
+
+    def _accumulate(self, accumulation: int) -> None:
+        """Set the batches a step inside an epoch: schedules move on from where they are."""
+        followed = [one for one in self._followed if one is not None]
+        stood = [one.began + self._moves(self._done, one.frequency) for one in followed]
+        self._accumulation, self._moved_at = accumulation, self._done
+        for one, moved in zip(followed, stood, strict=True):
+            one.began = moved - self._moves(self._done, one.frequency)
 
     def move(self, configs: Sequence[Any], *, cut: bool = False) -> None:
         """Move all schedules to where the epoch is, forwards only.
@@ -126,7 +135,7 @@ class StepSchedules:
             "workers": self._workers,
             "accumulation": self._accumulation,
             "epoch": self._epoch,
-            "done": self._moved_at,
+            "done": self._done,
             "moved": [None if one is None else [one.began, one.moved] for one in self._followed],
         }
 
