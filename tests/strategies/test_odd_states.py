@@ -88,6 +88,28 @@ def test_a_joiner_gets_all_of_an_optimizers_state(used: dict[int, list[int]]) ->
     assert set(member[0]) == set(used[0])
 
 
+def _join_in_parts() -> Any:
+    """Two islands of two ranks, whose parameters differ in size as uneven shards do; the second one joins."""
+    rank = int(os.environ["RANK"])
+    part, receives = rank % 2, rank >= 2
+    parameter = torch.nn.Parameter(torch.ones(3 - part))
+    optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+    if not receives:
+        parameter.grad = torch.arange(float(3 - part)) + rank
+        optimizer.step()
+    dist.init_process_group("gloo", rank=rank, world_size=4)
+    peers = [dist.new_group([first, first + 2]) for first in (0, 1)][part]
+    copy_optimizers([optimizer], FixedWorkers(), receives=receives, device=HOST, part=part, group=lambda: peers)
+    dist.destroy_process_group()
+    return _flat(optimizer.state_dict()["state"])
+
+
+def test_each_rank_of_a_joining_island_gets_the_state_of_its_own_part() -> None:
+    first, second, *joined = launch(_join_in_parts, workers=4)
+    assert joined == [first, second]
+    assert second[0]["momentum_buffer"][1] == [1.0, 2.0]
+
+
 def _saved(used: dict[int, list[int]]) -> Any:
     rank, optimizer = _stepped(used)
     dist.init_process_group("gloo", rank=rank, world_size=2)

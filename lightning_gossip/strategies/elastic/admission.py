@@ -100,6 +100,7 @@ class Admission:
                 members,
                 receives=receives,
                 device=self._strategy.collectives_device,
+                part=self._strategy.part,
                 group=lambda: self._strategy.group_of_part,
             )
 

@@ -41,9 +41,12 @@ def copy_optimizers(
     *,
     receives: bool,
     device: torch.device,
+    part: int = 0,
     group: Callable[[], dist.ProcessGroup | None],
 ) -> None:
-    """Give joiners rank 0's optimizer states; the next one's if that fails meanwhile. Collective.
+    """Give joiners the optimizer states of the first rank that has the same part; the next one's if that fails meanwhile.
+
+    Collective.
 
     Sparse tensors are left out.
 
@@ -52,13 +55,15 @@ def copy_optimizers(
         workers: of the job, the joiners among them.
         receives: whether this worker takes them.
         device: where collectives of the group run.
-        group: tells the group of the ranks that have the same part of the states; None for the default group.
+        part: number of this rank's part of the states: ranks of an island may have shards, of other sizes than their mates'.
+        group: tells the group of the ranks that have the same part; None for the default group.
     """
     parameters = [[parameter for group in optimizer.param_groups for parameter in group["params"]] for optimizer in optimizers]
     mine = None if receives else [_described(one, of) for one, of in zip(optimizers, parameters, strict=True)]
-    theirs = workers.gather(mine, kind="the optimizer states of a joiner")[0]
-    if not any(theirs):
+    told = workers.gather((part, mine), kind="the optimizer states of a joiner")
+    if not any(states for _, of in told for states in of or ()):
         return
+    theirs = next(of for at, of in told if at == part)
     if receives:
         for optimizer, states, of in zip(optimizers, theirs, parameters, strict=True):
             optimizer.state.clear()
@@ -66,7 +71,7 @@ def copy_optimizers(
                 optimizer.state[of[index]].update(_made(described, of[index]))
 
     def leaves() -> list[tuple[Tensor | None, Sent]]:
-        """This worker's tensors, in the order in which rank 0 sends its own; None for what this one has not got."""
+        """This worker's tensors, in the order in which the first rank sends its own; None for what this one has not got."""
         return [
             leaf
             for number, states in enumerate(theirs)
@@ -141,7 +146,7 @@ def _pairs(state: Mapping[str, Any], described: Described) -> list[tuple[Tensor 
 def _broadcast(
     tensor: Tensor | None, nbytes: int, device: torch.device, group: dist.ProcessGroup | None, *, receives: bool
 ) -> None:
-    """Rank 0's bytes, into the tensor on a worker that receives them: no backend knows all types."""
+    """The first rank's bytes, into the tensor on a worker that receives them: no backend knows all types."""
     if tensor is None or receives:
         sent = torch.zeros(nbytes, dtype=torch.uint8, device=device)
     else:

@@ -221,6 +221,11 @@ class ShardedProcesses(WorkerProcesses, ModelParallelStrategy):
 
     @property
     @override
+    def part(self) -> int:
+        return 0 if self.groups is None else self.groups.place.index
+
+    @property
+    @override
     def group_of_part(self) -> dist.ProcessGroup | None:
         return self.all_workers.group if self.groups is None else self.groups.peers
 

@@ -528,6 +528,11 @@ class WorkerProcesses(WritesWholeFiles, ParallelStrategy):
         """Copy rank 0's model to all ranks, or that of its island, shard by shard. Collective."""
 
     @property
+    def part(self) -> int:
+        """Number of this rank's part of the optimizer states; 0 where it has all of them."""
+        return 0
+
+    @property
     def group_of_part(self) -> dist.ProcessGroup | None:
         """The ranks that have the same part of a model and of optimizer states, those of rank 0's island first."""
         return self.all_workers.group
