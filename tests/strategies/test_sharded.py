@@ -19,7 +19,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split
@@ -326,6 +326,49 @@ class FirstLosses(ShardedNet):
         return super().training_step(batch, batch_idx)
 
 
+class Mixed(ShardedNet):
+    """All in the root module, whose full copies are of another type than its shards."""
+
+    def __init__(self) -> None:
+        super().__init__(network=_network())
+
+    def configure_model(self) -> None:
+        if not any(isinstance(parameter, DTensor) for parameter in self.parameters()):
+            assert self.device_mesh is not None
+            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+            fully_shard(self.network, mesh=self.device_mesh["data_parallel"], mp_policy=policy)
+
+
+class Compared(Callback):
+    """Asks what a joiner and a member are compared by, after a forward pass on one rank only; then all start equal anew."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        if trainer.global_rank == 1:
+            with torch.no_grad():
+                pl_module.loss(next(iter(loader(8))))
+        self.types = {str(parameter.dtype) for parameter in pl_module.parameters()}
+        strategy: Any = trainer.strategy
+        strategy.start_equal()
+        if trainer.global_rank == 1:
+            with torch.no_grad():
+                pl_module.loss(next(iter(loader(8))))
+        self.fingerprint = strategy.shared_model(pl_module, ()).fingerprint()
+
+
+def _compared() -> Any:
+    compared = Compared()
+    trainer(strategy=sharded(1), max_epochs=1, callbacks=[compared]).fit(Mixed(), loader(32))
+    return compared.types, compared.fingerprint
+
+
+@processes
+def test_full_copies_of_another_type_do_not_make_another_model() -> None:
+    """A joiner has them after its sanity check, and a member has none after a checkpoint."""
+    (shards, member), (full, joiner) = launch(_compared)
+    assert (shards, full) == ({"torch.float32"}, {"torch.bfloat16"})
+    assert member == joiner
+
+
 def _put_back() -> Any:
     model = FirstLosses(lambda module: torch.optim.SGD(module.parameters(), lr=0.0), _network())
     strategy = sharded(exchanges_per_step=0.0, at_rendezvous="evaluate")
@@ -345,10 +388,11 @@ def test_full_copies_that_a_validation_leaves_do_not_hide_what_is_written_to_sha
 # -- an island that dies, and comes back ---------------------------------------------------------------------------------------
 
 
-def _until_both_are_back(address: str) -> Any:
+def _until_both_are_back(address: str, folder: str, mixed: bool) -> Any:
     seed_everything(1)
-    model, strategy = ShardedNet(), sharded(store=address, peer_timeout_s=5.0)
-    fit = trainer(strategy=strategy, callbacks=[Back(), Killed(3)], max_epochs=2000)
+    model, strategy = Mixed() if mixed else ShardedNet(), sharded(store=address, peer_timeout_s=5.0)
+    saver = ModelCheckpoint(dirpath=folder, filename="last", enable_version_counter=False)
+    fit = trainer(strategy=strategy, callbacks=[Back(), Killed(3), saver], max_epochs=2000, num_sanity_val_steps=2)
     fit.fit(model, loader(SAMPLES), loader(50, shuffle=False))
     return {
         "rank": fit.global_rank,
@@ -363,8 +407,9 @@ def _until_both_are_back(address: str) -> Any:
 
 @processes
 @pytest.mark.slow
-def test_an_island_dies_with_one_of_its_ranks_and_comes_back_with_the_shards_of_another() -> None:
-    with store() as address, job(_until_both_are_back, address, workers=4) as running:
+@pytest.mark.parametrize("mixed", [False, True], ids=["float32", "float32 and bfloat16"])
+def test_an_island_dies_with_one_of_its_ranks_and_comes_back_with_the_shards_of_another(tmp_path: Path, mixed: bool) -> None:
+    with store() as address, job(_until_both_are_back, address, str(tmp_path), mixed, workers=4) as running:
         pids = running.start_all()
         psutil.wait_procs([psutil.Process(pid) for pid in pids[2:]], timeout=120)
         running.start(2)

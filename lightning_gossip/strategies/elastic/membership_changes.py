@@ -14,7 +14,7 @@ from lightning_gossip.strategies.elastic.admission import Admission
 from lightning_gossip.strategies.elastic.lost_batches import LostBatchesOfFit
 from lightning_gossip.strategies.lightning import csv_logger_takeover
 from lightning_gossip.strategies.lightning.worker_processes import processes_of
-from lightning_gossip.strategies.state.shared_tensors import SharedModel, fingerprint
+from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.strategies.worker_algorithm import Algorithm
 
 
@@ -34,6 +34,7 @@ class MembershipChanges:
         self._trainer = trainer
         self._work = work
         self._account = account
+        self._model = model
         self._lost_batches = LostBatchesOfFit(trainer, work)
         self._due = False  # members have changed since the last assignment of batches
         self._has_just_joined = False
@@ -136,7 +137,7 @@ class MembershipChanges:
 
     @property
     def _about(self) -> str:
-        return f"model {fingerprint(self._trainer.lightning_module):x}, data {self._work.about}"
+        return f"model {self._model.fingerprint():x}, data {self._work.about}"
 
     @property
     def _members(self) -> Membership | None:

@@ -15,7 +15,7 @@ from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.data.step_accounting import Account
 from lightning_gossip.strategies.elastic.admission import Admission
 from lightning_gossip.strategies.fabric.work import LoopWork
-from lightning_gossip.strategies.state.shared_tensors import SharedModel, fingerprint, start_equal
+from lightning_gossip.strategies.state.shared_tensors import SharedModel, start_equal
 
 LOOP = "for epoch in fabric.strategy.epochs_left(EPOCHS, state)"  # how a script says where its epochs begin
 
@@ -66,7 +66,7 @@ class UserEpochs:
         self._admission = Admission(
             strategy,
             model,
-            about=lambda: f"model {fingerprint(self._modules):x}, data {work.about}",
+            about=lambda: f"model {model.fingerprint():x}, data {work.about}",
             start_equal=lambda: start_equal(nn.ModuleList([self._modules, self._others]), strategy.all_workers),
             optimizers=lambda: strategy._optimizers,
         )

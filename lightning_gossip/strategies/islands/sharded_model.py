@@ -105,6 +105,11 @@ class ShardedModel(SharedModel):
         return [ShardPlace(place) for place in super().find()]
 
     @override
+    def fingerprint(self) -> int:
+        reshard(sharded_modules(self.module))  # full copies may be of another type
+        return super().fingerprint()
+
+    @override
     def open(self) -> ShardedModel:
         super().open()
         sharding = self._sharding()
@@ -261,8 +266,8 @@ def start_equal_shards(model: nn.Module, workers: Workers, groups: IslandGroups,
     Raises:
         ConfigurationError: if the model is not built of the same tensors everywhere.
     """
+    reshard(sharded_modules(model))  # some ranks may have full copies, which may be of another type
     check_same_tensors(model, workers)
-    reshard(sharded_modules(model))
     found = [ShardPlace(place) for place in places(model)]
 
     @torch.no_grad()

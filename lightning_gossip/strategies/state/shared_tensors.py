@@ -186,6 +186,10 @@ class SharedModel:
         """Where the tensors of the model are now."""
         return places(self.module, self.averaged_buffers)
 
+    def fingerprint(self) -> int:
+        """What workers have in common whose modules are built alike: :func:`fingerprint` of the whole module."""
+        return fingerprint(self.module)
+
     def open(self) -> SharedModel:
         """Begin a session: find the tensors that are there now and those of them that are shared. Returns itself."""
         found = self.find()
