@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gossip.runtime.workers import FixedWorkers
-from lightning_gossip.strategies.elastic.optimizer_transfer import copy_optimizers
+from lightning_gossip.strategies.elastic.optimizer_transfer import _described, _made, copy_optimizers
 from lightning_gossip.strategies.state.checkpoint_contents import mean_optimizer_state
+from lightning_gossip.strategies.state.optimizer_state import OptimizerStates
 from tests.strategies.launch import launch
 
-pytestmark = pytest.mark.processes
+processes = pytest.mark.processes
 HOST = torch.device("cpu")
 
 
@@ -81,11 +82,31 @@ def _join(used: dict[int, list[int]]) -> Any:
     return copied, _flat(optimizer.state_dict()["state"])
 
 
+@processes
 @pytest.mark.parametrize("used", [{0: [0, 1], 1: []}, {0: [0], 1: [0, 1]}], ids=["it is new", "it comes back with another one"])
 def test_a_joiner_gets_all_of_an_optimizers_state(used: dict[int, list[int]]) -> None:
     member, joiner = launch(_join, used)
     assert member == joiner
     assert set(member[0]) == set(used[0])
+
+
+@pytest.mark.parametrize("with_parameter", [True, False], ids=["fused or capturable", "neither"])
+def test_what_is_made_for_others_states_is_on_the_device_where_they_have_it(with_parameter: bool) -> None:
+    """A kernel of a device that finds a step count in host memory fails. The device is one of which each machine has one."""
+    parameter = torch.nn.Parameter(torch.ones(3, device="meta"))
+    member, joiner = (torch.optim.AdamW([parameter]) for _ in range(2))
+    member.state[parameter] = {
+        "step": torch.zeros((), device="meta" if with_parameter else "cpu"),
+        "exp_avg": torch.zeros(3, device="meta"),
+        "qmap": torch.zeros(16, dtype=torch.uint8, device="meta"),
+    }
+    devices = {name: value.device for name, value in member.state[parameter].items()}
+    made = _made(_described(member, [parameter])[0], parameter)
+    assert {name: value.device for name, value in made.items()} == devices
+    OptimizerStates([joiner]).tensors(OptimizerStates([member]).slots())  # to be averaged
+    assert {name: value.device for name, value in joiner.state[parameter].items()} == {
+        name: devices[name] for name in ("exp_avg", "step")
+    }
 
 
 def _join_in_parts() -> Any:
@@ -104,6 +125,7 @@ def _join_in_parts() -> Any:
     return _flat(optimizer.state_dict()["state"])
 
 
+@processes
 def test_each_rank_of_a_joining_island_gets_the_state_of_its_own_part() -> None:
     first, second, *joined = launch(_join_in_parts, workers=4)
     assert joined == [first, second]
@@ -118,6 +140,7 @@ def _saved(used: dict[int, list[int]]) -> Any:
     return _flat(optimizer.state_dict()["state"]), _flat(mean["state"])
 
 
+@processes
 def test_a_checkpoint_does_not_mix_codes_with_the_mean_of_their_scales() -> None:
     """The state of a parameter is that of the lowest rank that has one."""
     (own, saved), (others, nothing) = launch(_saved, {0: [0], 1: [0, 1]})
@@ -136,6 +159,7 @@ def _saved_with_counters() -> Any:
     return _flat(optimizer.state_dict()["state"]), _flat(mean["state"])
 
 
+@processes
 def test_counters_do_not_keep_a_state_from_having_a_mean() -> None:
     (own, saved), (others, _) = launch(_saved_with_counters)
     mean = [(a + b) / 2 for a, b in zip(own[0]["momentum_buffer"][1], others[0]["momentum_buffer"][1], strict=True)]
