@@ -7,12 +7,16 @@ another set of islands would be another tensor.
 from __future__ import annotations
 
 import os
+import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dist_checkpoint
 from lightning.fabric.utilities.load import _METADATA_FILENAME
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -22,6 +26,7 @@ from lightning_gossip import ADPSGDStrategy
 from lightning_gossip.strategies.islands import sharded_checkpoint
 from lightning_gossip.strategies.state import atomic_checkpoint_io
 from tests.strategies.jobs import job, kill_myself, store, survivors
+from tests.strategies.launch import launch
 from tests.strategies.models import Net, loader, trainer
 from tests.strategies.test_sharded import ShardedNet, sharded, vector
 
@@ -58,6 +63,87 @@ class Notes(Callback):
         """Die after a function has returned."""
         original = getattr(module, function)
         setattr(module, function, lambda *args, **kwargs: (original(*args, **kwargs), self.die())[0])
+
+
+def _tensor(path: Path) -> float:
+    """What the folder of :func:`_written` holds."""
+    found = {"state_dict": {"weight": torch.zeros(2)}}
+    dist_checkpoint.load(found, checkpoint_id=path)
+    assert torch.load(path / _METADATA_FILENAME, weights_only=True) == {"epoch": int(found["state_dict"]["weight"][0])}
+    return float(found["state_dict"]["weight"][0])
+
+
+def _write(path: Path, number: int) -> None:
+    checkpoint = {"state_dict": {"weight": torch.full((2,), float(number))}, "epoch": number}
+    sharded_checkpoint.write_shards(checkpoint, path, is_first=dist.get_rank() == 0)
+
+
+def _killed_while_it_deletes(path: str) -> Any:
+    """Two checkpoints of one name; the first rank ends while it deletes the first of them, and writes a third one."""
+    rank, folder = int(os.environ["RANK"]), Path(path)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    _write(folder, 1)
+    rmtree = shutil.rmtree
+
+    def killed(target: Path, **_: Any) -> None:
+        if target.exists():
+            (target / _METADATA_FILENAME).unlink()
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt) if rank == 0 else nullcontext():
+        patch.setattr(sharded_checkpoint.shutil, "rmtree", killed)
+        _write(folder, 2)
+    assert sharded_checkpoint.shutil.rmtree is rmtree
+    dist.barrier()
+    found = [_tensor(folder)]
+    dist.barrier()
+    _write(folder, 3)
+    dist.barrier()
+    found.append(_tensor(folder))
+    dist.destroy_process_group()
+    return found
+
+
+def test_while_an_old_folder_is_deleted_the_new_one_has_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    assert launch(_killed_while_it_deletes, str(path)) == [[2.0, 3.0]] * 2
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def _beside_what_cannot_be_removed(path: str) -> float:
+    """As a network file system keeps a file that a process has open."""
+    rank, folder = int(os.environ["RANK"]), Path(path)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharded_checkpoint.shutil, "rmtree", lambda target, **_: None)
+        _write(folder, 1)
+    dist.barrier()
+    found = _tensor(folder)
+    dist.destroy_process_group()
+    return found
+
+
+def test_a_partial_folder_that_is_there_is_written_to(tmp_path: Path) -> None:
+    path, partial = tmp_path / "last.ckpt", tmp_path / ".last.ckpt.partial"
+    partial.mkdir()
+    (partial / ".nfs0001").touch()
+    assert launch(_beside_what_cannot_be_removed, str(path)) == [1.0, 1.0]
+
+
+def test_a_checkpoint_is_put_back_if_the_next_one_is_not_written(tmp_path: Path) -> None:
+    path, link = tmp_path / "a.ckpt", tmp_path / "last.ckpt"
+    path.mkdir()
+    (path / _METADATA_FILENAME).write_bytes(b"old")
+    link.symlink_to(path)
+    with pytest.raises(FileNotFoundError), sharded_checkpoint.set_aside(path):
+        path.read_bytes()  # which is not there meanwhile
+    with sharded_checkpoint.set_aside(link):
+        link.write_bytes(b"new")
+    assert sorted(tmp_path.iterdir()) == [path, link]
+    assert ((path / _METADATA_FILENAME).read_bytes(), link.read_bytes()) == (b"old", b"new")
+    (tmp_path / "folder" / "data").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError, match="is a folder, and no checkpoint"), sharded_checkpoint.set_aside(path.parent):
+        raise AssertionError
 
 
 def _fit(address: str, folder: str, in_shards: bool, rank: int, when: str) -> Any:

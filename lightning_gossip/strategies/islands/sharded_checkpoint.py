@@ -7,12 +7,15 @@ take each tensor from some island or other, and make a mixture of models without
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.fabric.strategies.fsdp import (
     _distributed_checkpoint_load,
     _distributed_checkpoint_save,
@@ -31,6 +34,7 @@ from lightning_gossip.runtime.islands.groups import IslandGroups
 from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.islands.sharded_model import as_whole, local, on_host_as
 from lightning_gossip.strategies.islands.sharding import reshard, sharded_modules
+from lightning_gossip.strategies.state.atomic_checkpoint_io import sync_folder, write_checkpoint
 from lightning_gossip.strategies.state.checkpoint_contents import KEY
 from lightning_gossip.strategies.state.optimizer_means import described, means
 from lightning_gossip.strategies.state.optimizer_state import is_averaged
@@ -41,6 +45,9 @@ _HOST = torch.device("cpu")
 def write_shards(checkpoint: dict[str, Any], path: Path, *, is_first: bool) -> None:
     """Write a distributed checkpoint, a folder, as a whole or not at all. Collective in the island that writes.
 
+    It is written as ``.NAME.partial``. What was there is moved to ``.NAME.old`` before the new one has its name, and deleted
+    after that, which takes a while: who is killed between the two renames leaves both, whole.
+
     Args:
         checkpoint: Lightning's, with this rank's shards in it.
         path: of the folder; what was there is replaced.
@@ -49,7 +56,7 @@ def write_shards(checkpoint: dict[str, Any], path: Path, *, is_first: bool) -> N
     partial = path.with_name(f".{path.name}.partial")
     if is_first:
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+    dist.all_gather_object([None] * dist.get_world_size(), None)  # nobody makes the folder, which each may, before
     shards = {"state_dict": checkpoint["state_dict"]}
     shards |= {f"optimizer_{number}": state for number, state in enumerate(checkpoint.get("optimizer_states", []))}
     ours = checkpoint.get(KEY, {})
@@ -60,9 +67,10 @@ def write_shards(checkpoint: dict[str, Any], path: Path, *, is_first: bool) -> N
         plain = {key: value for key, value in checkpoint.items() if key not in ("state_dict", "optimizer_states")}
         if ours:
             plain[KEY] = {**ours, "tensors": {}}
-        torch.save(plain, partial / _METADATA_FILENAME)
-        remove(path)
-        partial.replace(path)
+        write_checkpoint(plain, partial / _METADATA_FILENAME)
+        with set_aside(path):
+            partial.replace(path)
+            sync_folder(path.parent)
 
 
 def read_tensors(path: Path, model: nn.Module) -> dict[str, Tensor]:
@@ -132,15 +140,37 @@ def _shard_of(value: Any, parameter: Tensor) -> Any:
     return value
 
 
-def remove(path: Path) -> None:
-    """Remove a checkpoint, a file or the folder of a distributed one, if there is one.
+@contextmanager
+def set_aside(path: Path) -> Iterator[None]:
+    """Have a checkpoint, a file or a distributed one's folder, out of the way of another, and delete it when that is there.
+
+    It is put back if the other one is not written.
+
+    Args:
+        path: of both; there need not be one.
 
     Raises:
         IsADirectoryError: for another folder.
     """
     if path.is_dir() and not _is_sharded_checkpoint(path) and any(path.iterdir()):
         raise IsADirectoryError(f"{path} is a folder, and no checkpoint: it is not replaced by one.")
-    if path.is_dir():
+    if not os.path.lexists(path):
+        yield
+        return
+    old = path.with_name(f".{path.name}.old")
+    _delete(old)  # of one who was killed here
+    path.replace(old)
+    try:
+        yield
+    except BaseException:
+        if not os.path.lexists(path):
+            old.replace(path)
+        raise
+    _delete(old)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

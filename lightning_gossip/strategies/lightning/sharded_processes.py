@@ -7,6 +7,7 @@ tensor parallelism) runs as it is, and so do gradient clipping, distributed chec
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +40,7 @@ from lightning_gossip.strategies.islands.sharded_checkpoint import (
     mean_state,
     own_shards,
     read_tensors,
-    remove,
+    set_aside,
     write_shards,
 )
 from lightning_gossip.strategies.islands.sharded_model import ShardedModel, start_equal_shards
@@ -316,9 +317,8 @@ class ShardedProcesses(WorkerProcesses, ModelParallelStrategy):
             return
         checkpoint = in_one_file(checkpoint)
         if self._is_first:
-            if path.is_dir():
-                remove(path)
-            self.checkpoint_io.save_checkpoint(checkpoint, path)
+            with set_aside(path) if path.is_dir() else nullcontext():
+                self.checkpoint_io.save_checkpoint(checkpoint, path)
 
     @override
     def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:

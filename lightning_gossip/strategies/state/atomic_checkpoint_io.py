@@ -113,8 +113,13 @@ def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)  # the new name too
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    folder = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the new name too
+        os.fsync(folder)
     finally:
         os.close(folder)
