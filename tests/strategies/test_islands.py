@@ -17,8 +17,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import BackboneFinetuning, BaseFinetuning, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split
 
@@ -257,6 +258,33 @@ def test_synchronized_statistics_are_refused_where_torch_has_none() -> None:
         trainer(strategy=islands(), devices=4).fit(Net(network=synced), loader())
     with pytest.raises(ConfigurationError, match=r"Trainer\(sync_batchnorm=True\) is a SyncBatchNorm, .* devices only"):
         trainer(strategy=islands(), devices=4, sync_batchnorm=True).fit(Net(), loader())
+
+
+class Thaws(BaseFinetuning):
+    """A user's own, of which nobody can tell when it lets what require a gradient."""
+
+    def freeze_before_training(self, pl_module: Any) -> None:
+        self.freeze(pl_module.network)
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        raise AssertionError
+
+
+def test_a_backbone_that_would_be_unfrozen_is_refused_before_a_process_starts() -> None:
+    def begin(callback: Any, strategy: Any, max_epochs: int = 10, fn: str = "fit") -> None:
+        fit = trainer(strategy=strategy, devices=4, max_epochs=max_epochs, callbacks=[callback])
+        fit.state.fn = TrainerFn(fn)
+        fit.strategy.preflight(fit, Net())  # type: ignore[attr-defined]
+
+    with pytest.raises(ConfigurationError, match=r"BackboneFinetuning lets the backbone .* epoch 9, .* leave island"):
+        trainer(strategy=islands(), devices=4, max_epochs=10, callbacks=[BackboneFinetuning(9)]).fit(Net(), loader())
+    with pytest.raises(ConfigurationError, match="in epoch 9"):
+        begin(BackboneFinetuning(9), islands(), max_epochs=-1)
+    with pytest.warns(UserWarning, match="If Thaws lets parameters require a gradient after the fit has begun"):
+        begin(Thaws(), islands())
+    begin(BackboneFinetuning(10), islands())
+    begin(BackboneFinetuning(9), islands(), fn="validate")
+    begin(BackboneFinetuning(9), "adpsgd")
 
 
 def test_one_island_only_is_a_warning() -> None:

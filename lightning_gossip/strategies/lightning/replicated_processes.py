@@ -26,7 +26,12 @@ from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.strategies.islands.flat_parameters import FlatParameters
 from lightning_gossip.strategies.islands.island_model import ReplicatedModel
 from lightning_gossip.strategies.lightning.launchers import CheckedMultiProcessingLauncher, CheckedSubprocessLauncher
-from lightning_gossip.strategies.lightning.validation import check_model, check_model_of_islands, check_plugins
+from lightning_gossip.strategies.lightning.validation import (
+    check_model,
+    check_model_of_islands,
+    check_plugins,
+    check_unfreezing,
+)
 from lightning_gossip.strategies.lightning.worker_processes import WorkerProcesses
 from lightning_gossip.strategies.options import DDP_OPTIONS, IslandSize, StartMethod, check_island
 from lightning_gossip.strategies.state import checkpoint_contents
@@ -102,6 +107,7 @@ class ReplicatedProcesses(WorkerProcesses, DDPStrategy):
             check_model(model, sync_batchnorm=synced)
         else:
             check_model_of_islands(model, sync_batchnorm=synced, on_cpu=self.root_device.type == "cpu")
+            check_unfreezing(trainer)
         super().preflight(trainer, model)
 
     @override

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
+from lightning.fabric.utilities import rank_zero_warn
+from lightning.pytorch.callbacks import BackboneFinetuning, BaseFinetuning, ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.nn import Module, SyncBatchNorm
 
@@ -61,6 +63,32 @@ def check_model_of_islands(model: Module, *, sync_batchnorm: bool, on_cpu: bool)
             f"{where} is a SyncBatchNorm, which torch computes on devices only. On a CPU use BatchNorm, with the statistics of"
             " a rank's own batch; the first rank of an island has the running ones, and they are averaged with the model."
         )
+
+
+def check_unfreezing(trainer: pl.Trainer) -> None:
+    """Refuse Lightning's BackboneFinetuning, and warn of its kind, where islands have DistributedDataParallel inside.
+
+    Raises:
+        ConfigurationError: if the backbone would require a gradient in one of the epochs.
+    """
+    if trainer.state.fn != TrainerFn.FITTING:
+        return
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if not isinstance(callback, BaseFinetuning):
+            continue
+        name = type(callback).__name__
+        if not isinstance(callback, BackboneFinetuning):
+            rank_zero_warn(
+                f"If {name} lets parameters require a gradient after the fit has begun, the fit ends there: the"
+                " DistributedDataParallel of an island would not know of them. Set their learning rate to 0 until then, or"
+                " leave island=... out."
+            )
+        elif trainer.max_epochs in (None, -1) or callback.unfreeze_backbone_at_epoch < trainer.max_epochs:
+            raise ConfigurationError(
+                f"{name} lets the backbone require a gradient in epoch {callback.unfreeze_backbone_at_epoch}, of which the"
+                " DistributedDataParallel of an island would not know. Leave the callback out and set the backbone's learning"
+                " rate to 0 until then, or leave island=... out."
+            )
 
 
 def _sync_batchnorm(model: Module, everywhere: bool) -> str | None:
