@@ -60,7 +60,7 @@ result is held once more.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import ClassVar
 
 from lightning_gossip.algorithm.islands.places import Islands
@@ -151,6 +151,8 @@ class Failover:
         self._called_to: tuple[int, str] | None = None  # where it is registered, and has rested since
         self._lies_down = False
         self._has_looked = False
+        self._give_up_s = 0.0  # when this worker looks no further
+        self._left_alone_in: set[int] = set()  # views in which it was outside, and has heard no member since the last one
         self._contact_s = now_s()  # when this worker was last heard in a store of the job, or heard a member from outside
         self._ended: frozenset[WorkerId] = frozenset()  # found in time: before the others can have excluded this worker
         self._ended_here: frozenset[WorkerId] = frozenset()  # ″ can have excluded it in this store, where it may have rested
@@ -169,13 +171,14 @@ class Failover:
         try:
             if self._lost:
                 raise StoreLostError
-            began_s = self._now_s()
-            if not self._has_looked and self._monitor.is_outside:
+            began_s, was_outside = self._now_s(), self._monitor.is_outside
+            if not self._has_looked and was_outside:
                 self._contact_s = began_s  # it may have taken long from its first answer to here
             self._has_looked = True
             yield from self._monitor.tick(self._may_go_on, self.view)
-            if not self._monitor.is_outside or self._monitor.hears_a_member():
+            if not was_outside or self._monitor.hears_a_member():
                 self._contact_s = began_s
+                self._left_alone_in.clear()
             self._ended = self._ended_here = self._monitor.ended()
             if self._monitor.is_abandoned:
                 yield from self._find()  # perhaps they go on elsewhere
@@ -233,29 +236,43 @@ class Failover:
 
     def _find(self) -> Steps[None]:
         self._lost = True
+        if self._monitor.is_outside:
+            self._left_alone_in.add(self.view)
         self._begin_search()
         yield Leave()
         yield from self._probe(self._rounds.agreed)  # at once
         called_to, self._called_to = self._called_to, None
         if called_to is not None and (yield from self._answer(*called_to)):
             return
-        # others outside may wait where no member is left, and say that the job is there
-        give_up_s = (self._contact_s if self._monitor.is_outside else self._now_s()) + _PATIENCE * self._silent_s
-        while self._now_s() < give_up_s:
-            candidates = list(self._candidates())
-            if (not candidates and self._monitor.hosts) or self._is_left_alone_at_admission():
-                break  # all have ended
-            for view, worker in candidates:
-                if self._is_over or (yield from self._try(view, worker)) or (yield from self._go_back()):
-                    return
-                while self._now_s() < give_up_s and (ahead := self._take_ahead()) is not None:
-                    if self._is_over or (yield from self._try(self._next_view(ahead), ahead)) or (yield from self._go_back()):
-                        return
-                if self._now_s() >= give_up_s:
-                    break
+        self._give_up_s = (self._contact_s if self._monitor.is_outside else self._now_s()) + _PATIENCE * self._silent_s
+        while not self._have_all_ended():
+            if (yield from self._look_everywhere()):
+                return
+            if self._is_late:
+                break
             yield Pause(_LOOK_S)
         if not self._is_over:
             yield from self._give_up()
+
+    def _look_everywhere(self) -> Steps[bool]:
+        """Go from store to store; whether this worker has found the job's, or looks no further."""
+        for view, worker in self._candidates():
+            if self._is_over or (yield from self._try(view, worker)) or (yield from self._go_back()):
+                return True
+            while not self._is_late and (ahead := self._take_ahead()) is not None:
+                if self._is_over or (yield from self._try(self._next_view(ahead), ahead)) or (yield from self._go_back()):
+                    return True
+            if self._is_late and not self._monitor.is_outside:  # who is outside looks everywhere, however late it is
+                break
+        return self._is_over
+
+    @property
+    def _is_late(self) -> bool:
+        """Whether this worker has looked, or from outside waited, for as long as it may."""
+        return self._now_s() >= self._give_up_s
+
+    def _have_all_ended(self) -> bool:
+        return (bool(self._monitor.hosts) and not self._candidates()) or self._is_left_alone_at_admission()
 
     @property
     def _is_over(self) -> bool:
@@ -308,7 +325,7 @@ class Failover:
         self._note_ended_in_time()
         return self._ended
 
-    def _candidates(self) -> Iterator[tuple[int, WorkerId]]:
+    def _candidates(self) -> list[tuple[int, WorkerId]]:
         """The stores that workers keep, by the views that come next."""
         monitor = self._monitor
         if monitor.is_outside:  # what it has heard last may be of a store that the others have left
@@ -317,7 +334,7 @@ class Failover:
             failed = (monitor.news.failed | monitor.ended()) - {monitor.me}
         failed = with_mates(failed, self._rounds.agreed, self._islands)
         views = {worker: self._next_view(worker) for worker in monitor.hosts if worker not in failed and self._may_keep(worker)}
-        yield from sorted((view, worker) for worker, view in views.items())
+        return sorted((view, worker) for worker, view in views.items())
 
     def _may_keep(self, worker: WorkerId) -> bool:
         """Whether the job's store may be the one that a worker keeps: of an island, that of its first rank."""
@@ -358,9 +375,12 @@ class Failover:
     def _may_adopt(self, view: int) -> bool:
         """Whether to go on in a view that others are in.
 
-        A worker outside has promised nothing under its next identity, and may have left while they were frozen.
+        A worker outside has promised nothing under its next identity, and may have left while they were frozen. But others
+        outside may wait where no member is left, and say that the job is there: when its time is over it goes to no view again.
         """
-        return view >= self.view if self._monitor.is_outside else view > self.view and view >= self._promised
+        if self._monitor.is_outside:
+            return view >= self.view and not (self._is_late and view in self._left_alone_in)
+        return view > self.view and view >= self._promised
 
     def _ask(self, worker: WorkerId) -> Steps[tuple[tuple[int, str] | None, tuple[int, str] | None, bytes | None]]:
         """The view that a worker is in and the one that it waits for, with their addresses, and whether it rests.
