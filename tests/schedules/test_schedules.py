@@ -20,6 +20,8 @@ SCHEDULES = {
     "membership": 400,
     "failover": 100,
     "failover-in-rounds": 50,
+    "failover-as-one-acts": 50,
+    "failover-of-many": 50,
     "failover-of-islands": 100,
     "failover-of-islands-in-rounds": 50,
 }
@@ -49,6 +51,7 @@ ONCE_BROKEN = {  # seeds
         21055,
         6000350,
         8000765,
+        10007459,
     ),
     "failover-in-rounds": (
         25,
@@ -67,9 +70,10 @@ ONCE_BROKEN = {  # seeds
         3182,
         7002541,
         9300820,
+        10006901,
     ),
     "failover-of-islands": (10, 190, 317, 498, 20176, 3000199, 6000827, 9401964),
-    "failover-of-islands-in-rounds": (450, 474, 590, 979, 40149, 2006558, 3000533, 3000737),
+    "failover-of-islands-in-rounds": (450, 474, 590, 979, 40149, 2006558, 3000533, 3000737, 10008979),
 }
 
 
@@ -101,6 +105,9 @@ def test_what_once_broke_an_invariant_holds(kept: dict[str, object]) -> None:
         ("membership", "gives up although a member is there"),
         ("membership", "waits for the last to arrive"),
         ("failover", "registers for nobody that rests"),
+        ("failover-as-one-acts", "acts by a result that others may not know"),
+        ("failover-as-one-acts", "acts by a result that half of the members know"),
+        ("failover-of-many", "takes those for alive that it does not watch"),
     ],
 )
 def test_a_fault_is_found_within_a_few_schedules(protocol: str, fault: str) -> None:
