@@ -135,10 +135,15 @@ class Hosted(World):
         worker = Worker(self, me, members, late=late, replacements=self._replacements)
         failover = self._replacements.get("failover", Failover)
         worker.failover = failover(
-            "p", worker.monitor, worker.membership.rounds, lambda: self.now_s, silent_s=FAIL_AFTER_S, islands=self.islands
+            "p",
+            worker.monitor,
+            worker.membership.rounds,
+            lambda: self.now_s,
+            silent_s=FAIL_AFTER_S,
+            islands=self.islands,
+            view=job[1],
         )
         worker.job, worker.host = job, self._host_of_rank(me.initial_rank)
-        worker.failover.view = job[1]
         worker.connected, worker.began_s, worker.adopted_s = 0, self.now_s, self.now_s
         worker.prepares_s = self._prepares_s if late else 0.0
         worker.began_s += worker.prepares_s
@@ -365,9 +370,9 @@ class Hosted(World):
             case Adopt(view, address):
                 worker.job, worker.adopted_s = (address, view), self.now_s
                 thread.server = worker.job
-                if view < worker.failover._promised and not worker.membership.outside and not self._is_unclear():
+                if view < worker.failover.promised and not worker.membership.outside and not self._is_unclear():
                     raise Violation(f"{worker.began_as.spoken} gives its identity up, and nobody was silent for long")
-                if not worker.membership.outside and view <= max(worker.failover.view, worker.failover._promised - 1):
+                if not worker.membership.outside and view <= max(worker.failover.view, worker.failover.promised - 1):
                     self._check_is_soon(worker)
             case Publish(view, address):
                 self._publish(worker, view, address)

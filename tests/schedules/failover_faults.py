@@ -15,6 +15,7 @@ from lightning_gossip.algorithm.membership.monitor import Monitor
 from lightning_gossip.algorithm.membership.news import News
 from lightning_gossip.algorithm.membership.rounds import Known, Rounds
 from lightning_gossip.algorithm.membership.store import AtOwn, Count, Enter, Reached, Steps, Write
+from lightning_gossip.algorithm.membership.view_change import ViewChange
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 
 
@@ -64,7 +65,11 @@ class TakesTheUnwatchedForAlive(Monitor):
         return
 
 
-class LooksAheadOnly(Failover):
+def _changing_views(change: type[ViewChange]) -> type[Failover]:
+    return type(change.__name__, (Failover,), {"__doc__": change.__doc__, "view_change": change})
+
+
+class LooksAheadOnly(ViewChange):
     """A worker does not find out that the others have stayed where it was, and have excluded it."""
 
     @override
@@ -72,7 +77,7 @@ class LooksAheadOnly(Failover):
         return (yield Enter(address, view)) is Reached.OPEN
 
 
-class LetsThemRest(Failover):
+class LetsThemRest(ViewChange):
     """Nobody registers for workers that rest: those that wait for them are too few."""
 
     @override
@@ -96,7 +101,7 @@ class _AnyMayOpen(Meeting):
         return bool(self.present) and (self.is_complete or in_vain)
 
 
-class OpensWithoutQuorum(Failover):
+class OpensWithoutQuorum(ViewChange):
     """Whoever comes to a store takes it for the job's."""
 
     meeting = _AnyMayOpen
@@ -108,7 +113,7 @@ class _BringsNothing(Meeting):
         return super().opened(result)._replace(known=Known())
 
 
-class ForgetsTheResult(Failover):
+class ForgetsTheResult(ViewChange):
     """Nobody brings the last result to the next store."""
 
     meeting = _BringsNothing
@@ -122,7 +127,7 @@ class _ForgetsTheMissing(Meeting):
         return opened._replace(news=News(news.number, self._failed, aborted=news.aborted, ended=news.ended).encode())
 
 
-class WaitsForTheMissing(Failover):
+class WaitsForTheMissing(ViewChange):
     """Members that did not come to the next store are not told of as failed."""
 
     meeting = _ForgetsTheMissing
@@ -150,13 +155,13 @@ class _CountsRanks(Meeting):
         super().__init__(said, ended, in_time)
 
 
-class CountsRanks(Failover):
+class CountsRanks(ViewChange):
     """What is left of an island is counted at the next store, and waited for, as if ranks were single workers."""
 
     meeting = _CountsRanks
 
 
-class ForgetsAdmitted(Failover):
+class ForgetsAdmitted(ViewChange):
     """Members that were admitted by a result which is not settled do not count: perhaps they have gone on by it."""
 
     meeting = type("_ForgetsAdmitted", (Meeting,), {"_grown": []})
@@ -168,13 +173,13 @@ FAULTS: dict[str, dict[str, Any]] = {
     "ends rounds without a quorum": {"rounds": EndsWithoutQuorum},
     "excludes silent workers without a quorum": {"rounds": EndsWithoutQuorum, "failover": ExcludesWithoutQuorum},
     "takes those for alive that it does not watch": {"monitor": TakesTheUnwatchedForAlive},
-    "looks ahead only": {"failover": LooksAheadOnly},
-    "opens a store without a quorum": {"failover": OpensWithoutQuorum},
-    "brings no result to the next store": {"failover": ForgetsTheResult},
-    "waits for members that did not come": {"failover": WaitsForTheMissing},
+    "looks ahead only": {"failover": _changing_views(LooksAheadOnly)},
+    "opens a store without a quorum": {"failover": _changing_views(OpensWithoutQuorum)},
+    "brings no result to the next store": {"failover": _changing_views(ForgetsTheResult)},
+    "waits for members that did not come": {"failover": _changing_views(WaitsForTheMissing)},
     "leaves the next store for the last one's loss": {"failover": LeavesTheNextStore},
     "returns to an older store": {"failover": ReturnsToAnOlderStore},
-    "registers for nobody that rests": {"failover": LetsThemRest},
+    "registers for nobody that rests": {"failover": _changing_views(LetsThemRest)},
     "forgets that it was called while it rested": {"failover": ForgetsTheCall},
 }
 
@@ -191,12 +196,12 @@ GUARDED = {
 """Faults that no schedule has found: why, as far as it is known."""
 
 OF_ISLANDS: dict[str, dict[str, Any]] = {
-    "counts ranks and not islands": {"failover": CountsRanks},
+    "counts ranks and not islands": {"failover": _changing_views(CountsRanks)},
     **_some("opens a store without a quorum", "waits for members that did not come", "returns to an older store"),
 }
 OF_ISLANDS_IN_ROUNDS = {
     **OF_ISLANDS,
-    "forgets members that were just admitted": {"failover": ForgetsAdmitted},
+    "forgets members that were just admitted": {"failover": _changing_views(ForgetsAdmitted)},
     **_some("brings no result to the next store", "registers for nobody that rests"),
 }
 AS_ONE_ACTS = _some(
