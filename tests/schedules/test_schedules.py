@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-from tests.schedules import adpsgd, membership
+from lightning_gossip.algorithm.membership.membership import OwnFailureError, Run
+from lightning_gossip.errors import another_aborted
+from tests.schedules import adpsgd, failover, membership
 from tests.schedules.__main__ import FAULTS, KEPT, RUN, shrink, violation_of
 from tests.schedules.choices import Choices
 from tests.schedules.shrink import shrunk
@@ -128,6 +130,23 @@ def test_a_seed_is_one_schedule_of_membership() -> None:
     assert (first.choices.made, first.store) == (again.choices.made, again.store)
     written = membership.run(Choices(recorded=first.choices.made))
     assert (written.now_s, written.events, written.store) == (first.now_s, first.events, first.store)
+
+
+def test_the_judge_allows_that_two_silences_break_an_attempt_and_its_repeat_and_nothing_else() -> None:
+    world = failover.Hosted(Choices(0))
+    one, other = (0.0, 5.0), (5.0, 17.0)
+
+    def allows(first: set[tuple[float, float]], second: set[tuple[float, float]], error: Exception, use: int = 0) -> bool:
+        world.broken = {(0, 1): {"p/group/0/run/1": first, "p/group/1/run/1": second}}
+        return world._has_repeated_in_vain(use, error)
+
+    fails = OwnFailureError(Run)
+    assert allows({one}, {other}, fails)
+    assert allows({one, other}, {other}, another_aborted(2, "RuntimeError: a connection broke", "a collective"))
+    assert not allows({one}, {one}, fails)
+    assert not allows({one}, set(), fails)
+    assert not allows({one}, {other}, fails, use=1)
+    assert not allows({one}, {other}, another_aborted(2, "ValueError: a bug", "a collective"))
 
 
 def test_a_failing_schedule_is_shrunk_to_one_that_still_fails() -> None:
