@@ -1,8 +1,9 @@
 """What does a training step cost under ``adpsgd`` beside Lightning alone? In processor time of the training thread.
 
 Everything between one call of ``training_step`` and the next counts: the batch and its claim, forward, backward, optimizer, the
-step boundary, Lightning's loop. Three variants take turns, in processes of one thread: Lightning alone in one process; two
-workers of adpsgd without exchanges; two with one exchange a step. A copy is an in-place copy of the model by the same thread.
+step boundary, Lightning's loop. Four variants take turns, in processes of one thread: Lightning alone in one process; in two at
+a time, which share memory and caches as workers do and know nothing of each other; two workers of adpsgd without exchanges; two
+with one exchange a step. A copy is an in-place copy of the model by the same thread.
 
     aim: 1.05 steps of Lightning alone + 1.1 copies without merges, + 2.5 copies with
 
@@ -29,7 +30,12 @@ from lightning_gossip import ADPSGDStrategy
 
 SIZES = {"0.1 M": (256, 2), "4.3 M": (1032, 5), "25 M": (2490, 5)}  # width, hidden layers
 BATCH_SIZE, REST_S, WARM = 32, 0.03, 10
-VARIANTS: dict[str, tuple[int, float | None]] = {"alone": (1, None), "no exchanges": (2, 0.0), "exchanges": (2, 1.0)}
+VARIANTS: dict[str, tuple[int, float | None]] = {  # processes, exchanges a step
+    "alone": (1, None),
+    "two alone": (2, None),
+    "no exchanges": (2, 0.0),
+    "exchanges": (2, 1.0),
+}
 
 
 def perceptron(width: int, hidden: int) -> nn.Sequential:
@@ -77,7 +83,9 @@ def train(width: int, hidden: int, exchanges: float | None, steps: int, profile:
     workers = 1 if exchanges is None else 2
     data = TensorDataset(torch.rand(workers * steps * BATCH_SIZE, 64), torch.randint(10, (workers * steps * BATCH_SIZE,)))
     model = Measured(perceptron(width, hidden))
-    options = {} if exchanges is None else {"strategy": ADPSGDStrategy(exchanges_per_step=exchanges)}
+    options: dict[str, Any] = (
+        {"num_nodes": 1} if exchanges is None else {"strategy": ADPSGDStrategy(exchanges_per_step=exchanges)}
+    )
     fitting = trainer(max_epochs=1, **options)
     profiler = cProfile.Profile(time.thread_time)
     loader = DataLoader(data, batch_size=BATCH_SIZE, shuffle=True)
@@ -125,7 +133,7 @@ def main() -> None:
         results[size] = found = measured(size, steps, rounds, arguments.profile)
         alone_s = found["alone"]["step_s"]
         copy_s = found["alone"]["copy_s"]
-        cells = []
+        cells = [f"{found['two alone']['step_s'] / alone_s:.2f}"]
         for name, copies in (("no exchanges", 1.1), ("exchanges", 2.5)):
             step_s = found[name]["step_s"]
             aim_s = 1.05 * alone_s + copies * copy_s
@@ -144,6 +152,7 @@ def main() -> None:
         "parameters",
         "alone, ms",
         "a copy, ms",
+        "two alone: × alone",
         *of_variant,
         *(f"{each} (exch.)" for each in of_variant),
         "exchanges a step",

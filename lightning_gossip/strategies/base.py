@@ -51,7 +51,6 @@ from lightning_gossip.strategies.options import (
 from lightning_gossip.strategies.report import FitReport
 from lightning_gossip.strategies.state import checkpoint_contents
 from lightning_gossip.strategies.state.shared_tensors import check_averaged_buffers
-from lightning_gossip.strategies.state.step_watch import largest_lr
 from lightning_gossip.strategies.worker_algorithm import Algorithm
 from lightning_gossip.transport.peer_errors import is_of_the_network
 
@@ -217,7 +216,7 @@ class DecentralizedStrategy(WorkerProcesses):
         **kwargs: Any,
     ) -> Any:
         output = super().optimizer_step(optimizer, closure, model, **kwargs)
-        self._running_fit.optimizer_stepped(largest_lr([optimizer], default=0.0))  # none if configure_optimizers returns None
+        self._running_fit.optimizer_stepped(optimizer)
         return output
 
     @override

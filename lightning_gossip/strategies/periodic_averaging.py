@@ -129,6 +129,8 @@ class PeriodicAveraging(SynchronousAlgorithm):
         timeline: where waits are recorded.
     """
 
+    reads_lr = True
+
     def __init__(
         self, strategy: PeriodicAveragingStrategy, optimizers: Callable[[], Sequence[Optimizer]], timeline: Timeline
     ) -> None:

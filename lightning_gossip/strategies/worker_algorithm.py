@@ -21,7 +21,7 @@ class Step:
         number: of the step since the fit began, from 1.
         forward_passes: that led to it (gradient accumulation).
         seconds: how long it took this worker, if all of it was seen.
-        lr: the learning rate that it was made with.
+        lr: the learning rate that it was made with; 0 where the algorithm does not read it.
         epoch: in which, from 0.
         progress: share of the run's steps done, in [0, 1]; None if the run's length is unknown.
     """
@@ -44,10 +44,13 @@ class Algorithm(ABC):
     Attributes:
         in_step: whether all workers make their steps together, so that what a user calls on every rank at the same step is
             called by all at the same time.
+        reads_lr: whether it reads the learning rate of a step; that of some optimizers is a tensor on a device, which the host
+            would wait for.
         was_given: whether the last mean took the place of a model of this worker's that was of no use.
     """
 
     in_step: ClassVar[bool] = False
+    reads_lr: ClassVar[bool] = False
     was_given = False
 
     @property

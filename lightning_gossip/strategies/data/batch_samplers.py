@@ -102,6 +102,18 @@ class EpochBatches(Sampler[Batch], ABC):
         """Whether a smaller last batch is left out, as the user's batch sampler has it."""
         return self.plan.drop_last
 
+    def read(self, plan: EpochPlan, *, lookahead: int) -> None:
+        """Go on with other data from the next epoch on: the loader was made anew.
+
+        Args:
+            plan: of the epochs to come, the same on all workers.
+            lookahead: batches that the loader keeps ahead of a step.
+
+        Raises:
+            ConfigurationError: if there are too few batches for the workers.
+        """
+        self.plan = plan
+
     def nominal_share(self) -> list[Batch]:
         """This worker's batches of the current epoch if all were equally fast."""
         batches = self._own_part(self._grouped(self.plan.batches(self._epoch())))
@@ -307,6 +319,12 @@ class SharedBatches(EpochBatches):
         self._lookahead = lookahead
         self._batch_s = batch_s
         self._failed_ranks = failed_ranks
+
+    @override
+    def read(self, plan: EpochPlan, *, lookahead: int) -> None:
+        check_enough_batches(len(plan), self.workers * self.island)
+        super().read(plan, lookahead=lookahead)
+        self._lookahead = lookahead
 
     @override
     def __len__(self) -> int:

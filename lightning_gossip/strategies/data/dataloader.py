@@ -107,11 +107,21 @@ class TrainingLoader:
             return plan
         return replace(plan, seed=self._trainer.strategy.broadcast(generator.initial_seed()))
 
-    def batches(self, loaders: list[Any], *, key: str, seed: int, batch_s: Callable[[], float | None]) -> EpochBatches | None:
+    def batches(
+        self,
+        loaders: list[Any],
+        *,
+        before: EpochBatches | None,
+        key: str,
+        seed: int,
+        batch_s: Callable[[], float | None],
+    ) -> EpochBatches | None:
         """This worker's batches of the epochs that these loaders describe; None where they stay Lightning's own.
 
         Args:
             loaders: that :meth:`look` has told.
+            before: those of the loaders that these take the place of, if there were any: they go on with other data, since what
+                workers have told each other of their speeds stays true.
             key: prefix of the fit's keys in the store.
             seed: of the permutations, the same on all workers.
             batch_s: asked for this worker's time a batch in seconds.
@@ -137,12 +147,16 @@ class TrainingLoader:
         static = reason is not None or self._option is False
         if self._option == "auto" and reason is not None:
             rank_zero_info(f"Each worker keeps an equal static share of the data: {reason}.")
+        lookahead = lookahead_of(loaders[0])
+        if before is not None and isinstance(before, StaticBatches) == (static or before.workers == 1):
+            before.read(plan, lookahead=lookahead)
+            return before
         return assigned_batches(
             self._trainer.strategy,
             plan,
             static=static,
             key=key,
-            lookahead=lookahead_of(loaders[0]),
+            lookahead=lookahead,
             batch_s=batch_s,
             epoch=lambda: epochs_processed(self._trainer),
             training=lambda: self._iterating,

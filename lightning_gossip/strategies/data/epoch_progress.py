@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from lightning_gossip.algorithm.options import WorkSharing
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.strategies.data.batch_samplers import EpochBatches, EpochPosition, SharedBatches, StaticBatches
-from lightning_gossip.strategies.data.dataloader import TrainingLoader, plan_of, with_epoch_batches
+from lightning_gossip.strategies.data.dataloader import TrainingLoader, lookahead_of, plan_of, with_epoch_batches
 from lightning_gossip.strategies.data.lr_schedulers import GlobalCount
 from lightning_gossip.strategies.lightning.loop_progress import align_epoch
 from lightning_gossip.strategies.lightning.patches import Patches
@@ -57,6 +57,7 @@ class FitWork:
         self._seed = seed
         self._batch_s = batch_s
         self._count: GlobalCount | None = None
+        self._paused: GlobalCount | None = None
         self._loaded = False
 
     # -- the data loader ---------------------------------------------------------------------------------------------
@@ -113,7 +114,9 @@ class FitWork:
         if not loaders:
             return dataloader  # not for training
         self.reloaded, self._loaded = self._loaded, True
-        self.batches = self.loader.batches(loaders, key=self._store_key, seed=self._seed, batch_s=self._batch_s)
+        self.batches = self.loader.batches(
+            loaders, before=self.batches, key=self._store_key, seed=self._seed, batch_s=self._batch_s
+        )
         if self.batches is None:
             return dataloader
         self._resize_count()
@@ -141,6 +144,14 @@ class FitWork:
             return  # each worker counts its own steps
         self._count = GlobalCount(self.batches.positions, self.batches.workers)
         self._count.begin(self._trainer.global_step, [config for config in configs if config not in plateaus])
+
+    def pause_count(self) -> None:
+        """Steps from now on are not the fit's."""
+        self._paused, self._count = self._count, None
+
+    def resume_count(self) -> None:
+        """Steps are the fit's again."""
+        self._count, self._paused = self._paused, None
 
     def planned_steps(self, *, epochs_done: int = 0, steps_done: int = 0) -> int | None:
         """Optimizer steps that each worker makes, if all are equally fast; None if nobody can tell.
@@ -253,7 +264,7 @@ class FitWork:
             plan = plan_of(loaders[0], self._seed)
             if isinstance(plan, str):
                 raise ConfigurationError(f"This worker came later, and its training data cannot be shared: {plan}.")
-            self.batches.plan = plan
+            self.batches.read(plan, lookahead=lookahead_of(loaders[0]))
             assert combined is not None
             combined.flattened = [with_epoch_batches(loaders[0], self.batches)]
             _auto_add_worker_init_fn(combined.flattened[0], self._trainer.global_rank)

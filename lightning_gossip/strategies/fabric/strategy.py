@@ -198,7 +198,7 @@ class FabricStrategy(DDPStrategy):
     def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
         output = super().optimizer_step(optimizer, **kwargs)
         self.training.work.planned_epochs = self.epochs
-        self.training.step(max(float(group["lr"]) for group in optimizer.param_groups))
+        self.training.step(optimizer)
         return output
 
     # -- what users see --------------------------------------------------------------------------------------------------

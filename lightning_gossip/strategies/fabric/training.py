@@ -22,6 +22,7 @@ from typing import Any
 from lightning.fabric.utilities import rank_zero_warn
 from lightning.pytorch.utilities.data import _extract_batch_size
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from lightning_gossip.errors import ConfigurationError, PeerError, reason_of
@@ -204,15 +205,11 @@ class FabricTraining:
         if self.algorithm is not None and not self.accumulates and self.is_inside:
             self.algorithm.reduce_gradients()
 
-    def step(self, lr: float) -> None:
-        """Follow a step of an optimizer: the algorithm exchanges models, and all meet if one of them asks for it.
-
-        Args:
-            lr: of the step.
-        """
+    def step(self, optimizer: Optimizer) -> None:
+        """Follow a step of an optimizer: the algorithm exchanges models, and all meet if one of them asks for it."""
         if self.is_outside:
             return
-        self._open_session().step(lr)  # which may be of gradients that a loop has left over
+        self._open_session().step(optimizer)  # which may be of gradients that a loop has left over
         self._after_step()
 
     def _end_batch(self) -> None:

@@ -119,7 +119,7 @@ class LoopWork:
                 training=lambda: True,
             )
             batches.assignments = self._assignments.get(number, 0)
-        batches.plan = plan  # a data set may have grown
+        batches.read(plan, lookahead=lookahead_of(loader))  # a data set may have grown
         batches.rank, batches.workers = self._strategy.share_of_work
         restored, self.restored = self.restored, None
         left = None if restored is None else restored.position_in(number, plan)

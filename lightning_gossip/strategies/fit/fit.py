@@ -15,6 +15,7 @@ from lightning.fabric.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline, now_s
@@ -116,6 +117,8 @@ class Fit:
         self._in_step = False
         self._skips = False  # what is left of this worker's epoch
         self._under_way = False  # an epoch that this worker has begun, and whose end all have not met at
+        self._has_begun = False
+        self._searches = False  # a tuner trains in the first hook of an epoch
         self._agreed_step: int | None = None  # while something is done together in the middle of an epoch
         self._asks: list[Ask] = []  # in the training step that is under way
         self._batches_in_epoch = 0
@@ -145,8 +148,12 @@ class Fit:
 
         Args:
             searches: whether that is Lightning's tuner, which has put all callbacks aside, ours too. Each worker trains by
-                itself then, and its schedule counts its own steps.
+                itself then, and its schedule counts its own steps. It does so before the fit, or where an epoch begins.
         """
+        if self._has_begun:
+            self._begin_search()
+            return
+        self._has_begun = True
         check_averaged_buffers(self.trainer.lightning_module, self._options.averaged_buffers)
         self.trainer.strategy.barrier("fit begins")  # a worker that has ended is noticed here, and not in making the groups
         if self._make_algorithm is not None:
@@ -197,10 +204,10 @@ class Fit:
         if not self.trainer.lightning_module.automatic_optimization or not self.trainer.fit_loop._should_accumulate():
             self._algorithm.reduce_gradients()
 
-    def optimizer_stepped(self, lr: float) -> None:
-        """Note that Lightning has called an optimizer on the current batch, with this learning rate."""
+    def optimizer_stepped(self, optimizer: Optimizer) -> None:
+        """Note that Lightning has called an optimizer on the current batch."""
         self._optimizer_stepped = True
-        self._lr = lr
+        self._lr = self._lr_of([optimizer], default=0.0)  # before the schedule moves on
 
     def after_batch(self) -> None:
         """End a batch, before its hooks: push and pull, and synchronise if somebody has requested it.
@@ -298,11 +305,15 @@ class Fit:
         self.synchronize(Purpose.EPOCH_END, requests=bool(self.trainer.should_stop))
 
     def end(self) -> None:
-        """End the fit, as all workers do.
+        """End the fit, or a tuner's training, as all workers do.
 
         Raises:
             SIGTERMException: on a worker that was told to stop too late for the others to hear of it.
         """
+        if self._searches:
+            self._end_search()
+            return
+        self._has_begun = False
         self.changes.end_fit()
         self.close(together=True)
         if self.stop_requested and not self._stopped_together:
@@ -319,7 +330,7 @@ class Fit:
         """Do what a user asks for inside an epoch, together with all workers: now, or after the step that is under way.
 
         Rank 0's word counts. Where workers are at different steps, what other ranks ask for is what rank 0 asks for at another
-        time, and nothing is done. Where they are in step, all come.
+        time, and nothing is done. Where they are in step, or the epoch has no batch yet, all come.
 
         Args:
             ask: what to do.
@@ -335,6 +346,8 @@ class Fit:
                     f"In a training step {ask.name} cannot be done: it needs all workers. It is done after the step."
                 )
             self._asks.append(ask)
+        elif not self.in_session:
+            self._synchronize(Purpose.SAVE, asks=[ask], requests=self.trainer.is_global_zero)
         elif self._island is not None:
             self._asks.append(ask)  # the other ranks of the island hear of it after the next step
         else:
@@ -461,6 +474,18 @@ class Fit:
 
     # -- details -----------------------------------------------------------------------------------------------------
 
+    def _begin_search(self) -> None:
+        """A tuner trains in the first hook of an epoch, on all workers, by the algorithm that is there."""
+        while self.in_session and not self._synchronize(Purpose.COLLECTIVE, what="a tuner's search").over:
+            pass
+        self._searches = True
+        self.work.pause_count()
+
+    def _end_search(self) -> None:
+        """The tuner puts everything back, and the epoch begins."""
+        self._searches, self._under_way = False, True
+        self.work.resume_count()
+
     def _open_session(self) -> None:
         self._own_model.put_back()
         if self.work.batches is not None:
@@ -486,8 +511,12 @@ class Fit:
     def _has_stepped_unheard(self) -> bool:
         if not self._watches_steps or not self._steps.has_stepped():
             return False
-        self._lr = largest_lr(self.trainer.optimizers, default=self._lr)
+        self._lr = self._lr_of(self.trainer.optimizers, default=self._lr)
         return True
+
+    def _lr_of(self, optimizers: Sequence[Optimizer], *, default: float) -> float:
+        reads_lr = self._algorithm is not None and self._algorithm.reads_lr
+        return largest_lr(optimizers, default=default) if reads_lr else 0.0
 
     def _ask(self, asks: Sequence[Ask]) -> None:
         """Synchronise, and do this with all workers, if this is rank 0; else come if they are in step, and do what it asks."""
