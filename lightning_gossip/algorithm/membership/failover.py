@@ -53,7 +53,6 @@ from collections.abc import Callable, Collection
 from typing import ClassVar
 
 from lightning_gossip.algorithm.islands.places import Islands
-from lightning_gossip.algorithm.membership.contact import Contact
 from lightning_gossip.algorithm.membership.joining import admitters_lost
 from lightning_gossip.algorithm.membership.monitor import Monitor, hosts_key
 from lightning_gossip.algorithm.membership.news import News
@@ -77,7 +76,7 @@ from lightning_gossip.algorithm.membership.store import (
     Swap,
     Write,
 )
-from lightning_gossip.algorithm.membership.view_change import LOOK_S, ViewChange
+from lightning_gossip.algorithm.membership.view_change import LOOK_S, Contact, ViewChange
 from lightning_gossip.algorithm.membership.whereabouts import AWAKE, RESTS, Rest
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 

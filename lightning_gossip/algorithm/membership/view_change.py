@@ -19,11 +19,10 @@ r"""The change of views at one store: what a worker does there from its registra
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import ClassVar
 
 from lightning_gossip.algorithm.islands.places import Islands
-from lightning_gossip.algorithm.membership.contact import Contact
 from lightning_gossip.algorithm.membership.meeting import Meeting, Registration
 from lightning_gossip.algorithm.membership.monitor import Monitor
 from lightning_gossip.algorithm.membership.news import News
@@ -34,6 +33,7 @@ from lightning_gossip.algorithm.membership.store import (
     Encode,
     Enter,
     Pause,
+    Probe,
     Reached,
     Read,
     Restore,
@@ -49,6 +49,66 @@ from lightning_gossip.algorithm.membership.worker_id import WorkerId, spans_of
 LOOK_S = 0.1  # between two looks of those that meet
 _PROBE_S = 0.5  # between two looks at those that are missing
 _TURN_S = 0.5  # after which the next one opens what the one before it should have
+
+
+class Contact:
+    """When a worker was last in touch with the job, and so which ends of processes tell it that somebody is absent.
+
+    A worker that was silent and is found to have ended may have gone on meanwhile, with others, and have come to the job's end.
+    So the end of those that might have been enough counts only if it was found in time: before anybody can have excluded the
+    finder. Nobody excludes one that says in the store that it rests between two uses: then that matters only of those that were
+    enough to open another one.
+
+    Args:
+        monitor: of this worker.
+        now_s: the clock, in seconds.
+
+    Attributes:
+        last_s: when this worker was last heard in a store of the job, or heard a member from outside.
+        ended: found in time: before the others can have excluded this worker.
+        ended_here: found before they can have excluded it in the store of its view, where it may have rested.
+    """
+
+    def __init__(self, monitor: Monitor, now_s: Callable[[], float]) -> None:
+        self.last_s = now_s()
+        self.ended: frozenset[WorkerId] = frozenset()
+        self.ended_here: frozenset[WorkerId] = frozenset()
+        self._monitor = monitor
+        self._now_s = now_s
+
+    def keep(self) -> None:
+        """Note what is known by now, in a store of the job: all that was found in time."""
+        self.ended = self.ended_here = self._monitor.ended()
+
+    def note_in_time(self) -> None:
+        """Note what is known by now, if that is in time."""
+        if self._now_s() < self.last_s + self._monitor.suspect_after_s:
+            self.ended = self._monitor.ended()
+        if self._now_s() < self._monitor.kept_until_s(self.last_s):
+            self.ended_here = self._monitor.ended()
+
+    def ended_in_time(self) -> frozenset[WorkerId]:
+        """The workers whose ends were found in time, with what is known now."""
+        self.note_in_time()
+        return self.ended
+
+    def note_ended(self, worker: WorkerId, at_s: float) -> None:
+        """Note that a worker's process was found to have ended, at a time in seconds."""
+        self._monitor.process_ended(worker)
+        if at_s < self.last_s + self._monitor.suspect_after_s:
+            self.ended |= {worker}
+        if at_s < self._monitor.kept_until_s(self.last_s):
+            self.ended_here |= {worker}
+
+    def probe(self, workers: Collection[WorkerId]) -> Steps[list[WorkerId]]:
+        """Note which of these workers have ended; the result is those that listen."""
+        monitor, ended, began_s = self._monitor, self._monitor.ended(), self._now_s()
+        asked = [worker for worker in workers if worker in monitor.hosts and worker not in ended and worker != monitor.me]
+        found = yield Probe(tuple(monitor.hosts[worker] for worker in asked))
+        for worker, reached in zip(asked, found, strict=True):
+            if reached is Reached.REFUSED:
+                self.note_ended(worker, began_s)
+        return [worker for worker, reached in zip(asked, found, strict=True) if reached is Reached.OPEN]
 
 
 class ViewChange:
