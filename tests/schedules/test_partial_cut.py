@@ -51,7 +51,7 @@ class CutInThree(failover.Hosted):
 def _violations(**replacements: Any) -> list[str]:
     broken = []
     with patch.object(failover, "LOST_S", 0.3):
-        for seed in range(60):
+        for seed in range(20):
             world = CutInThree(Choices(seed), **replacements)
             try:
                 judge(world.run)
