@@ -126,7 +126,11 @@ def _warnings() -> list[str]:
     found = []
     for path in (ROOT / "lightning_gossip").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and node.args and ast.unparse(node.func) in ("rank_zero_warn", "say_once", "_warn"):
+            if (
+                isinstance(node, ast.Call)
+                and node.args
+                and ast.unparse(node.func) in ("rank_zero_warn", "say_once", "warning_cache.warn")
+            ):
                 parts = [part for part in ast.walk(node.args[-1]) if isinstance(part, ast.Constant)]
                 found.append("{}".join(part.value for part in parts if isinstance(part.value, str)))
     return [words for words in found if words]

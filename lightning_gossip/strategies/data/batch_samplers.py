@@ -81,7 +81,7 @@ class EpochBatches(Sampler[Batch], ABC):
         self._batches: list[Batch] = []  # of the current epoch, by position: this process's part of it
         self._groups: list[Group] | None = None  # by position, with islands
         self._indices: list[int] | None = None  # in the plan, of what positions are made of; None if that was cut finer
-        self._of_epoch = -1  # these batches
+        self._epoch_of_batches = -1
         self._before = Fraction(0)  # share of the epoch trained on before the resume in its middle
 
     def __iter__(self) -> Iterator[Batch]:
@@ -211,8 +211,10 @@ class EpochBatches(Sampler[Batch], ABC):
         """Where the epoch stands, given what all workers together have not trained on; nobody may claim meanwhile."""
         pending = sorted({position for position in [*unstepped, *self._unclaimed()] if position < len(self._batches)})
         if self._indices is None:
-            return EpochPosition(self._of_epoch, [], [batch for at in pending for batch in self._batches_at(at)])
-        return EpochPosition(self._of_epoch, [self._indices[number] for at in pending for number in self._numbers_at(at)], [])
+            return EpochPosition(self._epoch_of_batches, [], [batch for at in pending for batch in self._batches_at(at)])
+        return EpochPosition(
+            self._epoch_of_batches, [self._indices[number] for at in pending for number in self._numbers_at(at)], []
+        )
 
     def pending_at(self, position: EpochPosition) -> int:
         """How many positions of the current epoch a :meth:`position` has left."""
@@ -241,7 +243,7 @@ class EpochBatches(Sampler[Batch], ABC):
 
     def _begin(self) -> list[Batch]:
         """The batches of the epoch that begins or goes on."""
-        epoch = self._of_epoch = self._epoch()
+        epoch = self._epoch_of_batches = self._epoch()
         batches = self.plan.batches(epoch)
         self._indices, self._before = list(range(len(batches))), Fraction(0)
         resume, self._resume_at = self._resume_at, None

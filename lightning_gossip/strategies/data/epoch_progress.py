@@ -16,7 +16,6 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.fabric.utilities import rank_zero_warn
 from lightning.fabric.utilities.data import _auto_add_worker_init_fn
-from lightning.pytorch.utilities.data import _extract_batch_size
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_gossip.algorithm.options import WorkSharing
@@ -24,6 +23,7 @@ from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.strategies.data.batch_samplers import EpochBatches, EpochPosition, SharedBatches, StaticBatches
 from lightning_gossip.strategies.data.dataloader import TrainingLoader, lookahead_of, plan_of, with_epoch_batches
 from lightning_gossip.strategies.data.lr_schedulers import GlobalCount
+from lightning_gossip.strategies.data.step_accounting import samples_in
 from lightning_gossip.strategies.lightning.loop_progress import align_epoch
 from lightning_gossip.strategies.lightning.patches import Patches
 
@@ -179,8 +179,7 @@ class FitWork:
 
     def begin_batch(self, batch: Any) -> None:
         """Note which share of the epoch is done with the batch that is about to be trained on."""
-        # 1 where Lightning cannot tell its size either
-        self.samples += next((size for size in _extract_batch_size(batch) if size is not None), 1)
+        self.samples += samples_in(batch)
         if self._count is not None and self.batches is not None and (progress := self.batches.progress) is not None:
             self._count.advance(progress, self._trainer.accumulate_grad_batches)
 
