@@ -133,7 +133,7 @@ class Failover:
 
     @property
     def view(self) -> int:
-        """That this worker is in."""
+        """The view that this worker is in."""
         return self._change.view
 
     @property
