@@ -53,6 +53,7 @@ from lightning_gossip.strategies.state.outer_warnings import (
 )
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
+from lightning_gossip.transport.gloo_group import FOREVER
 from lightning_gossip.transport.pairwise_groups import CONNECT_S, REPLY_S, Connections, EdgeTransport
 
 _SEED_STRIDE = 1_000_003
@@ -246,9 +247,6 @@ class ShardedADPSGDStrategy(GossipStrategy, ShardedProcesses):
     """
 
 
-_FOREVER_S = 10 * 365 * 86400.0  # the listener ends by a message, never by a time-out
-
-
 class GossipAlgorithm(Algorithm):
     """AD-PSGD on one worker during one fit: its gossip.
 
@@ -338,7 +336,7 @@ class GossipAlgorithm(Algorithm):
         transport = EdgeTransport(
             Connections(
                 training=members.store,
-                listener=another(members.store, timeout_s=_FOREVER_S),
+                listener=another(members.store, timeout_s=FOREVER.total_seconds()),
                 connector=another(members.store),
                 initiator=another(members.store),
             ),

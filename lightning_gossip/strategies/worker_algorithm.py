@@ -103,11 +103,6 @@ class Algorithm(ABC):
         """
         return
 
-    @property
-    def reduces_gradients(self) -> bool:
-        """Whether :meth:`reduce_gradients` does anything."""
-        return type(self).reduce_gradients is not Algorithm.reduce_gradients
-
     def reduce_gradients(self) -> None:
         """Reduce the gradients that backward has left of a whole step; clipping and the optimizer come next."""
         return

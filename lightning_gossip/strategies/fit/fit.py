@@ -194,7 +194,7 @@ class Fit:
 
     def after_backward(self) -> None:
         """Reduce the gradients of a whole step, where the algorithm does so."""
-        if self._algorithm is None or not self._algorithm.reduces_gradients:
+        if self._algorithm is None:
             return
         if not self.trainer.lightning_module.automatic_optimization or not self.trainer.fit_loop._should_accumulate():
             self._algorithm.reduce_gradients()
