@@ -219,12 +219,14 @@ BY_THE_CLOCK = _some(
     "registers for nobody that rests",
     "forgets that it was called while it rested",
 )
-IN_ROUNDS = {
-    **BY_THE_CLOCK,
-    **_some(
-        "ends rounds without a quorum",
-        "excludes silent workers without a quorum",
-        "brings no result to the next store",
-        "leaves the next store for the last one's loss",
-    ),
-}
+IN_ROUNDS = _some(
+    "ends rounds without a quorum",
+    "excludes silent workers without a quorum",
+    "opens a store without a quorum",
+    "brings no result to the next store",
+    "waits for members that did not come",
+    "leaves the next store for the last one's loss",
+    "returns to an older store",
+    "registers for nobody that rests",
+    "forgets that it was called while it rested",
+)
