@@ -557,6 +557,7 @@ class Monitor:
         self._watch_all()
 
     def _watch_all(self) -> None:
+        """Until somebody is told of as failed, or nobody is silent any more."""
         others = [worker for worker in self._members if worker != self.me and worker not in self.news.failed]
         self._watched, self._watches_all = tuple(dict.fromkeys((*others, *self._watched))), True
 
