@@ -36,8 +36,8 @@ from lightning_gossip.strategies.data.exact_evaluation import share_evaluation
 from lightning_gossip.strategies.fit.fit import Fit
 from lightning_gossip.strategies.fit.loop_hooks import (
     StrategyHooks,
-    defer_epoch_schedulers,
     free_epoch_loop,
+    move_schedulers,
     synchronize_results,
 )
 from lightning_gossip.strategies.fit.metrics import LocalMetrics
@@ -181,7 +181,7 @@ class DecentralizedStrategy(WorkerProcesses):
         fit.metrics.install()
         trainer.callbacks.insert(0, StrategyHooks(fit, Requeue(trainer, self.all_workers, self._patches, fit.request_stop)))  # type: ignore[attr-defined]
         free_epoch_loop(trainer, fit, self._patches, forward_signal=self.signal_started_workers)
-        defer_epoch_schedulers(trainer, fit, self._patches)
+        move_schedulers(trainer, fit, self._patches)
         asking.install(trainer, fit, self._patches)
         if self.workers > 1:
             asking.refuse_other_runs(trainer, self._patches)
