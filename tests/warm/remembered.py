@@ -35,7 +35,7 @@ def remember() -> None:
     _entry_points()
     _configurations()
     _first_picture()
-    if torch.version.cuda is None:  # else autograd has a thread for each device
+    if not torch.cuda.device_count():  # else autograd has a thread for each
         _first_fit()
 
 
