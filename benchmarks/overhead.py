@@ -101,14 +101,14 @@ class Healthy:
 
 
 def new_gossip() -> Gossip:
-    """A gossip that exchanges nothing until it is told to, with the other process as its only neighbour."""
+    """A gossip with the other process as its only neighbour."""
     topology, rank = complete(2), dist.get_rank()
     members = [WorkerId(0, 1), WorkerId(1, 1)]
     picker = PartnerPicker(topology, rank)
     peers = ChangingPeers(
         Healthy(), rank, members, topology, roles="auto", picker=picker, ceiling_s=TIMEOUT_S, now_s=now_s, raises=True
     )
-    gossip = Gossip(pair_transport(TIMEOUT_S), peers, exchanges_per_step=0.0)
+    gossip = Gossip(pair_transport(TIMEOUT_S), peers)
     gossip.start()
     return gossip
 
@@ -128,7 +128,7 @@ def boundary(threads: int, rounds: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     published = Published.of(resnet50())
     gossip = new_gossip()
-    gossip.open(published.replica, session=1, layout=published.layout)
+    gossip.open(published.replica, session=1, layout=published.layout, exchanges_per_step=0.0)
     dist.barrier()
     results: dict[str, Any] = {}
     if dist.get_rank() == 0:
@@ -209,7 +209,7 @@ def memory(exchanges: int) -> dict[str, Any]:
 
 
 def _train(gossip: Gossip, published: Published, *, session: int, exchanges: int) -> None:
-    gossip.open(published.replica, session=session, layout=published.layout)
+    gossip.open(published.replica, session=session, layout=published.layout, exchanges_per_step=0.0)
     dist.barrier()
     wanted = gossip.counters.exchanges + exchanges
     gossip.exchanges_per_step = 1.0

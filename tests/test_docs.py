@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import doctest
 import importlib.util
@@ -118,6 +119,26 @@ def test_errors_that_other_workers_cause_are_all_explained() -> None:
         and not any(quote in message.words for quote in quotes)
     ]
     assert missing == []
+
+
+def _warnings() -> list[str]:
+    """What the package warns of, with ``{}`` for values: of the calls that have words of their own."""
+    found = []
+    for path in (ROOT / "lightning_gossip").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.Call)
+                and node.args
+                and ast.unparse(node.func) in ("rank_zero_warn", "say_once", "warning_cache.warn")
+            ):
+                parts = [part for part in ast.walk(node.args[-1]) if isinstance(part, ast.Constant)]
+                found.append("{}".join(part.value for part in parts if isinstance(part.value, str)))
+    return [words for words in found if words]
+
+
+def test_warnings_are_all_explained() -> None:
+    assert len(_warnings()) > 15
+    assert [words for words in _warnings() if not any(quote in words for quote in _quotes())] == []
 
 
 def test_every_page_is_in_the_navigation() -> None:

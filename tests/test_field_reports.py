@@ -254,7 +254,7 @@ REPORTS: list[tuple[str, str, list[str]]] = [
         "all_gather with gradients in a step",
         [
             "field/test_cases.py::test_what_works_under_ddp_works",
-            "strategies/test_in_step.py::test_a_gather_is_of_those_that_make_the_step_and_gradients_go_back_to_all",
+            "strategies/test_lockstep_gather.py::test_a_gather_is_of_those_that_make_the_step_and_gradients_go_back_to_all",
         ],
     ),
     (

@@ -37,10 +37,12 @@ OUTSIDE = {
 
 # the packages inside a layer, each of which may import those before it
 ORDER = {
-    "runtime": ("membership", "work_sharing", "adpsgd"),
-    "strategies": ("state", "lightning", "data", "elastic", "fit"),
+    "algorithm": ("tensors", "topology", "compression", "islands", "membership", "adpsgd", "periodic_averaging", "apsgd"),
+    "runtime": ("membership", "islands", "work_sharing", "adpsgd", "periodic_averaging", "apsgd"),
+    "strategies": ("state", "islands", "lightning", "data", "elastic", "fit", "fabric"),
     "simulation": ("cluster", "problems", "strategies"),
-    "analysis": ("delays", "mean", "second_moments", "planning"),
+    "analysis": ("delays", "mean", "second_moments", "planning", "curvature"),
+    "doctor": ("measure",),
 }
 MOST = 14  # modules of a package beside its own packages
 
@@ -108,6 +110,11 @@ def test_no_module_and_no_package_imports_itself_by_way_of_others(graph: nx.DiGr
     assert graph.number_of_edges() > 500
     assert [circle for circle in nx.strongly_connected_components(graph) if len(circle) > 1] == []
     assert [circle for circle in nx.strongly_connected_components(rooms_of(graph)) if len(circle) > 1] == []
+
+
+@pytest.mark.parametrize("layer", ALLOWED)
+def test_every_package_of_a_layer_has_its_place_in_the_order(layer: str) -> None:
+    assert {path.parent.name for path in (PACKAGE / layer).glob("*/__init__.py")} == set(ORDER.get(layer, ()))
 
 
 @pytest.mark.parametrize("layer", ORDER)

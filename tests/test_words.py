@@ -119,19 +119,23 @@ def test_names_and_docstrings_have_no_removed_words() -> None:
     assert not bad
 
 
-_CONTINUES = re.compile(r"(Of|Its?|The same|As for|As in|As :|Those|That of|Theirs|Likewise|Until|Into|From|To)\b")
+_CONTINUES = re.compile(
+    r"(Of|Its?|The same|As (for|in|on|at|the|torch)|Th[eo]se|That|Theirs|Likewise|Whoever|How many there|Until|Into|From|To"
+    r"|After|Before|With|By|In the order)\b|As :|One,|In \["
+)
 
 
 def continued(source: str) -> list[str]:
-    """Docstrings of public names that only the line above them makes clear, as ``line: first words``."""
+    """Docstrings of public names and of classes that only the line above makes clear, as ``line: first words``."""
     found = []
 
     def look(node: ast.Module | ast.ClassDef) -> None:
         for inner in node.body:
-            if isinstance(inner, (ast.ClassDef, ast.FunctionDef)) and not inner.name.startswith("_"):
+            is_class = isinstance(inner, ast.ClassDef)
+            if is_class or (isinstance(inner, ast.FunctionDef) and not inner.name.startswith("_")):
                 said = (ast.get_docstring(inner) or "").splitlines()
                 found.extend(f"{inner.lineno}: {said[0]}" for _ in said[:1] if _CONTINUES.match(said[0]))
-                if isinstance(inner, ast.ClassDef):
+                if is_class:
                     look(inner)
 
     look(ast.parse(source))
@@ -139,5 +143,11 @@ def continued(source: str) -> list[str]:
 
 
 def test_public_docstrings_read_alone() -> None:
-    assert [continued(f'def f():\n    """{said}"""') for said in ("Of a rank.", "The rank.")] == [["1: Of a rank."], []]
+    def found(said: str) -> list[list[str]]:
+        return [continued(f'{name}:\n    """{said}"""') for name in ("def f()", "class _C")]
+
+    for said in ("Of a rank.", "One, made by a thread.", "As torch's.", "In [0, 1].", "How many there are."):
+        assert found(said) == [[f"1: {said}"], [f"1: {said}"]]
+    for said in ("The rank.", "Offer a rank.", "Withdraw it.", "Assign batches."):
+        assert found(said) == [[], []]
     assert [f"{path.name}:{found}" for path in FILES for found in continued(path.read_text(encoding="utf-8"))] == []

@@ -58,7 +58,6 @@ def _boundary(gossip: Any, loop: Loop, session: int, seconds: float) -> dict[str
     plain = run_steps(loop, lambda: None, steps)
 
     replica = loop.replica()
-    gossip.exchanges_per_step = 1.0
     gossip.open(replica, session=session, layout=loop.layout)
     dist.barrier()
     before = gossip.counters.exchanges

@@ -54,7 +54,6 @@ def traced(cuda: bool, output: str) -> dict[str, Any]:
     path = Path(output)
     with loop.entered():
         replica = loop.replica()
-        gossip.exchanges_per_step = 1.0
         gossip.open(replica, session=1, layout=loop.layout)
         dist.barrier()
 

@@ -7,7 +7,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from lightning_gossip.runtime.store_client import another
 from lightning_gossip.transport.endpoint import endpoint
-from lightning_gossip.transport.pairwise_groups import EdgeTransport
+from lightning_gossip.transport.pairwise_groups import Connections, EdgeTransport
 
 
 def pair_transport(timeout_s: float) -> EdgeTransport:
@@ -20,7 +20,7 @@ def pair_transport(timeout_s: float) -> EdgeTransport:
     dist.broadcast_object_list(place)
     if rank != 0:
         store = TCPStore(*place[0], is_master=False)
-    connections = (store, another(store, timeout_s=1e6), another(store), another(store))
-    transport = EdgeTransport(*connections, "pair", rank=rank, world_size=2, timeout_s=timeout_s)
+    connections = Connections(store, another(store, timeout_s=1e6), another(store), another(store))
+    transport = EdgeTransport(connections, "pair", rank=rank, world_size=2, timeout_s=timeout_s)
     transport.make_edges([1 - rank])
     return transport

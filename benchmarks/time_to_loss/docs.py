@@ -1,4 +1,4 @@
-"""The tables of ``docs/performance.md``, between two comments each: task, hosts, Mb/s, scenario.
+"""The tables of ``docs/time-to-loss.md``, between two comments each: task, hosts, Mb/s, scenario.
 
     <!-- time_to_loss char_gpt 4 200 equal -->
     | … |
@@ -19,7 +19,7 @@ from benchmarks.time_to_loss.results import Results
 from benchmarks.time_to_loss.task import Condition
 from benchmarks.time_to_loss.tasks import TASKS
 
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "docs" / "time-to-loss.md"
 _BLOCK = re.compile(r"(<!-- time_to_loss (\w+) (\d+) (\d+) (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 

@@ -190,7 +190,7 @@ def outer_map(outer: Outer, c: float) -> np.typing.NDArray[np.float64]:
 
 
 def growth(outer: Outer, workers: int, exchanges: float) -> float:
-    """By what the disagreement's square is multiplied in a round in the long run, without noise; below 1 it decays.
+    """The factor of the disagreement's square from one round to the next, in the long run and without noise; below 1 it decays.
 
     Args:
         outer: the rule.

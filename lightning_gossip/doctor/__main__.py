@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run on this rank; the exit status: 0, or 1 if there is a problem (rank 0's), or 2 if nothing could be measured."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     if importlib.util.find_spec("rich") is None:
-        print("The doctor needs rich: pip install 'lightning-gossip[recipes]'", file=sys.stderr)
+        print("The doctor needs rich: pip install rich", file=sys.stderr)
         return _COULD_NOT
     parser = _parser()
     options = parser.parse_args(given)

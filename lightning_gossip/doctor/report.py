@@ -236,7 +236,7 @@ class Report:
 
     @property
     def host_of(self) -> dict[int, int]:
-        """By rank, the place of its host in :attr:`hosts`."""
+        """The place in :attr:`hosts` of each rank's host."""
         return {rank: place for place, ranks in enumerate(self.hosts) for rank in ranks}
 
     @property

@@ -52,7 +52,27 @@ class Finding:
 
 def findings(report: Report) -> list[Finding]:
     """All that can be said, problems first."""
-    found = [finding for judge in _JUDGES for finding in judge(report)]
+    slow = _bandwidth(report)
+    lossy = _loss(report, slow)
+    found = [
+        *_missing(report),
+        *_closed(report),
+        *_broken(report),
+        *_interfaces(report),
+        *_name_server(report),
+        *_mtu(report),
+        *slow,
+        *_latency(report),
+        *lossy,
+        *_versions(report),
+        *_files(report),
+        *_clocks(report),
+        *_store(report),
+        *_gpus(report),
+        *_model(report),
+        *_reached(report, [*slow, *lossy]),
+        *_cores(report),
+    ]
     return sorted(found, key=lambda finding: not finding.grave)
 
 
@@ -376,10 +396,15 @@ def _latency(report: Report) -> list[Finding]:
     return found
 
 
-def _loss(report: Report) -> list[Finding]:
-    """Packets that are lost, though not those that a slow link drops when it is filled."""
-    slow = {rank for finding in _bandwidth(report) for rank in finding.ranks}
-    full = {rank for rank in slow if not any(link.resent_idle for link in report.links if rank in (link.i, link.j))}
+def _loss(report: Report, slow: Sequence[Finding]) -> list[Finding]:
+    """Packets that are lost, though not those that a slow link drops when it is filled.
+
+    Args:
+        report: the measurements.
+        slow: hosts and links.
+    """
+    ranks_of_slow = {rank for finding in slow for rank in finding.ranks}
+    full = {rank for rank in ranks_of_slow if not any(link.resent_idle for link in report.links if rank in (link.i, link.j))}
     stalled = _stalled(report)  # whose large packets are all sent again, for another reason
     by_host = _by_host(report, lambda link, _: 0.0 if {link.i, link.j} & full or link in stalled else link.resent)
     least = {host: min(values) for host, values in by_host.items() if len(values) > 1}
@@ -414,12 +439,13 @@ _LOSSY = (
 )
 
 
-def _reached(report: Report) -> list[Finding]:
+def _reached(report: Report, explained: Sequence[Finding]) -> list[Finding]:
+    """Hosts whose interface promises much more than was measured, but for those where that is explained."""
     found = []
-    explained = {rank for finding in (*_bandwidth(report), *_loss(report)) for rank in finding.ranks}
+    told = {rank for finding in explained for rank in finding.ranks}
     for host, rates in _by_host(report, lambda link, _: link.slower).items():
         used = _worker(report, report.hosts[host][0]).interface
-        if explained & set(report.hosts[host]):
+        if told & set(report.hosts[host]):
             continue
         if used is not None and used.mbit and max(rates) * 8e-6 < used.mbit / REACHED:
             sentence = (
@@ -549,24 +575,3 @@ def _pairs(links: Sequence[Link]) -> str:
 
 def _begun(sentence: str) -> str:
     return sentence[0].upper() + sentence[1:]
-
-
-_JUDGES: tuple[Callable[[Report], list[Finding]], ...] = (
-    _missing,
-    _closed,
-    _broken,
-    _interfaces,
-    _name_server,
-    _mtu,
-    _bandwidth,
-    _latency,
-    _loss,
-    _versions,
-    _files,
-    _clocks,
-    _store,
-    _gpus,
-    _model,
-    _reached,
-    _cores,
-)

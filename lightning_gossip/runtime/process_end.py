@@ -5,6 +5,16 @@ Gloo may still hold the last reference to a tensor that Python has made, and nee
 interpreter ends meanwhile, that thread is ended inside a C++ destructor, and the process aborts after a training that went
 well: ``terminate called without an active exception``, exit status −6. On a busy machine that happened once in eight fits.
 Destroying the groups joins their threads; so it has to happen while the interpreter is whole: in an ``atexit`` function.
+
+What outlives a Trainer, each in the attributes of a class ``_Process`` of its module:
+
+| module | keeps |
+|---|---|
+| ``runtime/membership/membership.py`` | the membership, and by it the failure detector and the groups of the members |
+| ``runtime/membership/uses.py`` | the number of the present use of a Trainer |
+| ``runtime/islands/groups.py`` | the groups of islands, and the store, where there is no membership |
+| ``strategies/fabric/strategy.py`` | the training of the last Fabric |
+| ``runtime/process_end.py`` | what is called before the interpreter ends |
 """
 
 from __future__ import annotations

@@ -8,26 +8,26 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import urlparse
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+from lightning_gossip.algorithm.membership.store import StoreLostError
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime.clock import Deadline
 from lightning_gossip.transport.network_interface import listen
-from lightning_gossip.transport.threads import new_thread
+from lightning_gossip.transport.threads import in_background
 
 _NOTHING = "<nothing>"
 _START_IT = "Start it on that host with `python -m lightning_gossip.store --port {port}`, and look at firewalls."
-_AGAIN_S = 0.5
-_LOOK_S = 0.1  # whether rank 0 has begun to serve
+_LOOK_S = 0.1  # between two looks whether a store has begun to listen, or has ended
 _CONNECT_S = 5.0  # for a host that is there to answer
 _NAMES_S = 30.0  # for torch, which asks the name server for both ends of a connection, and waits for it where it is silent
 _PROBES = 4  # sent to a silent host before the connection is given up
@@ -135,25 +135,11 @@ def client(host: str, port: int, *, timeout_s: float, connect_s: float = _NAMES_
 def _while_it_lives(watched: socket.socket, make: Callable[[], TCPStore]) -> TCPStore:
     """What is made in a thread of its own; an error as soon as the other end of a connection has ended, though it goes on."""
     watched.setblocking(False)
-    ends = SimpleQueue[Any]()
-
-    def work() -> None:
-        try:
-            ends.put(make())
-        except Exception as error:  # noqa: BLE001 - raised by who waits
-            ends.put(error)
-
-    thread = new_thread("gossip-connects", work)
-    thread.start()
-    while True:
-        with suppress(Empty):
-            made: TCPStore | Exception = ends.get(timeout=_LOOK_S)
-            thread.join()
-            if isinstance(made, Exception):
-                raise made
-            return made
+    made = in_background("gossip-connects", make)
+    while not wait([made], _LOOK_S).done:
         if _has_ended(watched):
             raise dist.DistNetworkError("The process that holds the store has ended.")
+    return made.result()
 
 
 def _has_ended(watched: socket.socket) -> bool:
@@ -166,13 +152,20 @@ def _has_ended(watched: socket.socket) -> bool:
         return True
 
 
-def _await_listener(host: str, port: int, timeout_s: float) -> None:
-    """Until somebody listens there, who may not have started yet; or until the time is over."""
+def _await_listener(host: str, port: int, timeout_s: float) -> OSError | None:
+    """Wait until somebody listens at an address, who may not have started yet, for as long as the time-out.
+
+    Returns:
+        None; or, when the time is over, why the last connection was not made.
+    """
     deadline = Deadline.after(timeout_s)
-    while deadline.left_s:
-        with suppress(OSError):
-            socket.create_connection((host, port), max(_AGAIN_S, deadline.left_s)).close()
-            return
+    while True:
+        try:
+            socket.create_connection((host, port), max(_LOOK_S, deadline.left_s)).close()
+            return None
+        except OSError as error:
+            if not deadline.left_s:
+                return error
         time.sleep(min(_LOOK_S, deadline.left_s))
 
 
@@ -201,17 +194,11 @@ def check_answers(address: str, *, timeout_s: float) -> None:
         ConfigurationError: with the command that starts one.
     """
     host, port = parse_address(address)
-    deadline = Deadline.after(timeout_s)
-    while True:
-        try:
-            socket.create_connection((host, port), max(0.1, deadline.left_s)).close()
-            return
-        except OSError as error:
-            if not deadline.left_s:
-                raise ConfigurationError(
-                    f"No store answers at {address} ({error.strerror or error}). {_START_IT.format(port=port)}"
-                ) from error
-        time.sleep(min(_AGAIN_S, deadline.left_s))
+    error = _await_listener(host, port, timeout_s)
+    if error is not None:
+        raise ConfigurationError(
+            f"No store answers at {address} ({error.strerror or error}). {_START_IT.format(port=port)}"
+        ) from error
 
 
 def check_port_is_free(port: int) -> None:
@@ -321,41 +308,55 @@ def _connections(port: int) -> Iterator[socket.socket]:
 
 
 class ReportingStore:
-    """A store whose end is a PeerError, in torch's place a bare one.
+    """A store whose methods are those of torch's, and raise what :func:`store_errors` does.
 
     Args:
         store: that is asked.
+        survives: whether the job goes on without it; then it is asked no more when it is lost.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, *, survives: bool = False) -> None:
+        self.store = store
+        self._survives = survives
+        self._is_lost = False
 
     def __getattr__(self, name: str) -> Any:
-        method = getattr(self._store, name)
+        method = getattr(self.store, name)
 
         def call(*args: Any) -> Any:
+            if self._is_lost:  # torch writes a stack to the log for each attempt
+                raise StoreLostError
             try:
-                return method(*args)
-            except dist.DistError as error:
-                raise store_lost() from error
+                with store_errors(survives=self._survives):
+                    return method(*args)
+            except StoreLostError:
+                self._is_lost = True
+                raise
 
         return call
 
 
 @contextmanager
-def losses_told() -> Iterator[None]:
-    """Raise a PeerError, in place of torch's own, where the store is lost."""
+def store_errors(*, survives: bool = False) -> Iterator[None]:
+    """What happens inside needs the store of the job.
+
+    Args:
+        survives: whether the job goes on when it is lost.
+
+    Raises:
+        PeerError: in the place of torch's error, if the store does not answer, and of a StoreLostError.
+        StoreLostError: in the place of torch's error, where the job survives that.
+    """
     try:
         yield
     except dist.DistError as error:
+        if survives:
+            raise StoreLostError(str(error)) from error
         raise store_lost() from error
-
-
-def raise_told(failure: BaseException) -> NoReturn:
-    """Raise what has ended a thread; where that is the loss of the store, a PeerError in the place of torch's own."""
-    if isinstance(failure, dist.DistError):
-        raise store_lost() from failure
-    raise failure
+    except StoreLostError as error:
+        if survives:
+            raise
+        raise store_lost() from error
 
 
 def store_lost() -> PeerError:

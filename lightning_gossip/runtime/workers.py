@@ -21,6 +21,8 @@ from lightning_gossip.transport.peer_errors import peer_errors
 
 T = TypeVar("T")
 
+WRITTEN = "the end of a checkpoint's writing"  # the kind of a gather
+
 
 class Workers(Protocol):
     """All workers of a job. Every worker calls the same methods in the same order."""
@@ -58,6 +60,16 @@ class Workers(Protocol):
 
         Returns:
             The result of the collectives, and what all have told, by rank.
+        """
+
+    def write_by_first(self, collect: Callable[[], T], write: Callable[[T], None]) -> None:
+        """Write what is made of all workers: rank 0 does, and it is there when this returns, on all.
+
+        Where failures are survived and rank 0 is killed while it writes, the next one writes it.
+
+        Args:
+            collect: makes what is written, of all workers. Called again with those that are left.
+            write: puts it on the disk, on rank 0; all call it.
         """
 
     def answering(self, phase: str) -> AbstractContextManager[None]:
@@ -124,6 +136,11 @@ class FixedWorkers(Workers):
     @override
     def attempt_and_tell(self, collective: Callable[[], T], tell: Callable[[], Any]) -> tuple[T, list[Any]]:
         return self.attempt(collective), self.gather(tell())
+
+    @override
+    def write_by_first(self, collect: Callable[[], T], write: Callable[[T], None]) -> None:
+        write(collect())
+        self.gather(None, kind=WRITTEN)
 
     @override
     def raise_failure(self) -> None:

@@ -53,16 +53,14 @@ from lightning_gossip.strategies.state.outer_warnings import (
 )
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
-from lightning_gossip.transport.pairwise_groups import CONNECT_S, REPLY_S, EdgeTransport
+from lightning_gossip.transport.pairwise_groups import CONNECT_S, REPLY_S, Connections, EdgeTransport
 
 _SEED_STRIDE = 1_000_003
-_PART_STRIDE = 7_368_787
 
 
 class GossipStrategy(DecentralizedStrategy):
-    """AD-PSGD, whatever its workers are. :class:`ADPSGDStrategy` describes the arguments."""
+    """Options and partner choice of AD-PSGD, of replicated and sharded models. :class:`ADPSGDStrategy` describes them."""
 
-    name = "adpsgd"
     has_islands = True
 
     def __init__(
@@ -109,10 +107,17 @@ class GossipStrategy(DecentralizedStrategy):
         self.topology = self.gossip_options.topology
         self.exchanges_per_step = self.gossip_options.exchanges_per_step
         self.outer = self.gossip_options.outer
-        kind = "_sharded" if self.is_sharded else "" if self.island == 1 else "_islands"
-        self.name = "noloco" if self.outer is not None else f"adpsgd{kind}"
         self._exchange_timeout_s = seconds_of("exchange_timeout_s", exchange_timeout_s)
         self._seed = seed
+
+    @property
+    @override
+    def name(self) -> str:
+        if self.outer is not None:
+            return "noloco"
+        if self.is_sharded:
+            return "adpsgd_sharded"
+        return "adpsgd" if self.island == 1 else "adpsgd_islands"
 
     @property
     @override
@@ -152,8 +157,8 @@ class GossipStrategy(DecentralizedStrategy):
         numbers = [worker.initial_rank // size for worker in gossipers]
         topology = topology_for(self.topology, numbers, self.units, options.roles)
         seed = self._seed + _SEED_STRIDE * members.generation  # ranks change, and two of them must not repeat one stream
-        seed += _PART_STRIDE * index  # each part of a model is averaged with partners of its own
-        return topology, PartnerPicker(topology, place, roles=options.roles, seed=seed, choice=options.partner_choice)
+        choice = options.partner_choice
+        return topology, PartnerPicker(topology, place, roles=options.roles, seed=seed, choice=choice, part=index)
 
     @property
     def gossipers(self) -> tuple[int, Sequence[WorkerId]]:
@@ -331,10 +336,12 @@ class GossipAlgorithm(Algorithm):
         neighbours = [gossipers[rank] for rank in topology.neighbours(place)]
         members.monitor.watch([*self._mates, *neighbours])
         transport = EdgeTransport(
-            members.store,
-            another(members.store, timeout_s=_FOREVER_S),
-            another(members.store),
-            another(members.store),
+            Connections(
+                training=members.store,
+                listener=another(members.store, timeout_s=_FOREVER_S),
+                connector=another(members.store),
+                initiator=another(members.store),
+            ),
             # a worker outside is its own first member
             f"{self._strategy.keys}/gossip/{gossipers[0]}/{members.generation}/{members.round}",
             rank=place,
@@ -377,9 +384,8 @@ class GossipAlgorithm(Algorithm):
             self._replica.push_pull(self._model.tensors)
         self._session += 1
         self._since_pull = 0
-        self._set_rate()
         layout = _with_wire(self._layout, self._strategy.gossip_options.wire)
-        self._running.open(self._replica, session=self._session, layout=layout)
+        self._running.open(self._replica, session=self._session, layout=layout, exchanges_per_step=self._new_rate())
 
     @override
     def step(self, step: Step) -> None:
@@ -399,7 +405,7 @@ class GossipAlgorithm(Algorithm):
             self._running.request_sync()
         if was_dense and not self._local_steps.is_dense:
             replica.followers = self._local_steps.followers
-            self._set_rate()
+            self._running.exchanges_per_step = self._new_rate()
 
     def _push_pull(self, step: Step) -> None:
         self._running.step(
@@ -437,16 +443,17 @@ class GossipAlgorithm(Algorithm):
         if options.outer is not None and options.local_steps is not None and step.progress:
             warn_of_few_rounds(step.number / step.progress * (1.0 - options.dense_share), options.local_steps)
 
-    def _set_rate(self) -> None:
+    def _new_rate(self) -> float:
+        """Exchanges per step from now on; ranks of an island pull as often from now on."""
         rate = self._local_steps.rate(self._strategy.exchanges_per_step)
-        self._running.exchanges_per_step = rate
         options = self._strategy.gossip_options
         if self._strategy.groups is not None:  # a second copy moves x at each step
             self._pull_every = 1 if options.a2cid2 else pull_every(rate, options.push_every)
+        return rate
 
     @property
     def _parameters(self) -> list[Tensor]:
-        """Of the session, as they are now."""
+        """The parameters that this session averages, looked up now."""
         return list(self._model.tensors[: self._model.parameters])
 
     @override

@@ -6,6 +6,8 @@ the strategies differ in is in their :class:`~lightning_gossip.strategies.worker
 
 from __future__ import annotations
 
+import os
+import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,10 +30,8 @@ from typing_extensions import override
 from lightning_gossip.algorithm.options import AtRendezvous, WorkSharing
 from lightning_gossip.errors import ConfigurationError, reason_of
 from lightning_gossip.runtime.clock import Timeline
-from lightning_gossip.runtime.islands.host_collectives import gathered_from, reduced
 from lightning_gossip.runtime.membership import uses
-from lightning_gossip.runtime.process_groups import lacks_mean
-from lightning_gossip.strategies.data.exact_evaluation import equally_long, share_evaluation
+from lightning_gossip.strategies.data.exact_evaluation import share_evaluation
 from lightning_gossip.strategies.fit.fit import Fit
 from lightning_gossip.strategies.fit.loop_hooks import (
     StrategyHooks,
@@ -41,6 +41,7 @@ from lightning_gossip.strategies.fit.loop_hooks import (
 )
 from lightning_gossip.strategies.fit.metrics import LocalMetrics
 from lightning_gossip.strategies.fit.slurm_requeue import Requeue
+from lightning_gossip.strategies.fit.user_collectives import UserCollectives
 from lightning_gossip.strategies.lightning import asking
 from lightning_gossip.strategies.lightning.patches import Patches
 from lightning_gossip.strategies.lightning.worker_processes import WorkerProcesses
@@ -51,7 +52,6 @@ from lightning_gossip.strategies.options import (
 from lightning_gossip.strategies.report import FitReport
 from lightning_gossip.strategies.state import checkpoint_contents
 from lightning_gossip.strategies.state.shared_tensors import check_averaged_buffers
-from lightning_gossip.strategies.state.step_watch import largest_lr
 from lightning_gossip.strategies.worker_algorithm import Algorithm
 from lightning_gossip.transport.peer_errors import is_of_the_network
 
@@ -75,7 +75,6 @@ class DecentralizedStrategy(WorkerProcesses):
         ConfigurationError: for a value that cannot work, and for an unknown argument.
     """
 
-    name: str  # what the strategy is called in Trainer(strategy=...)
     shares_work: ClassVar[bool] = True  # whether workers may make different numbers of steps
 
     def __init__(
@@ -100,10 +99,16 @@ class DecentralizedStrategy(WorkerProcesses):
         self.report = FitReport()
         self.timeline = Timeline()
         self._fit: Fit | None = None
+        self._collectives = UserCollectives(self)
         self._patches = Patches()
         self._metrics: LocalMetrics | None = None  # outside of a fit, with islands
         self._has_saved = False  # a checkpoint, with all workers, since the last barrier
         self._loaded: tuple[dict[str, Any], _PATH] | None = None
+
+    @property
+    def name(self) -> str:
+        """What the strategy is called in ``Trainer(strategy=...)``, and a checkpoint says that it was written by."""
+        return type(self).__name__
 
     @abstractmethod
     def algorithm(self, timeline: Timeline) -> Algorithm:
@@ -156,6 +161,7 @@ class DecentralizedStrategy(WorkerProcesses):
     def _begin_fit(self, trainer: pl.Trainer) -> None:
         timeline = Timeline()
         loaded, path = self._loaded or ({}, None)
+        key, seed = self.broadcast((uuid.uuid4().hex[:12], int(os.environ.get("PL_GLOBAL_SEED", 0))))
         self._fit = fit = Fit(
             trainer,
             self.all_workers,
@@ -164,6 +170,8 @@ class DecentralizedStrategy(WorkerProcesses):
             timeline=timeline,
             restored=loaded.get(checkpoint_contents.KEY),
             restored_from=path,
+            key=key,
+            seed=seed,
         )
         self._loaded = None
         self.report, self.timeline = fit.account.report, timeline
@@ -217,7 +225,7 @@ class DecentralizedStrategy(WorkerProcesses):
         **kwargs: Any,
     ) -> Any:
         output = super().optimizer_step(optimizer, closure, model, **kwargs)
-        self._running_fit.optimizer_stepped(largest_lr([optimizer], default=0.0))  # none if configure_optimizers returns None
+        self._running_fit.optimizer_stepped(optimizer)
         return output
 
     @override
@@ -253,73 +261,42 @@ class DecentralizedStrategy(WorkerProcesses):
         if has_saved and args == ("Trainer.save_checkpoint",):
             return  # all have just heard that it is written
         if self._all_are_here("a barrier"):
-            self.all_workers.gather(None, kind="a barrier")
+            self._collectives.barrier()
 
     @override
     def broadcast(self, obj: TBroadcast, src: int = 0) -> TBroadcast:
         if self._fit is not None and self._fit.in_session and isinstance(obj, str) and (obj, src) == (self._fit.log_dir[0], 0):
             return cast(TBroadcast, self._fit.log_dir[1])  # trainer.log_dir broadcasts whenever it is read
-        if not self._all_are_here("a broadcast"):
-            return obj
-        return self.all_workers.broadcast(obj, src)
+        return self._collectives.broadcast(obj, src) if self._all_are_here("a broadcast") else obj
 
     @override
     def reduce(self, tensor: Tensor, group: Any | None = None, reduce_op: ReduceOp | str | None = "mean") -> Tensor:
         if not self._all_are_here("a reduction"):
             return tensor
-        if group is not None or not isinstance(tensor, Tensor):
-            return self._reduced_by_lightning(tensor, group, reduce_op)
-        self._wait_for_all()
-        if self.islands is not None:
-            return self.all_workers.attempt(lambda: reduced(tensor, self.all_workers, reduce_op))
-        if reduce_op in ("mean", "avg") and lacks_mean(tensor.device):
-            total = self.all_workers.attempt(lambda: self._reduced_by_lightning(tensor.clone(), None, "sum"))
-            return total.copy_(total / self.world_size)
-        return self.all_workers.attempt(lambda: self._reduced_by_lightning(tensor.clone(), group, reduce_op))
-
-    def _reduced_by_lightning(self, tensor: Tensor, group: Any | None, reduce_op: ReduceOp | str | None) -> Tensor:
-        return super().reduce(tensor, group, reduce_op)  # type: ignore[safe-super]  # of the class behind the mixins
+        by_lightning = super().reduce  # type: ignore[safe-super]  # of the class behind the mixins
+        return self._collectives.reduce(tensor, group, reduce_op, by_lightning=by_lightning)
 
     @override
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         if not self._all_are_here("a decision"):
             return bool(decision) and not (all and self.world_size > 1)
-        decisions = self.all_workers.gather(bool(decision), kind="a decision")
-        return False not in decisions if all else True in decisions
+        return self._collectives.decide(decision, all_have_to=all)
 
     @override
     def all_gather(self, tensor: Tensor, group: Any | None = None, sync_grads: bool = False) -> Tensor:
         if group is dist.group.WORLD:  # what LightningModule.all_gather passes
             group = None
         if self._fit is not None and group is None:
-            gathered = self._fit.gather_in_step(tensor, sync_grads=sync_grads)
+            gathered = self._fit.gather_in_batch(tensor, sync_grads=sync_grads)
             if gathered is not None:
                 return gathered
         if not self._all_are_here("all_gather", warns=False):
-            why = "" if self._fit is None else f", and {self._fit.why_apart}"
+            why = "" if self._fit is None else f", and {self._fit.why_not_lockstep}"
             raise ConfigurationError(
                 f"all_gather in a training step needs all workers at the same step{why}. Use what this worker has, gather in"
                 " on_train_epoch_end, or train with strategy='ddp'."
             )
-        if group is not None:
-            return super().all_gather(tensor, group, sync_grads)
-        if _distributed_is_initialized():
-            tensor = equally_long(tensor, self.all_workers)  # a round, in which a worker that comes late is waited for
-        if self.islands is not None and _distributed_is_initialized():
-            if sync_grads:
-                raise ConfigurationError(
-                    "all_gather(sync_grads=True) goes through all islands, and a backward pass belongs to one. Gather inside"
-                    " the island: torch.distributed.nn.all_gather(tensor), on the default group."
-                )
-            return self.all_workers.attempt(lambda: gathered_from(tensor, self.all_workers))
-        if sync_grads:
-            return super().all_gather(tensor, None, sync_grads)
-        return self.all_workers.attempt(lambda: super(DecentralizedStrategy, self).all_gather(tensor, None, sync_grads))
-
-    def _wait_for_all(self) -> None:
-        """Before a collective of the user's, to which a worker may come late: what follows is not waited for as long."""
-        if self.members is not None:
-            self.all_workers.gather(None, kind="a collective")
+        return self._collectives.all_gather(tensor, group, sync_grads, by_lightning=super().all_gather)
 
     def _all_are_here(self, what: str, *, warns: bool = True) -> bool:
         if self._fit is not None:
@@ -356,19 +333,13 @@ class DecentralizedStrategy(WorkerProcesses):
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
-        together = self._fit is not None and not self._fit.aborted and not self._fit.in_session
-        members = self.members
-        if self._fit is None or members is None or not together:
-            if self._fit is not None and together:
-                self._fit.extend_checkpoint(checkpoint, filepath)
-            super().save_checkpoint(checkpoint, filepath, storage_options)
+        fit, save = self._fit, super().save_checkpoint
+        if fit is None or fit.aborted or fit.in_session:
+            save(checkpoint, filepath, storage_options)
             return
-        writer = None
-        while writer not in members.members:  # killed while it wrote: the next one does
-            self._fit.extend_checkpoint(checkpoint, filepath)
-            writer = members.members[0]
-            super().save_checkpoint(checkpoint, filepath, storage_options)
-            self.all_workers.gather(None, kind="the end of a checkpoint's writing")
+        self.all_workers.write_by_first(
+            lambda: fit.extend_checkpoint(checkpoint, filepath), lambda _: save(checkpoint, filepath, storage_options)
+        )
         self._has_saved = True
 
     @override

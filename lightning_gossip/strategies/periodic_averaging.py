@@ -95,9 +95,13 @@ class PeriodicAveragingStrategy(DecentralizedStrategy, ReplicatedProcesses):
         assert isinstance(self.averaging.period, PeriodController)
         self.period = self.averaging.period
         self.outer = self.averaging.outer
-        self.name = "periodic_averaging" if self.outer is None else "diloco"
+
+    @property
+    @override
+    def name(self) -> str:
         if isinstance(self.period, AdaptivePeriod):
-            self.name = "adaptive_averaging"
+            return "adaptive_averaging"
+        return "periodic_averaging" if self.outer is None else "diloco"
 
     @override
     def preflight(self, trainer: pl.Trainer, model: pl.LightningModule) -> None:
@@ -128,6 +132,8 @@ class PeriodicAveraging(SynchronousAlgorithm):
         optimizers: asked for the worker's optimizers.
         timeline: where waits are recorded.
     """
+
+    reads_lr = True
 
     def __init__(
         self, strategy: PeriodicAveragingStrategy, optimizers: Callable[[], Sequence[Optimizer]], timeline: Timeline

@@ -17,7 +17,7 @@ from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.strategies.base import DecentralizedStrategy
-from lightning_gossip.strategies.fit.in_step import Gatherer, GatherWithGradients, Turn, announce, next_turn
+from lightning_gossip.strategies.fit.lockstep_gather import Gatherer, GatherWithGradients, Turn, announce, next_turn
 from lightning_gossip.strategies.lightning.replicated_processes import ReplicatedProcesses
 from lightning_gossip.strategies.state.shared_tensors import Place, SharedModel
 from lightning_gossip.strategies.synchronous import SynchronousAlgorithm
@@ -134,7 +134,7 @@ class QuantizedAllReduce(SynchronousAlgorithm, Gatherer):
     @override
     def reduce_gradients(self) -> None:
         if self._announces:
-            self._next_turn(Turn(makes_steps=True))
+            self._next_turn(Turn(is_in_batch=True))
         self._reduce(arrived=False)
 
     @override
@@ -144,7 +144,7 @@ class QuantizedAllReduce(SynchronousAlgorithm, Gatherer):
     @override
     def arrive(self) -> None:
         while True:  # the others may have gradients to average
-            turn = self._next_turn(Turn(makes_steps=False)) if self._announces else Turn(makes_steps=True)
+            turn = self._next_turn(Turn(is_in_batch=False)) if self._announces else Turn(is_in_batch=True)
             if turn is None:
                 return
             if turn.gathers:
@@ -157,10 +157,10 @@ class QuantizedAllReduce(SynchronousAlgorithm, Gatherer):
         if sync_grads and tensor.requires_grad:
             gathered: Tensor = GatherWithGradients.apply(self, tensor)
             return gathered
-        return self.gather_in_step(tensor)[0]
+        return self.gather_in_batch(tensor)[0]
 
     @override
-    def gather_in_step(self, tensor: Tensor) -> tuple[Tensor, int]:
+    def gather_in_batch(self, tensor: Tensor) -> tuple[Tensor, int]:
         if not self._announces:
             self._begin_to_announce()
         flat = torch.empty(tensor.numel(), dtype=tensor.dtype, device=self._device)
@@ -168,7 +168,7 @@ class QuantizedAllReduce(SynchronousAlgorithm, Gatherer):
         turns = announce(self.collectives, Turn(True, payload.numel()), self._device)
         next_turn(turns)
         everyones = self.collectives.gather_bytes(payload)
-        present = [rank for rank, turn in enumerate(turns) if turn.makes_steps]
+        present = [rank for rank, turn in enumerate(turns) if turn.is_in_batch]
         tensors = [everyones[rank].to(tensor.device).view(tensor.dtype).view(tensor.shape) for rank in present]
         return torch.stack(tensors), present.index(self.collectives.rank)
 

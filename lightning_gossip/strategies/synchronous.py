@@ -32,7 +32,7 @@ class SynchronousAlgorithm(Algorithm):
         groups: tells, with islands, two groups of this fit's own: of the ranks with the same part of a model, and of all.
     """
 
-    in_step: ClassVar[bool] = True
+    is_lockstep: ClassVar[bool] = True
 
     def __init__(
         self,

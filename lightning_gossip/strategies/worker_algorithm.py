@@ -21,7 +21,7 @@ class Step:
         number: of the step since the fit began, from 1.
         forward_passes: that led to it (gradient accumulation).
         seconds: how long it took this worker, if all of it was seen.
-        lr: the learning rate that it was made with.
+        lr: the learning rate that it was made with; 0 where the algorithm does not read it.
         epoch: in which, from 0.
         progress: share of the run's steps done, in [0, 1]; None if the run's length is unknown.
     """
@@ -37,17 +37,36 @@ class Step:
 class Algorithm(ABC):
     """A decentralized algorithm on one worker, during one fit of two workers or more.
 
-    The calls come from the training thread in this order: ``start``, then per session ``open``, (``begin_step``,
-    ``reduce_gradients``, ``step``) …, ``arrive``, ``settle``, ``average``, and at the end ``close``. Collectives on the default
-    group are allowed in ``start`` and ``average`` only; there all workers are together.
+    All calls come from the training thread, in this order. Collectives on the default group are allowed where the last column
+    says so, since all workers make the call together; an algorithm may have groups of its own for the others.
+
+    | call | when | collectives |
+    |---|---|---|
+    | ``load_tensors``, ``load_state_dict`` | the fit goes on from a checkpoint | |
+    | ``start`` | the fit begins | yes |
+    | ``open`` | a session begins | |
+    | ``begin_step``, ``reduce_gradients``, ``step`` | a step of this worker; ``gather`` in it, if the user does | |
+    | ``sync_requested`` | after each step | |
+    | ``request_sync`` | this worker wants all to meet after their current step, and arrives next | |
+    | ``arrive`` | this worker has come to the synchronisation point; others may train on | |
+    | ``settle`` | all workers have arrived | |
+    | ``average``, ``complete`` | then; again with those that are left, if a worker fails meanwhile | in ``average`` |
+    | ``adopt`` | that has worked on all; the session has ended | |
+    | ``state_dict``, ``common_tensors``, ``own_tensors`` | a checkpoint is written, between sessions | in ``common_tensors`` |
+    | ``begin_anew`` | between sessions: the others have given this worker their model | |
+    | ``follow_members`` | between sessions: the members or their store are others than before | yes |
+    | ``close`` | the fit has ended; perhaps twice, or without ``start`` | |
 
     Attributes:
-        in_step: whether all workers make their steps together, so that what a user calls on every rank at the same step is
+        is_lockstep: whether all workers make their steps together, so that what a user calls on every rank at the same step is
             called by all at the same time.
+        reads_lr: whether it reads the learning rate of a step; that of some optimizers is a tensor on a device, which the host
+            would wait for.
         was_given: whether the last mean took the place of a model of this worker's that was of no use.
     """
 
-    in_step: ClassVar[bool] = False
+    is_lockstep: ClassVar[bool] = False
+    reads_lr: ClassVar[bool] = False
     was_given = False
 
     @property
@@ -83,11 +102,6 @@ class Algorithm(ABC):
         May change the model in the first step of a session only.
         """
         return
-
-    @property
-    def reduces_gradients(self) -> bool:
-        """Whether :meth:`reduce_gradients` does anything."""
-        return type(self).reduce_gradients is not Algorithm.reduce_gradients
 
     def reduce_gradients(self) -> None:
         """Reduce the gradients that backward has left of a whole step; clipping and the optimizer come next."""

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -55,14 +55,27 @@ _HERE, _GIVEN_UP = b"here", b"given up"  # written of an end of an edge, once: i
 _LETTER = struct.Struct(f"<{WORDS + 1}q")  # sender, then the words of the message
 
 
+class Connections(NamedTuple):
+    """Connections with the store of the job, one for each thread that asks it: a connection serves one call at a time.
+
+    Attributes:
+        training: the training thread's.
+        listener: for nothing but the inbox, on which the listener waits without a deadline.
+        connector: on which edges are made that others ask for.
+        initiator: on which edges are made, and requests sent, for exchanges that this worker starts.
+    """
+
+    training: Store
+    listener: Store
+    connector: Store
+    initiator: Store
+
+
 class EdgeTransport(Transport):
     """Transport of one process over a Gloo group of two for each edge.
 
     Args:
-        store: the training thread's connection to the store of the job.
-        listening: one for nothing but the inbox; the listener waits there without a deadline.
-        responding: one on which edges are made that others ask for.
-        initiating: one that the initiator has for itself.
+        connections: with the store of the job.
         prefix: of this transport's keys, new for each and the same on all ranks.
         rank, world_size: of this process.
         timeout_s: deadline of a reply that is sent and of making an edge, in seconds.
@@ -70,10 +83,7 @@ class EdgeTransport(Transport):
 
     def __init__(
         self,
-        store: Store,
-        listening: Store,
-        responding: Store,
-        initiating: Store,
+        connections: Connections,
         prefix: str,
         *,
         rank: int,
@@ -83,10 +93,10 @@ class EdgeTransport(Transport):
         self.rank = rank
         self.world_size = world_size
         self.timeout_s = timeout_s
-        self._store, self._responding, self._initiating = (
-            PrefixStore(prefix, each) for each in (store, responding, initiating)
-        )
-        self._inbox = Inbox(listening, prefix, rank)
+        self._store = PrefixStore(prefix, connections.training)
+        self._connecting = PrefixStore(prefix, connections.connector)
+        self._initiating = PrefixStore(prefix, connections.initiator)
+        self._inbox = Inbox(connections.listener, prefix, rank)
         drawn: Any = str(secrets.randbits(RUN_BITS))
         self.run = int(self._store.compare_set("run", "", drawn))  # the first one's, for all
         self._edges: dict[int, Group] = {}
@@ -178,7 +188,7 @@ class EdgeTransport(Transport):
         with self._lock:
             number = self._numbers[peer]
         try:
-            self._edge(peer, self._responding, timeout_s=_COME_S)
+            self._edge(peer, self._connecting, timeout_s=_COME_S)
         except Exception as error:  # noqa: BLE001 - raised where the request is read
             with self._lock:
                 if self._closed:
@@ -188,7 +198,7 @@ class EdgeTransport(Transport):
             letter = self._letters.pop(peer, None)
         if letter is not None:
             try:
-                self._inbox.push(self._responding, self.rank, letter)
+                self._inbox.push(self._connecting, self.rank, letter)
             except dist.DistError as error:  # the store has ended: the listener has it too
                 log.info("rank %d: the store of requests cannot be reached: %s", self.rank, error)
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import torch
+
+Result = TypeVar("Result")
 
 
 def new_thread(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
@@ -29,3 +32,30 @@ def new_thread(name: str, target: Callable[..., object], *args: Any) -> threadin
         target(*args)
 
     return threading.Thread(target=run, name=name, daemon=True)
+
+
+def in_background(name: str, target: Callable[..., Result], *args: Any) -> Future[Result]:
+    """Run something on a thread of its own, from now on.
+
+    No executor: the interpreter joins the threads of those before it ends, however long they wait.
+
+    Args:
+        name: of the thread; begins with ``gossip-``.
+        target: what it runs.
+        args: of the target.
+
+    Returns:
+        What it will have returned, or raised. The thread ends a moment after that is known.
+    """
+    future = Future[Result]()
+
+    def run() -> None:
+        try:
+            result = target(*args)
+        except BaseException as error:  # noqa: BLE001 - raised by whoever asks for the result
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    new_thread(name, run).start()
+    return future

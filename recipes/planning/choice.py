@@ -324,7 +324,8 @@ def as_it_trained(planner: Planner, now: Candidate) -> tuple[Planner, Candidate]
     """Where the measured run has trained: with no more curvature and noise than that run can have had.
 
     Networks move to where their learning rate is stable and their noise bearable, so what was measured at another point says
-    less than a loss that has fallen: of the curvature, if it has fallen at all, and of the noise, if it has fallen far.
+    less than a loss that has fallen: of the curvature, if it has fallen at all, and of the noise, if it has fallen far. A run
+    near its largest stable learning rate says nothing of the noise: there a little less or more of it decides.
 
     Args:
         planner: predicts.
@@ -342,6 +343,8 @@ def as_it_trained(planner: Planner, now: Candidate) -> tuple[Planner, Candidate]
         now = replace(now, dynamics=planner.dynamics(now.strategy, now.times, island=island))
     if known.loss_is_known and not run.reached(max(now.target, _FAR) * known.noise.loss):
         return planner, now  # it may as well be the noise that has kept it from there
+    if now.margin < planner.margin:
+        return planner, now
     for halvings in range(_HALVINGS):
         calm = 0.5**halvings
         calmer = replace(now, dynamics=now.dynamics.varied(noise=calm))

@@ -32,27 +32,27 @@ class Choices:
 
     @property
     def overrides(self) -> list[str]:
-        """As on a command line."""
+        """The choices as a command line has them."""
         return [f"{group}={option}" for group, option in self.groups.items()] + [
             f"{key}={_written(value)}" for key, value in self.values.items()
         ]
 
     def of_strategy(self, name: str) -> Choices:
-        """With this strategy, and no values of another."""
+        """The choices with this strategy, and no values of another."""
         if self.groups["strategy"] == name:
             return self
         values = {key: value for key, value in self.values.items() if not key.startswith("strategy.")}
         return Choices({**self.groups, "strategy": name}, values)
 
     def on_real_machines(self) -> Choices:
-        """Without a described cluster of nodes, which is for simulation and planning."""
+        """The choices without a described cluster of nodes, which is for simulation and planning."""
         if not self.groups["cluster"].startswith(_NODES):
             return self
         values = {key: value for key, value in self.values.items() if not key.startswith("cluster.")}
         return Choices({**self.groups, "cluster": "none"}, values)
 
     def without(self, overrides: list[str]) -> Choices:
-        """Without the values of the groups whose option these overrides change."""
+        """The choices without the values of the groups whose option these overrides change."""
         changed = {name for override in overrides for name, _, _ in [override.partition("=")] if name in _GROUPS}
         groups = {group: option for group, option in self.groups.items() if group not in changed}
         values = {key: value for key, value in self.values.items() if key.split(".")[0] not in changed}

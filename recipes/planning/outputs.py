@@ -145,6 +145,8 @@ def words(best: Candidate, now: Candidate, known: Known) -> str:
         parts.append("The present setting is predicted to train its workers' models apart: they are averaged too seldom.")
     elif math.isinf(now.time_s):
         parts.append("The present setting is predicted never to reach the target: the gradients' noise keeps it above.")
+        if known.run is not None and known.loss_is_known and known.run.reached(now.target * known.noise.loss):
+            parts.append(f" Its run has: with a margin of {_two(now.margin)} a little less noise than measured is enough.")
     else:
         parts.append(
             f"Predicted: {_seconds(best.best_time_s)} s to the target in place of {_seconds(now.time_s)} s,"

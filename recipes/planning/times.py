@@ -86,7 +86,7 @@ class Machines:
         return links.latency_s > 0.0 or links.bandwidth < math.inf or links.shared is not None or links.nodes is not None
 
     def ideal(self) -> Machines:
-        """These machines with links that take no time."""
+        """The machines with links that take no time."""
         nodes = self.links.nodes
         return replace(self, links=Links(nodes=None if nodes is None else Nodes(sizes=nodes.sizes)))
 

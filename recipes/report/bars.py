@@ -51,7 +51,7 @@ def waiting(groups: pd.DataFrame) -> Picture | None:
 
 
 def bytes_sent(groups: pd.DataFrame) -> Picture | None:
-    """By one worker."""
+    """Bytes sent by one worker."""
     caption = "Payload that one worker sent in the whole run, mean over workers and seeds."
     return _bars(groups, "bytes_sent", "Bytes sent by a worker", "sent in the whole run", caption, filesize)
 

@@ -23,7 +23,7 @@ _OF_THE_FILE = ("trainer.devices", "trainer.num_nodes", "links", "trainer")
 
 
 def workers_of(cfg: DictConfig) -> int:
-    """How many there are: those of ``cluster_file``, or devices × nodes.
+    """The number of workers: those of ``cluster_file``, or devices × nodes.
 
     Raises:
         ConfigurationError: naming the key.

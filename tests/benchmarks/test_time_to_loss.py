@@ -255,3 +255,10 @@ def test_the_settings_are_plain_values_and_the_small_model_has_the_size_that_is_
 def test_the_tables_of_the_page_are_those_of_the_results() -> None:
     page = docs.PAGE.read_text()
     assert docs.with_tables(page, docs.kept()) == page, "run python -m benchmarks.time_to_loss.docs, and read the prose again"
+
+
+def test_the_rows_that_performance_repeats_are_those_of_the_page() -> None:
+    text = (docs.PAGE.parent / "performance.md").read_text()
+    rows = text.split("<!-- some of time-to-loss.md -->\n")[1].split("<!-- end -->")[0].splitlines()
+    assert len(rows) > 5
+    assert [row for row in rows if row not in docs.PAGE.read_text().splitlines()] == []

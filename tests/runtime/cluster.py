@@ -76,6 +76,7 @@ class Cluster:
         chunk: int = 10,
     ) -> None:
         self.n = topology.n
+        self.exchanges_per_step = exchanges_per_step
         self.watch = Watch()
         self.timelines = [WatchedTimeline(self.watch) for _ in range(self.n)]
         network = MemoryNetwork(self.n)
@@ -85,7 +86,6 @@ class Cluster:
             Gossip(
                 self.transports[rank],
                 self.peers[rank],
-                exchanges_per_step=exchanges_per_step,
                 timeline=self.timelines[rank],
                 chunk_bytes=8 * chunk,
                 wire=wire,
@@ -111,7 +111,8 @@ class Cluster:
 
     def open(self, rank: int, session: int | None = None, layout: int = 1) -> None:
         replica = replica_of(self.x[rank], retention=self.retention, push_every=self.push_every)
-        self.gossips[rank].open(replica, session=self.session if session is None else session, layout=layout)
+        session = self.session if session is None else session
+        self.gossips[rank].open(replica, session=session, layout=layout, exchanges_per_step=self.exchanges_per_step)
 
     def open_all(self) -> None:
         self.session += 1

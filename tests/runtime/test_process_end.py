@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
 from lightning_gossip.runtime import process_end
 from lightning_gossip.runtime.process_end import call_at_exit, end_groups_at_exit
+
+PACKAGE = Path(__file__).parents[2] / "lightning_gossip"
 
 
 def test_threads_end_before_the_groups_they_may_use() -> None:
@@ -41,3 +45,9 @@ def test_a_forked_child_leaves_its_parents_groups_alone(monkeypatch: pytest.Monk
     assert called == []
     process_end._end()
     assert called == ["in the child"]
+
+
+def test_all_that_outlives_a_trainer_is_listed() -> None:
+    keep = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if "\nclass _Process" in path.read_text()}
+    listed = re.findall(r"^\| ``(.+?)`` \|", process_end.__doc__ or "", re.MULTILINE)
+    assert sorted(listed) == sorted(keep)

@@ -159,7 +159,7 @@ def preflight(strategy: Any) -> None:
 def test_what_is_to_be_known_of_outer_steps_is_said_once_and_before_any_process_is_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(outer_warnings, "_said", set())
+    monkeypatch.setattr(outer_warnings, "warning_cache", set())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for strategy in ("periodic_averaging", "adpsgd"):
@@ -175,7 +175,7 @@ def test_what_is_to_be_known_of_outer_steps_is_said_once_and_before_any_process_
 
 
 def test_few_rounds_and_slow_exchanges_are_said_once_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outer_warnings, "_said", set())
+    monkeypatch.setattr(outer_warnings, "warning_cache", set())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         outer_warnings.warn_of_few_rounds(1000.0, 50)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -92,11 +92,26 @@ class Scheduled(Net):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
+class CountsSpeeds(Callback):
+    """At each epoch's end: how many workers are in the sum of rates that claims go by; None where nobody claims."""
+
+    def __init__(self) -> None:
+        self.counted: list[int | None] = []
+
+    def on_train_epoch_end(self, trainer: Any, model: Any) -> None:
+        shared = trainer.strategy._fit.work.shared
+        if shared is None:
+            self.counted.append(None)
+            return
+        speeds, store = shared._speeds, shared._store
+        self.counted.append(speeds.own.rates.read(store.add(f"{speeds.key}/rates", 0))[0])
+
+
 def _grows(strategy: str) -> Any:
-    model = Scheduled()
-    t = trainer(strategy=strategy, max_epochs=4, reload_dataloaders_every_n_epochs=1)
+    model, counts = Scheduled(), CountsSpeeds()
+    t = trainer(strategy=strategy, max_epochs=4, reload_dataloaders_every_n_epochs=1, callbacks=[counts])
     t.fit(model, datamodule=Growing())
-    return model.seen, t.optimizers[0].param_groups[0]["lr"]
+    return model.seen, t.optimizers[0].param_groups[0]["lr"], counts.counted
 
 
 STRATEGIES = ["adpsgd", "periodic_averaging", "qsgd"]
@@ -142,6 +157,12 @@ def test_schedules_follow_a_data_set_that_grows(ranks: Any, strategy: str) -> No
     assert [rank[strategy][1] for rank in ranks] == pytest.approx([0.9**30] * 2)  # 3 + 6 + 9 + 12 steps
     seen = Counter(ranks[0][strategy][0] + ranks[1][strategy][0])
     assert seen == Counter(sample for epoch in range(1, 5) for sample in range(48 * epoch))
+
+
+@pytest.mark.processes
+def test_a_worker_counts_once_among_the_speeds_however_often_the_loader_is_made_anew(ranks: Any) -> None:
+    assert [rank["adpsgd"][2][-1] for rank in ranks] == [2, 2]
+    assert all(rank["qsgd"][2] == [None] * 4 for rank in ranks)
 
 
 # -- in one process ----------------------------------------------------------------------------------------------------

@@ -19,21 +19,20 @@ from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.store_client import another
 from lightning_gossip.transport import pairwise_groups
 from lightning_gossip.transport.base import Kind, Message
-from lightning_gossip.transport.pairwise_groups import EdgeTransport
+from lightning_gossip.transport.pairwise_groups import Connections, EdgeTransport
 from tests.workers import run_threads
 
 PATIENCE_S = 10.0
 
 
-def connections(store: Store) -> tuple[Store, Store, Store, Store]:
-    """What a transport wants."""
-    return another(store), another(store, timeout_s=1e6), another(store), another(store)
+def connections(store: Store) -> Connections:
+    return Connections(another(store), another(store, timeout_s=1e6), another(store), another(store))
 
 
 @pytest.fixture
 def transports() -> Iterator[list[EdgeTransport]]:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    made = [EdgeTransport(*connections(store), "test", rank=rank, world_size=3, timeout_s=PATIENCE_S) for rank in range(3)]
+    made = [EdgeTransport(connections(store), "test", rank=rank, world_size=3, timeout_s=PATIENCE_S) for rank in range(3)]
     yield made
     for transport in made:
         transport.close()
@@ -352,7 +351,7 @@ def test_the_edges_of_a_long_ring_are_made_side_by_side() -> None:
     """One after the other they would take n steps: 1.6 s."""
     n = 32
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    made = [SlowToMake(*connections(store), "ring", rank=rank, world_size=n, timeout_s=PATIENCE_S) for rank in range(n)]
+    made = [SlowToMake(connections(store), "ring", rank=rank, world_size=n, timeout_s=PATIENCE_S) for rank in range(n)]
     began_s = time.monotonic()
     run_threads([partial(made[rank].make_edges, edge_order(ring(n), rank)) for rank in range(n)], 2 * PATIENCE_S)
     took_s = time.monotonic() - began_s

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_gossip.transport.threads import new_thread
+from lightning_gossip.transport.threads import in_background, new_thread
 
 PACKAGE = Path(__file__).parents[2] / "lightning_gossip"
 
@@ -33,6 +33,25 @@ def test_without_cuda_no_device_is_asked_for(monkeypatch: pytest.MonkeyPatch) ->
     thread.start()
     thread.join()
     assert ran == [1]
+
+
+def test_what_runs_in_the_background_is_known_when_it_has_ended() -> None:
+    waits = threading.Event()
+    future = in_background("gossip-test", lambda number: (waits.wait(10.0), threading.current_thread().name, number), 3)
+    assert not future.done()
+    waits.set()
+    assert future.result(10.0) == (True, "gossip-test", 3)
+
+
+def test_what_ends_a_background_thread_is_raised_where_its_result_is_asked_for() -> None:
+    class Ended(BaseException):
+        """Which no handler of errors would catch."""
+
+    def fails() -> None:
+        raise Ended
+
+    with pytest.raises(Ended):
+        in_background("gossip-test", fails).result(10.0)
 
 
 def threads_made(source: str) -> int:

@@ -183,7 +183,7 @@ class DelayedReplica(PublishedModel):
     # -- the training thread -------------------------------------------------------------------------------------------------
 
     @override
-    def _push_step(self, tensors: Sequence[Tensor]) -> None:
+    def publish(self, tensors: Sequence[Tensor]) -> None:
         push = self._begin()
         if push is not None:
             self._hand_over(push, tensors)

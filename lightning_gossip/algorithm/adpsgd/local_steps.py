@@ -43,7 +43,7 @@ class LocalSteps:
         self._restored_steps = 0
         self._begins_anew = False
         self._second: SecondCopy | None = None
-        self._is_finer = False  # φ than x
+        self._is_finer = False  # whether φ has a wider type than x
         self.is_dense = options.dense_share > 0.0
 
     @property

@@ -29,6 +29,8 @@ Roles = Literal["auto", "bipartite", "symmetric"]
 PartnerChoice = Literal["uniform", "fast_links"]
 ResolvedRoles = Literal["bipartite", "symmetric"]
 
+_PART_STRIDE = 7_368_787  # of seeds, from one part of a model to the next
+
 
 def resolve_roles(topology: Topology, roles: Roles = "auto") -> ResolvedRoles:
     """Which roles the workers of a topology play.
@@ -74,6 +76,7 @@ class PartnerPicker:
         roles: as in `resolve_roles`.
         seed: >= 0, the same on all ranks.
         choice: ``"uniform"``, or ``"fast_links"`` if who draws is to leave out slow links at times.
+        part: number of the part of the model that is averaged, where each part has partners of its own.
 
     Attributes:
         rank: as given.
@@ -102,6 +105,7 @@ class PartnerPicker:
         roles: Roles = "auto",
         seed: int = 0,
         choice: PartnerChoice = "uniform",
+        part: int = 0,
     ) -> None:
         check_choice("choice", choice, get_args(PartnerChoice))
         self.choice = choice
@@ -114,7 +118,8 @@ class PartnerPicker:
         if not isinstance(seed, (int, np.integer)) or seed < 0:
             raise ConfigurationError(f"got seed={seed!r}; it must be an integer >= 0. Write for example seed=0.")
         # spawn_key and not seed + rank: the latter would give rank 1 of seed 0 the stream of rank 0 of seed 1.
-        self._generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(int(seed), spawn_key=(self.rank,))))
+        sequence = np.random.SeedSequence(int(seed) + _PART_STRIDE * part, spawn_key=(self.rank,))
+        self._generator = np.random.Generator(np.random.PCG64(sequence))
 
     @property
     def start_share(self) -> float:

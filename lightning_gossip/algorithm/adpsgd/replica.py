@@ -97,7 +97,7 @@ class PublishedModel(ABC):
         """
         self.skip(forward_passes=forward_passes)
         if self._steps >= self._push_every:
-            self._push_step(tensors)
+            self.publish(tensors)
 
     def skip(self, *, forward_passes: int = 1) -> None:
         """Follow a step of the optimizer, and leave push and pull to a later one."""
@@ -105,14 +105,11 @@ class PublishedModel(ABC):
         self._passes += forward_passes
 
     def publish(self, tensors: Sequence[Tensor]) -> None:
-        """Push and pull where x was changed by no step; where that would wait, a later step does it.
+        """Push and pull what was not pushed: steps, or a change that was no step. Where that would wait, a later step does it.
 
         Args:
             tensors: as for :meth:`step`.
         """
-        self._push_step(tensors)
-
-    def _push_step(self, tensors: Sequence[Tensor]) -> None:
         self.push_pull(tensors, forward_passes=0)
 
     @abstractmethod

@@ -158,7 +158,7 @@ class TopologySequence:
         return sum(len(row) for rows in self.rounds for row in rows) / (len(self) * self.n)
 
     def peers(self, rank: int) -> tuple[int, ...]:
-        """With whom a worker ever has to do, in ascending order."""
+        """The ranks that a worker ever sends to or receives from, in ascending order."""
         numbers = range(len(self))
         heard = {peer for number in numbers for peer, _ in self.row(number, rank)}
         return tuple(sorted(heard.union(*(self.receivers(number, rank) for number in numbers))))

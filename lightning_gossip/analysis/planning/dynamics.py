@@ -100,7 +100,7 @@ class Dynamics:
     spread: Callable[[FloatArray], Spread] | None = None
 
     def with_noise(self, noise: Noise, spread: Callable[[FloatArray], Spread]) -> Dynamics:
-        """These dynamics with noisy gradients.
+        """The dynamics with noisy gradients.
 
         Args:
             noise: of one worker's gradients.
@@ -109,7 +109,7 @@ class Dynamics:
         return replace(self, noise=noise, spread=_on_grid(spread))
 
     def varied(self, *, curvature: float = 1.0, noise: float = 1.0) -> Dynamics:
-        """These dynamics with all eigenvalues, and the noise's variance, times a factor each."""
+        """The dynamics with all eigenvalues, and the noise's variance, times a factor each."""
         problem = self.problem
         start = problem.distances / math.sqrt(curvature)  # with the same loss
         varied = Problem(eigenvalues=[curvature * h for h in problem.eigenvalues], start=start.tolist(), noise=problem.noise)

@@ -5,7 +5,8 @@ other −d, from the same two copies, and they look at the chunks in the same or
 the sum of all models stays. (A flag in the request could not do it: the model may become NaN between the request and a chunk.)
 
 What is sent for a chunk is the codec's business (:mod:`lightning_gossip.algorithm.compression.pairwise`). It is written and
-read outside the lock, which is held for the copy of a chunk and for its merge.
+read under the turn's lock, for which only :meth:`Exchanger.give_up` ever waits. The model's own lock, for which the training
+thread may wait, is held for the copy of a chunk and for its merge, and not while the codec works.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class _Turn:
         self._is_over = False
 
     def end(self) -> None:
-        """From now on it touches nothing any more, and the chunks that it waits for are its own."""
+        """Forbid the exchange to touch the model from now on; the chunks that it waits for are its own."""
         with self.lock:
             self._is_over = True
 

@@ -9,10 +9,21 @@ its generators, and what its effects are: messages and chunks over a transport.
 | ``gossip-listener`` | ``receive`` for each request | a message, without a deadline; STOP ends it |
 | ``gossip-responder`` | ``respond`` | a request, until the listener ends; a chunk, with a deadline |
 | ``gossip-initiator`` | ``initiate`` | its pace, an answer, a chunk: all with deadlines |
+| ``gossip-monitor`` (the failure detector's) | :meth:`Gossip.look` | another thread's chunk, when it ends the exchange |
 
-Two locks. ``_lock`` holds while a generator runs from one effect to the next, a few instructions, and is free while an
-effect is under way. The replica's own is held for one copy, of a chunk (gossip threads) or of the model (training thread);
-where parameters are on a device, for no copy and no wait. Neither is held across the network.
+No lock is held across the network:
+
+| lock | guards | held for | taken inside |
+|---|---|---|---|
+| ``_lock`` | the protocol, its peers, the threads that wait | a generator from one effect to the next; after a failure \
+also the repair of the graph | |
+| the failure detector's | verdicts on peers | a few instructions | ``_lock``, or none |
+| ``_averages`` | which exchange is under way, and whether one may begin | a few instructions; by ``look`` also while it \
+waits for the turn's | |
+| the turn's (:mod:`~lightning_gossip.runtime.adpsgd.exchange`) | whether an exchange may still touch the model | one chunk: \
+copied and encoded, or decoded and merged | ``_averages``, or none |
+| the replica's | y and m | one copy, of a chunk (gossip threads) or of the model (training thread; a model that is given); \
+of parameters on a device no copy | the turn's, or none |
 
 A failure on a gossip thread ends that thread, is kept, and is raised on the training thread at its next step.
 
@@ -57,7 +68,7 @@ from lightning_gossip.runtime.adpsgd.exchange import Exchanger, GivenUpError
 from lightning_gossip.runtime.adpsgd.messages import answer_of, answer_to_wire, request_of, request_to_wire
 from lightning_gossip.runtime.adpsgd.nonfinite_guard import GossipCounters, Health, Reaction
 from lightning_gossip.runtime.clock import Deadline, Timeline, now_s
-from lightning_gossip.runtime.store_client import raise_told
+from lightning_gossip.runtime.store_client import store_errors
 from lightning_gossip.transport.base import Transport
 from lightning_gossip.transport.messages import Kind, Message
 from lightning_gossip.transport.threads import new_thread
@@ -68,11 +79,11 @@ _CUT_OFF_S = 0.2  # for threads that nothing holds up
 
 
 class _Exchange:
-    """That under way.
+    """The exchange under way, and the generator that waits for its end.
 
     Args:
         peer: its rank.
-        steps: of the protocol, which wait for the end.
+        steps: that generator, of the protocol.
     """
 
     def __init__(self, peer: int, steps: Steps) -> None:
@@ -87,7 +98,6 @@ class Gossip:
     Args:
         transport: connection to the other workers. Owned: closed with this object.
         peers: whom to average with, and what becomes of one that fails.
-        exchanges_per_step: completed exchanges that each worker should see in one step of its neighbourhood; 0 for none.
         timeline: where exchanges are recorded.
         chunk_bytes: see :class:`~lightning_gossip.runtime.adpsgd.exchange.Exchanger`.
         counters: to go on with.
@@ -103,7 +113,6 @@ class Gossip:
         transport: Transport,
         peers: ChangingPeers[Any],
         *,
-        exchanges_per_step: float = 1.0,
         timeline: Timeline | None = None,
         chunk_bytes: int = 4 << 20,
         counters: GossipCounters | None = None,
@@ -131,7 +140,6 @@ class Gossip:
             self.counters,
             now_s=now_s,
             generator=random.Random(transport.rank),
-            exchanges_per_step=exchanges_per_step,
         )
         self._lock = threading.Lock()
         self._averages = threading.Condition()  # guards the next two
@@ -154,13 +162,14 @@ class Gossip:
             thread.start()
             self._threads.append(thread)
 
-    def open(self, replica: PublishedModel, *, session: int, layout: int) -> None:
+    def open(self, replica: PublishedModel, *, session: int, layout: int, exchanges_per_step: float = 1.0) -> None:
         """Begin a session: the replica has just been published, and may be averaged from now on.
 
         Args:
             replica: the published model, with a lock.
             session: the same number on all workers, larger each time.
             layout: fingerprint of what the replica holds; must be equal on all workers.
+            exchanges_per_step: completed exchanges that each worker should see in one step of its neighbourhood; 0 for none.
         """
         self.raise_failure()
         published = replica.settle()  # what was pushed last has arrived
@@ -169,6 +178,7 @@ class Gossip:
         with self._lock:
             self._health.begin_session()
             self._replica = replica
+            self._protocol.exchanges_per_step = exchanges_per_step
             self._protocol.open(session, layout)
             self._wake()
 
@@ -246,7 +256,7 @@ class Gossip:
 
     @property
     def exchanges_per_step(self) -> float:
-        """Completed exchanges that each worker should see in one step of its neighbourhood."""
+        """Completed exchanges that each worker should see in one step of its neighbourhood; may be set within a session."""
         return self._protocol.exchanges_per_step
 
     @exchanges_per_step.setter
@@ -258,7 +268,8 @@ class Gossip:
     def raise_failure(self) -> None:
         """Raise what ended a gossip thread, if anything did, or that a worker has failed, where that ends all."""
         if self._protocol.failure is not None and not self.is_cut_off:
-            raise_told(self._protocol.failure)
+            with store_errors():
+                raise self._protocol.failure
         with self._lock:
             self._peers.raise_failure()
 

@@ -33,7 +33,7 @@ from lightning_gossip.algorithm.tensors.finite import all_finite
 from lightning_gossip.errors import PeerError, ProtocolError
 from lightning_gossip.runtime.apsgd.client import ServerLink, Update, layout_error, to_message
 from lightning_gossip.runtime.clock import Deadline
-from lightning_gossip.runtime.store_client import raise_told
+from lightning_gossip.runtime.store_client import store_errors
 from lightning_gossip.transport.base import Transport
 from lightning_gossip.transport.messages import Kind, Message
 from lightning_gossip.transport.threads import new_thread
@@ -93,7 +93,8 @@ class Server(ServerLink):
     def raise_failure(self) -> None:
         """Raise what ended a thread, if anything did."""
         if self._failure is not None:
-            raise_told(self._failure)
+            with store_errors():
+                raise self._failure
 
     def close(self, *, together: bool, timeout_s: float = 10.0) -> None:
         """End the threads. May be called twice.

@@ -97,7 +97,7 @@ class IslandGroups(MemberGroups):
         self._mates = host_group(PrefixStore("mates", store), index, size, self._timeout_s)
 
     def serve_island(self, host: str, interface: str | None) -> str:
-        """As the first rank, serve a store of the island's own, which ends with this process; returns its address.
+        """Serve a store of the island's own, on its first rank, until this process ends; returns its address.
 
         It is another one than the one that this worker keeps in reserve: workers that leave the job's store cut all
         connections with that.
@@ -142,7 +142,7 @@ class IslandGroups(MemberGroups):
         self._everyone = self._peers = None
 
     def drop_all(self) -> None:
-        """Before the interpreter ends: a group of our own that is destroyed later ends the process by SIGABRT."""
+        """Destroy all groups, before the interpreter ends: one that is destroyed later ends the process by SIGABRT."""
         self.drop()
         self._mates = self._island_store = None
 

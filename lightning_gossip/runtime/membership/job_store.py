@@ -6,11 +6,9 @@ import logging
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
 
-from lightning_gossip.algorithm.membership.store import StoreLostError
 from lightning_gossip.runtime.membership.membership import Membership
-from lightning_gossip.runtime.store_client import another, store_lost
+from lightning_gossip.runtime.store_client import ReportingStore, another
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +27,7 @@ class JobStore:
         self._members = members
         self._moves = members.moves
         self._store = another(members.store) if own else None
-        self._lost: Store | None = None
+        self._reporting: ReportingStore | None = None
 
     def renew(self) -> bool:
         """Go to the store where the members are now; whether it is another one. Call it on the training thread."""
@@ -45,17 +43,6 @@ class JobStore:
 
     def __getattr__(self, name: str) -> Any:
         store = self._members.store if self._store is None else self._store
-        method = getattr(store, name)
-
-        def call(*args: Any) -> Any:
-            if store is self._lost:  # torch writes a stack to the log for each attempt
-                raise StoreLostError
-            try:
-                return method(*args)
-            except dist.DistError as error:
-                if self._members.survives_store:
-                    self._lost = store
-                    raise StoreLostError(str(error)) from error
-                raise store_lost() from error
-
-        return call
+        if self._reporting is None or self._reporting.store is not store:
+            self._reporting = ReportingStore(store, survives=self._members.survives_store)
+        return getattr(self._reporting, name)

@@ -32,8 +32,8 @@ from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
 from lightning_gossip.runtime.membership.store_operations import StoreOperations
 from lightning_gossip.runtime.membership.stores import parse
 from lightning_gossip.runtime.process_groups import DefaultGroup, MemberGroups
-from lightning_gossip.runtime.store_client import delete_below, store_lost
-from lightning_gossip.runtime.workers import Workers
+from lightning_gossip.runtime.store_client import delete_below, store_errors, store_lost
+from lightning_gossip.runtime.workers import WRITTEN, Workers
 from lightning_gossip.transport.endpoint import Endpoint, unreachable
 from lightning_gossip.transport.gloo_group import set_timeout
 from lightning_gossip.transport.peer_errors import may_pass
@@ -282,6 +282,15 @@ class Membership(Workers):
         return result, told  # type: ignore[return-value]
 
     @override
+    def write_by_first(self, collect: Callable[[], T], write: Callable[[T], None]) -> None:
+        writer = None
+        while writer not in self.members:  # killed while it wrote: the next one does
+            collected = collect()
+            writer = self.members[0]
+            write(collected)
+            self.gather(None, kind=WRITTEN)
+
+    @override
     def answering(self, phase: str) -> AbstractContextManager[None]:
         return nullcontext()  # an attempt looks at torch's own error
 
@@ -449,12 +458,8 @@ class Membership(Workers):
             special = (others or {}).get(type(effect))
             if special is not None:
                 return special(effect)
-            try:
+            with store_errors(survives=self.survives_store):
                 return self._operations(effect)
-            except dist.DistError as error:
-                if self.survives_store:
-                    raise StoreLostError(str(error)) from error
-                raise store_lost() from error
 
         try:
             return perform(steps, do, lock=self.monitor.lock, outcomes=(StoreLostError,))

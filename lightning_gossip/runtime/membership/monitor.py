@@ -42,7 +42,7 @@ from lightning_gossip.runtime.membership.local_processes import identity
 from lightning_gossip.runtime.membership.store_operations import StoreOperations
 from lightning_gossip.runtime.membership.stores import Stores, ask_keys, parse, reach_all
 from lightning_gossip.runtime.process_end import end_at_once
-from lightning_gossip.runtime.store_client import another, store_lost
+from lightning_gossip.runtime.store_client import another, store_errors, store_lost
 from lightning_gossip.transport.threads import new_thread
 
 log = logging.getLogger(__name__)
@@ -137,10 +137,8 @@ class HeartbeatMonitor:
     def start(self) -> None:
         """Send heartbeats from now on; again after :meth:`rest`."""
         if self._thread is None and self._failover is not None:
-            try:
+            with store_errors():  # where its own does not answer
                 self._drive(self._failover.wake())
-            except StoreLostError as error:  # its own
-                raise store_lost() from error
         with self.lock:
             self.protocol.rest(resting=False)
             self._stopped = False
@@ -233,7 +231,7 @@ class HeartbeatMonitor:
             self.protocol.raise_failure()
 
     def await_island(self) -> None:
-        """After an error of the network: wait until it is clear whether the island is dead, which ends this process.
+        """Wait, after an error of the network, until it is clear whether the island is dead, which ends this process.
 
         Returns when somebody has aborted, or when a rank that had failed would be known to have.
         """

@@ -13,9 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from queue import Empty, SimpleQueue
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -27,7 +25,7 @@ from lightning_gossip.runtime.clock import Deadline, now_s
 from lightning_gossip.runtime.membership.store_operations import StoreOperations
 from lightning_gossip.runtime.store_client import Space, client, cut_connections, end_when_lost, look_up
 from lightning_gossip.transport.network_interface import address_of
-from lightning_gossip.transport.threads import new_thread
+from lightning_gossip.transport.threads import in_background
 
 log = logging.getLogger(__name__)
 
@@ -81,36 +79,32 @@ def reach(
         return Reached.REFUSED, None
     except OSError:
         return Reached.SILENT, None
-    ends = SimpleQueue[tuple[threading.Thread, TCPStore | None]]()
     began_s, first = now_s(), threading.Lock()
 
-    def connect() -> None:
-        store = None
+    def connect() -> TCPStore | None:
         try:
             store = client(host, port, timeout_s=timeout_s, connect_s=_TORCH_SHARE * answer_s)
-            if first.acquire(blocking=False):
-                answered(now_s() - began_s)
         except dist.DistError as error:
             log.debug("no store answers at %s: %s", address, error)
-        ends.put((threading.current_thread(), store))
+            return None
+        if first.acquire(blocking=False):
+            answered(now_s() - began_s)
+        return store
 
     # Torch waits for the first answer without a deadline, and a process that is stopped gives none. It looks up the names of
     # both ends, too, which takes 5 s where the name server loses a question, and no time when it is asked again.
-    deadline, pause_s, under_way = Deadline.after(answer_s), _OVERTAKE_S, 0
+    deadline, pause_s, attempts = Deadline.after(answer_s), _OVERTAKE_S, set[Future[TCPStore | None]]()
     while deadline.left_s:
-        new_thread("gossip-connects-with-a-store", connect).start()
-        under_way += 1
+        attempts.add(in_background("gossip-connects-with-a-store", connect))
         until = Deadline.after(min(pause_s, deadline.left_s))
         pause_s *= 2
         while until.left_s:
-            with suppress(Empty):
-                thread, store = ends.get(timeout=until.left_s)
-                thread.join()
-                under_way -= 1
-                if store is not None:
+            ended, attempts = wait(attempts, until.left_s, FIRST_COMPLETED)
+            for attempt in ended:
+                if (store := attempt.result()) is not None:
                     return Reached.OPEN, store
-                if not under_way:
-                    return Reached.SILENT, None
+            if not attempts:
+                return Reached.SILENT, None
     return Reached.SILENT, None
 
 

@@ -6,12 +6,13 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import suppress
 
 from lightning_gossip.algorithm.membership.store import StoreLostError
 from lightning_gossip.errors import GossipError
 from lightning_gossip.runtime.work_sharing.claim_counter import EpochQueue
-from lightning_gossip.transport.threads import new_thread
+from lightning_gossip.transport.threads import in_background
 
 _WORTH_A_WAIT = 0.01  # of a step: a claim that takes longer is made ahead
 _RECENT = 8  # claims that tell how long the next one will take
@@ -47,7 +48,7 @@ class Claims:
         self._clock = clock
         self._took_s: deque[float] = deque(maxlen=_RECENT)
         self._ahead: int | None = None  # settled, and not yielded yet
-        self._under_way: _Claim | None = None
+        self._under_way: Future[tuple[int | None, float]] | None = None
 
     def __iter__(self) -> Iterator[int]:
         return self
@@ -66,14 +67,17 @@ class Claims:
             raise StopIteration
         step_s = self._step_s()
         if step_s is not None and self._took_s and statistics.median(self._took_s) > _WORTH_A_WAIT * step_s:
-            self._under_way = _Claim(self.queue, step_s, self._clock, self._tell)
+            self._under_way = in_background("gossip-claim", self._claim_ahead, step_s, self.queue.ledger.held)
         return position
 
     def settle(self) -> None:
         """Wait for the claim that is under way, if there is one: it is in the ledger then, and nobody claims."""
         claim, self._under_way = self._under_way, None
-        if claim is not None and (position := claim.result()) is not None:
-            self._took_s.append(claim.took_s)
+        if claim is None:
+            return
+        position, took_s = claim.result()
+        if position is not None:
+            self._took_s.append(took_s)
             self.queue.ledger.claim(position)
             self._ahead = position
 
@@ -85,7 +89,7 @@ class Claims:
         """
         claim, self._under_way = self._under_way, None
         if claim is not None:
-            claim.join(timeout_s)
+            wait([claim], timeout_s)
         with suppress(GossipError, StoreLostError):  # whoever is told has lost the store, too
             self._tell(None)
 
@@ -96,46 +100,9 @@ class Claims:
         self._took_s.append(self._clock() - began_s)
         return position
 
-
-class _Claim:
-    """One, made by a thread of its own."""
-
-    def __init__(
-        self, queue: EpochQueue, step_s: float, clock: Callable[[], float], tell: Callable[[int | None], None]
-    ) -> None:
-        self.took_s = 0.0
-        self._position: int | None = None
-        self._error: BaseException | None = None
-        self._thread = new_thread("gossip-claim", self._run, queue, step_s, queue.ledger.held, clock, tell)
-        self._thread.start()
-
-    def join(self, timeout_s: float) -> None:
-        """Wait for its end for a while."""
-        self._thread.join(timeout_s)
-
-    def result(self) -> int | None:
-        """Wait for the claim, and return it.
-
-        Raises:
-            BaseException: what the claim has ended with.
-        """
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._position
-
-    def _run(
-        self,
-        queue: EpochQueue,
-        step_s: float,
-        held: int,
-        clock: Callable[[], float],
-        tell: Callable[[int | None], None],
-    ) -> None:
-        began_s = clock()
-        try:
-            self._position = queue.draw(step_s, held)
-            tell(self._position)
-        except BaseException as error:  # noqa: BLE001 - for the thread that asks
-            self._error = error
-        self.took_s = clock() - began_s
+    def _claim_ahead(self, step_s: float, held: int) -> tuple[int | None, float]:
+        """The next position, not in the ledger yet, and how long it took, in seconds. On a thread of its own."""
+        began_s = self._clock()
+        position = self.queue.draw(step_s, held)
+        self._tell(position)
+        return position, self._clock() - began_s

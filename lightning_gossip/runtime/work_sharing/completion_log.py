@@ -54,15 +54,15 @@ class SecondStore:
         self._store: Any | None = connect()
 
     def append(self, key: str, value: str) -> None:
-        """As torch's; nothing where the connection is cut."""
+        """Append to a value, as torch's stores do; nothing where the connection is cut."""
         self._try("append", key, value)
 
     def delete_key(self, key: str) -> None:
-        """As torch's; nothing where the connection is cut: with the log."""
+        """Delete a log's key, as torch's stores do; nothing where the connection is cut."""
         self._try("delete_key", key)
 
     def compare_set(self, key: str, expected: str, wanted: str) -> bytes:
-        """As torch's."""
+        """Compare and set a value, as torch's stores do, which tells what is there; the connection is made anew once."""
         found = self._try("compare_set", key, expected, wanted)
         if found is None:
             connect, self._connect = self._connect, None

@@ -10,12 +10,14 @@ mate asks the job's store for it. If the job's is lost the first rank can claim 
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import torch.distributed as dist
 
 from lightning_gossip.algorithm.work_sharing import Ledger
 from lightning_gossip.errors import PeerError
 from lightning_gossip.runtime.work_sharing.claim_counter import Store
-from lightning_gossip.transport.threads import new_thread
+from lightning_gossip.transport.threads import in_background
 
 _END = "end"
 _READ_BY_ALL = 2  # steps after which each mate has read a position: it is in the same step as the first rank, or the one before
@@ -85,7 +87,7 @@ class FollowedClaims:
         self._key = key
         self._number = 0
         self._closed = False
-        self._ahead = _Read(self)
+        self._ahead: Future[str | None] | None = None
 
     def __iter__(self) -> FollowedClaims:
         return self
@@ -98,12 +100,12 @@ class FollowedClaims:
         """
         if self._closed:
             raise StopIteration
-        told = self._ahead.result()
+        told = (self._ahead or self._read_ahead()).result()
         if told is None or told == _END:
             self._closed = True
             raise StopIteration
         self._number += 1
-        self._ahead = _Read(self)
+        self._ahead = self._read_ahead()
         position = int(told)
         self.queue.ledger.claim(position)
         self.queue.taken = max(self.queue.taken, position + 1)
@@ -116,7 +118,10 @@ class FollowedClaims:
         """Follow no more. May be called twice."""
         self._closed = True
 
-    def read(self) -> str | None:
+    def _read_ahead(self) -> Future[str | None]:
+        return in_background("gossip-claim", self._read)
+
+    def _read(self) -> str | None:
         """Wait for the next position; None if it is not wanted any more. On a thread of its own.
 
         The first rank ends its list when it leaves it, so that nobody waits for what does not come.
@@ -137,26 +142,3 @@ class FollowedClaims:
                 " cannot be reached. Its own log says why.",
                 phase="island",
             ) from error
-
-
-class _Read:
-    """One, by a thread of its own."""
-
-    def __init__(self, claims: FollowedClaims) -> None:
-        self._claims = claims
-        self._told: str | None = None
-        self._error: BaseException | None = None
-        self._thread = new_thread("gossip-claim", self._run)
-        self._thread.start()
-
-    def result(self) -> str | None:
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._told
-
-    def _run(self) -> None:
-        try:
-            self._told = self._claims.read()
-        except BaseException as error:  # noqa: BLE001 - for the thread that asks
-            self._error = error

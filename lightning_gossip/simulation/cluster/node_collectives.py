@@ -46,7 +46,7 @@ class _Load:
         self.inside_s = 0.0  # and inside
 
     def add(self, i: int, j: int, nbytes: float = 1.0) -> None:
-        """From rank i to rank j."""
+        """Add a transfer from rank i to rank j."""
         links, fabric, nodes = self._links, self._fabric, self._links.nodes
         assert nodes is not None
         factor = links.factor(i, j, self._at_s, self._seed) if links.any_slow else 1.0
@@ -69,7 +69,7 @@ class _Load:
 
     @property
     def seconds(self) -> float:
-        """Until all that was added has gone through, without latency."""
+        """Seconds until all that was added has gone through, without latency."""
         capacities = self._fabric.capacities
         return max([self._longest_s, *(self._bytes[one] / capacities[one] for one in self._used)])
 

@@ -59,7 +59,7 @@ def digits() -> Classes:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
     except ImportError as error:
-        raise ConfigurationError("The digits come with scikit-learn: pip install 'lightning-gossip[recipes]'.") from error
+        raise ConfigurationError("The digits come with scikit-learn: pip install scikit-learn.") from error
     images, labels = load_digits(return_X_y=True)
     rest, test = train_test_split(range(len(images)), test_size=360, stratify=labels, random_state=0)
     train, _ = train_test_split(rest, test_size=160, stratify=labels[rest], random_state=0)

@@ -76,7 +76,6 @@ from lightning_gossip.simulation.run import Process, Run, Strategy
 from lightning_gossip.simulation.strategies.adpsgd_island import Island
 from lightning_gossip.simulation.strategies.asynchronous import SyncPoint
 
-_PART_STRIDE = 7_368_787  # of the partner choice's seeds, from one index of an island to the next, as in the runtime
 _NOTHING = torch.empty(0, device="cpu")  # what is sent where there are times only
 
 
@@ -175,11 +174,11 @@ class Gossip:
     def _of_index(self, strategy: ADPSGD, index: int) -> list[Worker]:
         """The gossiping sides of the ranks of one index, by island."""
         run, n = self.run, self.run.members
-        seed = (run.seed if strategy.seed is None else strategy.seed) + _PART_STRIDE * index
+        seed, choice = run.seed if strategy.seed is None else strategy.seed, strategy.partner_choice
         members = [Member(run.islands.rank(number, index)) for number in range(n)]
         workers = []
         for number in range(n):
-            picker = PartnerPicker(self.topology, number, roles=strategy.roles, seed=seed, choice=strategy.partner_choice)
+            picker = PartnerPicker(self.topology, number, roles=strategy.roles, seed=seed, choice=choice, part=index)
             peers = PatientPeers(run, self.monitor, members, self.topology, strategy.roles, picker)
             workers.append(Worker(self, number, index, peers, strategy))
         return workers
@@ -314,10 +313,11 @@ def _say_nothing(*_: object) -> None:
 class Swap:
     """An exchange under way: both ends' copies, and when they arrive."""
 
-    def __init__(self, environment: simpy.Environment, ends: tuple[Worker, Worker]) -> None:
+    def __init__(self, environment: simpy.Environment, initiator: Worker, responder: Worker) -> None:
+        self.initiator = initiator.rank
         self.to_initiator: Event | None = None
         self.to_responder = environment.event()  # the initiator's copy leaves later than the responder waits for it
-        self.greetings = {end.rank: end.greeting() for end in ends}
+        self.greetings = {end.rank: end.greeting() for end in (responder, initiator)}
         self.payloads: dict[int, Tensor] = {}  # by sender
 
 
@@ -554,7 +554,7 @@ class Worker:
         if peer.failed:
             return self._closed(peer)
         if answer.verdict is Verdict.ACCEPTED:
-            self._swap = Swap(self._environment, (self, peer))
+            self._swap = Swap(self._environment, initiator=peer, responder=self)
         then(self._run.network.message(self.rank, peer.rank), self._answered, peer, answer, self._swap)
         return None
 
@@ -574,13 +574,12 @@ class Worker:
         process = environment.active_process
         assert process is not None
         assert swap is not None
-        initiates = self.rank in swap.payloads or peer.rank in swap.payloads
         peer._partner = (self, process)
         try:
             run.record.event(began_s, "snapshot", self.rank, peer.rank)
             mine = swap.payloads[self.rank] = self._encoded(whole, swap.greetings[peer.rank])
             transfer = run.network.transfer(self.rank, peer.rank, self._gossip.exchange_bytes)
-            if initiates:
+            if swap.initiator == self.rank:
                 then(transfer, swap.to_responder.succeed)
                 assert swap.to_initiator is not None
                 yield swap.to_initiator

@@ -55,7 +55,7 @@ class APSGD(APSGDOptions, EpochOptions, Strategy):
 
 @dataclass(eq=False)
 class _Request:
-    """Of a worker at the server."""
+    """What a worker asks of the server."""
 
     rank: int
     update: Tensor | None  # to apply first

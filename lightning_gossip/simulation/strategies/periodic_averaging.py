@@ -243,7 +243,7 @@ class _Means:
 
     @property
     def nbytes(self) -> int:
-        """Of the vector that the next mean sends round the ring."""
+        """Bytes of the vector that the next mean sends round the ring."""
         nbytes, itemsize = self.exact_nbytes, self._run.models.x.element_size()
         return mean_bytes(self._wire, nbytes // itemsize, self._run.workers) if self.keeps_back else nbytes
 

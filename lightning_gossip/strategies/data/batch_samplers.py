@@ -81,7 +81,7 @@ class EpochBatches(Sampler[Batch], ABC):
         self._batches: list[Batch] = []  # of the current epoch, by position: this process's part of it
         self._groups: list[Group] | None = None  # by position, with islands
         self._indices: list[int] | None = None  # in the plan, of what positions are made of; None if that was cut finer
-        self._of_epoch = -1  # these batches
+        self._epoch_of_batches = -1
         self._before = Fraction(0)  # share of the epoch trained on before the resume in its middle
 
     def __iter__(self) -> Iterator[Batch]:
@@ -101,6 +101,18 @@ class EpochBatches(Sampler[Batch], ABC):
     def drop_last(self) -> bool:
         """Whether a smaller last batch is left out, as the user's batch sampler has it."""
         return self.plan.drop_last
+
+    def read(self, plan: EpochPlan, *, lookahead: int) -> None:
+        """Go on with other data from the next epoch on: the loader was made anew.
+
+        Args:
+            plan: of the epochs to come, the same on all workers.
+            lookahead: batches that the loader keeps ahead of a step.
+
+        Raises:
+            ConfigurationError: if there are too few batches for the workers.
+        """
+        self.plan = plan
 
     def nominal_share(self) -> list[Batch]:
         """This worker's batches of the current epoch if all were equally fast."""
@@ -199,8 +211,10 @@ class EpochBatches(Sampler[Batch], ABC):
         """Where the epoch stands, given what all workers together have not trained on; nobody may claim meanwhile."""
         pending = sorted({position for position in [*unstepped, *self._unclaimed()] if position < len(self._batches)})
         if self._indices is None:
-            return EpochPosition(self._of_epoch, [], [batch for at in pending for batch in self._batches_at(at)])
-        return EpochPosition(self._of_epoch, [self._indices[number] for at in pending for number in self._numbers_at(at)], [])
+            return EpochPosition(self._epoch_of_batches, [], [batch for at in pending for batch in self._batches_at(at)])
+        return EpochPosition(
+            self._epoch_of_batches, [self._indices[number] for at in pending for number in self._numbers_at(at)], []
+        )
 
     def pending_at(self, position: EpochPosition) -> int:
         """How many positions of the current epoch a :meth:`position` has left."""
@@ -229,7 +243,7 @@ class EpochBatches(Sampler[Batch], ABC):
 
     def _begin(self) -> list[Batch]:
         """The batches of the epoch that begins or goes on."""
-        epoch = self._of_epoch = self._epoch()
+        epoch = self._epoch_of_batches = self._epoch()
         batches = self.plan.batches(epoch)
         self._indices, self._before = list(range(len(batches))), Fraction(0)
         resume, self._resume_at = self._resume_at, None
@@ -307,6 +321,12 @@ class SharedBatches(EpochBatches):
         self._lookahead = lookahead
         self._batch_s = batch_s
         self._failed_ranks = failed_ranks
+
+    @override
+    def read(self, plan: EpochPlan, *, lookahead: int) -> None:
+        check_enough_batches(len(plan), self.workers * self.island)
+        super().read(plan, lookahead=lookahead)
+        self._lookahead = lookahead
 
     @override
     def __len__(self) -> int:

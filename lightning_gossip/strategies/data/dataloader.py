@@ -25,6 +25,7 @@ from lightning_gossip.strategies.data.batch_samplers import EpochBatches, Nomina
 from lightning_gossip.strategies.lightning.loop_progress import epochs_processed
 from lightning_gossip.strategies.lightning.patches import Patches
 from lightning_gossip.strategies.lightning.validation import why_static_shares
+from lightning_gossip.strategies.lightning.worker_processes import WorkerProcesses, processes_of
 
 
 class TrainingLoader:
@@ -107,11 +108,21 @@ class TrainingLoader:
             return plan
         return replace(plan, seed=self._trainer.strategy.broadcast(generator.initial_seed()))
 
-    def batches(self, loaders: list[Any], *, key: str, seed: int, batch_s: Callable[[], float | None]) -> EpochBatches | None:
+    def batches(
+        self,
+        loaders: list[Any],
+        *,
+        before: EpochBatches | None,
+        key: str,
+        seed: int,
+        batch_s: Callable[[], float | None],
+    ) -> EpochBatches | None:
         """This worker's batches of the epochs that these loaders describe; None where they stay Lightning's own.
 
         Args:
             loaders: that :meth:`look` has told.
+            before: those of the loaders that these take the place of, if there were any: they go on with other data, since what
+                workers have told each other of their speeds stays true.
             key: prefix of the fit's keys in the store.
             seed: of the permutations, the same on all workers.
             batch_s: asked for this worker's time a batch in seconds.
@@ -137,12 +148,16 @@ class TrainingLoader:
         static = reason is not None or self._option is False
         if self._option == "auto" and reason is not None:
             rank_zero_info(f"Each worker keeps an equal static share of the data: {reason}.")
+        lookahead = lookahead_of(loaders[0])
+        if before is not None and isinstance(before, StaticBatches) == (static or before.workers == 1):
+            before.read(plan, lookahead=lookahead)
+            return before
         return assigned_batches(
-            self._trainer.strategy,
+            processes_of(self._trainer),
             plan,
             static=static,
             key=key,
-            lookahead=lookahead_of(loaders[0]),
+            lookahead=lookahead,
             batch_s=batch_s,
             epoch=lambda: epochs_processed(self._trainer),
             training=lambda: self._iterating,
@@ -150,7 +165,7 @@ class TrainingLoader:
 
 
 def assigned_batches(
-    strategy: Any,
+    strategy: WorkerProcesses,
     plan: EpochPlan,
     *,
     static: bool,
@@ -186,7 +201,7 @@ def assigned_batches(
     if static or workers == 1:
         return StaticBatches(plan, **options)
     shared: Any
-    listed: Any = None if islands is None else another(strategy.groups.island_store)
+    listed: Any = None if strategy.groups is None else another(strategy.groups.island_store)
     if members is None:
         shared, renew = ReportingStore(dist.distributed_c10d._get_default_store()), lambda: False
     elif options.get("leads") is False:  # it follows the first rank's claims, by torch's errors
@@ -226,25 +241,26 @@ def plan_of(loader: object, seed: int) -> EpochPlan | str:
         return "the data set is iterable: it has no index to share"
     if type(loader.batch_sampler) is not BatchSampler:
         return "the DataLoader has a batch_sampler of its own, or no automatic batching"
-    sampler = loader.sampler
-    if isinstance(sampler, RandomSampler) and not (sampler.replacement or sampler._num_samples):
-        shuffle = True
-    elif isinstance(sampler, SequentialSampler):
-        shuffle = False
-    else:
-        return f"the DataLoader has a sampler of its own ({type(sampler).__name__})"
+    shuffle = _shuffles(loader.sampler)
+    if shuffle is None:
+        return f"the DataLoader has a sampler of its own ({type(loader.sampler).__name__})"
     return EpochPlan(len(loader.dataset), loader.batch_sampler.batch_size, shuffle, loader.drop_last, seed)  # type: ignore[arg-type]
 
 
 def is_ordinary(loader: DataLoader[Any]) -> bool:
     """Whether a loader batches the samples of a map-style data set, once each, in their order or a random one."""
-    sampler = loader.sampler
-    once = isinstance(sampler, RandomSampler) and not (sampler.replacement or sampler._num_samples)
     return (
         not isinstance(loader.dataset, IterableDataset)
         and type(loader.batch_sampler) is BatchSampler
-        and (once or isinstance(sampler, SequentialSampler))
+        and _shuffles(loader.sampler) is not None
     )
+
+
+def _shuffles(sampler: object) -> bool | None:
+    """Whether a sampler draws each sample once in a random order, or once in their own; None if it does neither."""
+    if isinstance(sampler, RandomSampler) and not (sampler.replacement or sampler._num_samples):
+        return True
+    return False if isinstance(sampler, SequentialSampler) else None
 
 
 def with_epoch_batches(loader: DataLoader[Any], batches: EpochBatches) -> DataLoader[Any]:

@@ -16,14 +16,14 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.fabric.utilities import rank_zero_warn
 from lightning.fabric.utilities.data import _auto_add_worker_init_fn
-from lightning.pytorch.utilities.data import _extract_batch_size
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_gossip.algorithm.options import WorkSharing
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.strategies.data.batch_samplers import EpochBatches, EpochPosition, SharedBatches, StaticBatches
-from lightning_gossip.strategies.data.dataloader import TrainingLoader, plan_of, with_epoch_batches
+from lightning_gossip.strategies.data.dataloader import TrainingLoader, lookahead_of, plan_of, with_epoch_batches
 from lightning_gossip.strategies.data.lr_schedulers import GlobalCount
+from lightning_gossip.strategies.data.step_accounting import samples_in
 from lightning_gossip.strategies.lightning.loop_progress import align_epoch
 from lightning_gossip.strategies.lightning.patches import Patches
 
@@ -57,6 +57,7 @@ class FitWork:
         self._seed = seed
         self._batch_s = batch_s
         self._count: GlobalCount | None = None
+        self._paused: GlobalCount | None = None
         self._loaded = False
 
     # -- the data loader ---------------------------------------------------------------------------------------------
@@ -113,7 +114,9 @@ class FitWork:
         if not loaders:
             return dataloader  # not for training
         self.reloaded, self._loaded = self._loaded, True
-        self.batches = self.loader.batches(loaders, key=self._store_key, seed=self._seed, batch_s=self._batch_s)
+        self.batches = self.loader.batches(
+            loaders, before=self.batches, key=self._store_key, seed=self._seed, batch_s=self._batch_s
+        )
         if self.batches is None:
             return dataloader
         self._resize_count()
@@ -142,6 +145,14 @@ class FitWork:
         self._count = GlobalCount(self.batches.positions, self.batches.workers)
         self._count.begin(self._trainer.global_step, [config for config in configs if config not in plateaus])
 
+    def pause_count(self) -> None:
+        """Steps from now on are not the fit's."""
+        self._paused, self._count = self._count, None
+
+    def resume_count(self) -> None:
+        """Steps are the fit's again."""
+        self._count, self._paused = self._paused, None
+
     def planned_steps(self, *, epochs_done: int = 0, steps_done: int = 0) -> int | None:
         """Optimizer steps that each worker makes, if all are equally fast; None if nobody can tell.
 
@@ -168,8 +179,7 @@ class FitWork:
 
     def begin_batch(self, batch: Any) -> None:
         """Note which share of the epoch is done with the batch that is about to be trained on."""
-        # 1 where Lightning cannot tell its size either
-        self.samples += next((size for size in _extract_batch_size(batch) if size is not None), 1)
+        self.samples += samples_in(batch)
         if self._count is not None and self.batches is not None and (progress := self.batches.progress) is not None:
             self._count.advance(progress, self._trainer.accumulate_grad_batches)
 
@@ -253,7 +263,7 @@ class FitWork:
             plan = plan_of(loaders[0], self._seed)
             if isinstance(plan, str):
                 raise ConfigurationError(f"This worker came later, and its training data cannot be shared: {plan}.")
-            self.batches.plan = plan
+            self.batches.read(plan, lookahead=lookahead_of(loaders[0]))
             assert combined is not None
             combined.flattened = [with_epoch_batches(loaders[0], self.batches)]
             _auto_add_worker_init_fn(combined.flattened[0], self._trainer.global_rank)

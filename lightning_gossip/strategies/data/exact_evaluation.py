@@ -8,7 +8,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.fabric.utilities import rank_zero_warn
 from lightning.fabric.utilities.data import _reinstantiate_wrapped_cls
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
@@ -24,8 +23,8 @@ from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.data.dataloader import is_ordinary, reading_like, with_batch_sampler
 from lightning_gossip.strategies.lightning.patches import Patches
-
-_warned: set[str] = set()
+from lightning_gossip.strategies.lightning.worker_processes import processes_of
+from lightning_gossip.strategies.warning_cache import warning_cache
 
 
 class EvaluationSampler(DistributedSampler[Any]):
@@ -130,7 +129,7 @@ def exact_loader(trainer: pl.Trainer, users: DataLoader[Any], mode: RunningStage
         if predicting and samples < workers:
             raise ConfigurationError(f"Each worker needs a sample to predict, and {reason}. Predict with fewer workers.")
         if not predicting:  # Lightning repeats none there, and may give a worker one batch more
-            _warn(
+            warning_cache.warn(
                 f"Some samples of the {mode.dataloader_prefix} set are evaluated twice, as under DDP, since {reason}. For exact"
                 " metrics use a batch_size of at least 2 and as many samples as workers, or evaluate in one process."
             )
@@ -175,7 +174,7 @@ def equally_long(tensor: Tensor, workers: Workers) -> Tensor:
         return tensor
     if not min(lengths):
         raise ConfigurationError(f"all_gather of nothing on some workers (lengths by rank: {lengths}). Gather a sum instead.")
-    _warn(
+    warning_cache.warn(
         f"all_gather of tensors of different lengths ({lengths} by rank): the first entries of the shorter ones come twice, as"
         " samples do under DDP. A metric of torchmetrics, or self.log, is exact."
     )
@@ -184,11 +183,5 @@ def equally_long(tensor: Tensor, workers: Workers) -> Tensor:
 
 
 def _generation(trainer: pl.Trainer) -> int:
-    members = trainer.strategy.members  # type: ignore[attr-defined]
-    return 0 if members is None else int(members.generation)
-
-
-def _warn(text: str) -> None:
-    if text not in _warned:
-        _warned.add(text)
-        rank_zero_warn(text)
+    members = processes_of(trainer).members
+    return 0 if members is None else members.generation

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol
 
+from lightning.pytorch.utilities.data import _extract_batch_size
+
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.algorithm.step_timer import StepTimer
 from lightning_gossip.runtime.clock import Timeline, now_s
@@ -24,17 +26,22 @@ class _Share:
     done: Fraction = Fraction(0)
 
     def at(self, steps: int) -> Fraction | None:
-        """In [0, 1]; None if nobody knows how long the run is."""
+        """The share at a step, in [0, 1]; None if nobody knows how long the run is."""
         if not self.left:
             return None
         return min(Fraction(1), self.done + (1 - self.done) * Fraction(steps - self.began, self.left))
 
     def near(self, steps: int) -> float | None:
-        """As :meth:`at`, in floating point: for each step."""
+        """The share :meth:`at` a step, in floating point: this is asked at each."""
         if not self.left:
             return None
         done = float(self.done)
         return min(1.0, done + (1.0 - done) * ((steps - self.began) / self.left))
+
+
+def samples_in(batch: Any) -> int:
+    """How many samples a batch has; 1 where Lightning cannot tell either."""
+    return next((size for size in _extract_batch_size(batch) if size is not None), 1)
 
 
 class Work(Protocol):

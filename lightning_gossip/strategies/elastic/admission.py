@@ -7,11 +7,11 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from lightning_gossip.algorithm.islands.places import Islands
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.strategies.elastic import state_transfer
 from lightning_gossip.strategies.lightning.fault_tolerance import Survival
+from lightning_gossip.strategies.lightning.worker_processes import WorkerProcesses
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 
 
@@ -28,7 +28,7 @@ class Admission:
 
     def __init__(
         self,
-        strategy: Any,
+        strategy: WorkerProcesses,
         model: SharedModel,
         *,
         about: Callable[[], str],
@@ -81,7 +81,7 @@ class Admission:
                     f"Rank {worker.initial_rank} came later with another model, data or batches ({theirs}) than the others"
                     f" ({about}), who go on without it. Start it with the same command.",
                 )
-        islands: Islands | None = self._strategy.islands
+        islands = self._strategy.islands
         if islands is None:
             return fit
         missing = islands.incomplete(worker.initial_rank for worker in fit)  # these wait for the rest of their island
@@ -104,8 +104,8 @@ class Admission:
 
     @property
     def _survival(self) -> Survival:
-        survival: Survival = self._strategy.survival
-        return survival.of_ranks(self._strategy.islands)
+        assert self._strategy.survival is not None
+        return self._strategy.survival.of_ranks(self._strategy.islands)
 
     @property
     def _initial_ranks(self) -> range:

@@ -12,10 +12,11 @@ from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.data.batch_samplers import EpochBatches, EpochPosition, StaticBatches
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.lightning.loop_progress import align_epoch, resize_epoch
+from lightning_gossip.strategies.lightning.worker_processes import processes_of
 
 
 class HasBatches(Protocol):
-    """Whoever has a worker's batches."""
+    """FitWork and LoopWork, as far as lost batches need them."""
 
     @property
     def batches(self) -> EpochBatches | None:
@@ -105,7 +106,7 @@ class LostBatchesOfFit(LostBatches):
     """
 
     def __init__(self, trainer: pl.Trainer, work: FitWork) -> None:
-        super().__init__(work, lambda: trainer.strategy.members)  # type: ignore[attr-defined]
+        super().__init__(work, lambda: processes_of(trainer).members)
         self._trainer = trainer
         self._loader = work.loader
 
@@ -140,7 +141,7 @@ class LostBatchesOfFit(LostBatches):
             fit_loop._combined_loader = None  # the loader is asked for again, and gets a sampler for these workers
             fit_loop.setup_data()
         else:
-            batches.rank, batches.workers = self._trainer.strategy.share_of_work  # type: ignore[attr-defined]
+            batches.rank, batches.workers = processes_of(self._trainer).share_of_work
             if isinstance(batches, StaticBatches):
                 resize_epoch(self._trainer, batches.nominal_length)
         fit_loop.epoch_loop.val_loop._combined_loader = None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import lightning.pytorch as pl
 
 from lightning_gossip.runtime.membership.membership import Membership
@@ -15,6 +13,7 @@ from lightning_gossip.strategies.elastic import state_transfer
 from lightning_gossip.strategies.elastic.admission import Admission
 from lightning_gossip.strategies.elastic.lost_batches import LostBatchesOfFit
 from lightning_gossip.strategies.lightning import csv_logger_takeover
+from lightning_gossip.strategies.lightning.worker_processes import processes_of
 from lightning_gossip.strategies.state.shared_tensors import SharedModel, fingerprint
 from lightning_gossip.strategies.worker_algorithm import Algorithm
 
@@ -39,10 +38,10 @@ class MembershipChanges:
         self._due = False  # members have changed since the last assignment of batches
         self._has_just_joined = False
         self._admission = Admission(
-            trainer.strategy,
+            processes_of(trainer),
             model,
             about=lambda: self._about,
-            start_equal=lambda: self._strategy.start_equal(),
+            start_equal=lambda: processes_of(trainer).start_equal(),
             optimizers=lambda: trainer.optimizers,
         )
 
@@ -141,9 +140,4 @@ class MembershipChanges:
 
     @property
     def _members(self) -> Membership | None:
-        members: Membership | None = self._strategy.members
-        return members
-
-    @property
-    def _strategy(self) -> Any:
-        return self._trainer.strategy
+        return processes_of(self._trainer).members

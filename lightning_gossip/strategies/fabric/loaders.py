@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from lightning.fabric.utilities import rank_zero_warn
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_gossip.algorithm.exact_evaluation import why_repeated
@@ -17,7 +16,7 @@ from lightning_gossip.strategies.data.batch_samplers import EpochBatches
 from lightning_gossip.strategies.data.dataloader import with_batch_sampler, with_epoch_batches
 from lightning_gossip.strategies.data.exact_evaluation import EvaluationBatches, EvaluationSampler
 from lightning_gossip.strategies.fabric.training import FabricTraining
-from lightning_gossip.strategies.fit.fit import warn_once
+from lightning_gossip.strategies.warning_cache import warning_cache
 
 
 class EpochLoader:
@@ -61,13 +60,13 @@ class EpochLoader:
         if not training.begin_pass():
             return
         if plan is None:
-            yield from training.session(self._loader, None, self._number)
+            yield from training.batches_of_pass(self._loader, None, self._number)
             return
         batches = training.work.assign(plan, self._loader, self._number)
         if self._batches is not batches:
             self._batches = batches
             self._ours = with_epoch_batches(self._loader, batches)
-        yield from training.session(self._ours, batches, self._number)
+        yield from training.batches_of_pass(self._ours, batches, self._number)
 
     def _beside(self) -> Iterator[Any]:
         """The batches of a loader that is iterated inside the loop over another one: each worker's share, as under DDP."""
@@ -83,8 +82,8 @@ class EpochLoader:
         training = self._training
         if not training.work.is_in_loop:
             training.end_pass()
-        elif warn_once("an evaluation between two batches") and not training.is_together("an evaluation", warns=False):
-            rank_zero_warn(
+        elif not training.is_together("an evaluation", warns=False):
+            warning_cache.warn(
                 "Between two batches each worker is at a step of its own: an evaluation there is of this worker's own model, on"
                 " its share of the data. Evaluate when the loader has ended, where all have the mean and each sample is seen"
                 " once."

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any
+
+from torch.optim import Optimizer
 
 from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.sync_point import Agreement, Arrival, Purpose, SyncPoint, agree
@@ -95,19 +98,15 @@ class Session:
             return False
         self._count_batch()
         if self._watch.has_stepped():
-            self._count_step(largest_lr(self._strategy._optimizers, default=0.0))
+            self._count_step(self._strategy._optimizers)
             self._watch.mark()
         return True
 
-    def step(self, lr: float) -> None:
-        """Follow a step of an optimizer: publish the model, and take over merges.
-
-        Args:
-            lr: of the step.
-        """
+    def step(self, optimizer: Optimizer) -> None:
+        """Follow a step of an optimizer: publish the model, and take over merges."""
         if self.is_in_batch:
             self._count_batch()
-        self._count_step(lr)
+        self._count_step([optimizer])
         self._watch.mark(heard=True)
 
     def meet(self, sync_point: SyncPoint, purpose: Purpose, *, asks: tuple[Any, ...] = (), requests: bool = False) -> Agreement:
@@ -148,7 +147,9 @@ class Session:
         self._work.end_batch()
         self._account.end_batch(self._algorithm)
 
-    def _count_step(self, lr: float) -> None:
+    def _count_step(self, optimizers: Sequence[Optimizer]) -> None:
+        reads_lr = self._algorithm is not None and self._algorithm.reads_lr
+        lr = largest_lr(optimizers, default=0.0) if reads_lr else 0.0
         # a second optimizer's step on the same batch is a step too
         self._account.forward_passes = max(1, self._account.forward_passes)
         step = self._account.count_step(lr=lr, epoch=self._work.passes)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
-from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.strategies.strategy import TBroadcast, _BackwardSyncControl
 from lightning.fabric.utilities import rank_zero_warn
@@ -33,7 +32,7 @@ from lightning_gossip.strategies.fabric.training import FabricTraining
 from lightning_gossip.strategies.lightning.replicated_processes import ReplicatedProcesses
 from lightning_gossip.strategies.lightning.validation import check_model
 from lightning_gossip.strategies.report import FitReport
-from lightning_gossip.strategies.state.atomic_checkpoint_io import whole_files_unless
+from lightning_gossip.strategies.state.atomic_checkpoint_io import WritesWholeFiles
 from lightning_gossip.strategies.state.shared_tensors import start_equal
 
 
@@ -56,12 +55,12 @@ class _Process:
 
 
 @clear_arguments
-class FabricStrategy(DDPStrategy):
+class FabricStrategy(WritesWholeFiles, DDPStrategy):
     """A strategy of this package for ``Fabric(strategy=...)``. ``Fabric(strategy="adpsgd")`` makes one by name.
 
-    A session begins with the first batch of a loader that Fabric has set up, and ends with its last one: then all workers meet,
-    and the model is the exact mean. ``optimizer.step()`` is where a worker publishes its model and takes over merges. A loader
-    that is iterated under ``torch.no_grad()`` evaluates: each sample once, and nobody trains.
+    A session begins with the first batch of a loader that Fabric has set up, and ends with its last one at the latest: then all
+    workers meet, and the model is the exact mean. ``optimizer.step()`` is where a worker publishes its model and takes over
+    merges. A loader that is iterated under ``torch.no_grad()`` evaluates: each sample once, and nobody trains.
 
     Args:
         strategy: with the options, for example ``ADPSGDStrategy(wire="int8")``.
@@ -136,7 +135,10 @@ class FabricStrategy(DDPStrategy):
         if _Process.training is not None:
             _Process.training.close(None)
         self.decentralized.setup_distributed()
-        self._training = _Process.training = FabricTraining(self.decentralized, lambda asked: self._save(asked, self._own_call))
+        self._training = _Process.training = FabricTraining(
+            self.decentralized, lambda asked: self._save(asked, self._own_call), epochs=lambda: self.epochs
+        )
+        self._training.start()
 
     @property
     @override
@@ -197,8 +199,7 @@ class FabricStrategy(DDPStrategy):
     @override
     def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
         output = super().optimizer_step(optimizer, **kwargs)
-        self.training.work.planned_epochs = self.epochs
-        self.training.step(max(float(group["lr"]) for group in optimizer.param_groups))
+        self.training.step(optimizer)
         return output
 
     # -- what users see --------------------------------------------------------------------------------------------------
@@ -288,16 +289,6 @@ class FabricStrategy(DDPStrategy):
 
     # -- checkpoints -----------------------------------------------------------------------------------------------------
 
-    @property
-    @override
-    def checkpoint_io(self) -> CheckpointIO:
-        self._checkpoint_io = whole_files_unless(self._checkpoint_io)  # not sooner: a Trainer takes that for the user's choice
-        return self._checkpoint_io
-
-    @checkpoint_io.setter
-    def checkpoint_io(self, io: CheckpointIO) -> None:
-        self._checkpoint_io = io
-
     @override
     def save_checkpoint(
         self,
@@ -325,15 +316,16 @@ class FabricStrategy(DDPStrategy):
             asked: what is to be written.
             write: writes it; None where this worker has never been asked for one between two batches.
         """
-        held, members = self.decentralized, self.decentralized.members
-        writer = None
-        while members is None or writer not in members.members:
+        held = self.decentralized
+
+        def collect() -> dict[str, Any]:
             self._mean_states = checkpoint.mean_optimizers(held, asked.places)
-            part = {}
-            if asked.places:  # else it is not for going on
-                standing, tensors = self.training.standing(is_inside=asked.is_inside)
-                part[checkpoint.KEY] = checkpoint.described(held, standing, self.training.algorithm, tensors)
-            writer = None if members is None else members.members[0]
+            if not asked.places:  # it is not for going on
+                return {}
+            standing, tensors = self.training.standing(is_inside=asked.is_inside)
+            return {checkpoint.KEY: checkpoint.described(held, standing, self.training.algorithm, tensors)}
+
+        def write_or_warn(part: dict[str, Any]) -> None:
             if write is not None:
                 write(part)
             elif self.is_global_zero:
@@ -342,9 +334,8 @@ class FabricStrategy(DDPStrategy):
                     " that one is lost. Call fabric.save on every rank, and the next rank 0 writes it."
                 )
             self._mean_states = {}
-            held.all_workers.gather(None, kind="the end of a checkpoint's writing")
-            if members is None:
-                return
+
+        held.all_workers.write_by_first(collect, write_or_warn)
 
     @override
     def load_checkpoint(

@@ -8,7 +8,7 @@
 | outside: it comes later, or the others go on without it | the others take it in, at the beginning of an epoch |
 | closed: its process ends | |
 
-Outside a worker's loops are empty.
+While a worker is outside, its loops yield no batch.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lightning.fabric.utilities import rank_zero_warn
-from lightning.pytorch.utilities.data import _extract_batch_size
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from lightning_gossip.errors import ConfigurationError, PeerError, reason_of
@@ -31,16 +30,16 @@ from lightning_gossip.runtime.process_end import call_at_exit
 from lightning_gossip.runtime.sync_point import Agreement, Purpose, SyncPoint
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.data.batch_samplers import EpochBatches
-from lightning_gossip.strategies.data.step_accounting import Account
+from lightning_gossip.strategies.data.step_accounting import Account, samples_in
 from lightning_gossip.strategies.elastic.lost_batches import LostBatches
 from lightning_gossip.strategies.fabric.checkpoint import Restored, Standing
 from lightning_gossip.strategies.fabric.epochs import LOOP, UserEpochs
 from lightning_gossip.strategies.fabric.session import Session
 from lightning_gossip.strategies.fabric.work import LoopWork
-from lightning_gossip.strategies.fit.fit import warn_once
 from lightning_gossip.strategies.fit.metrics import LocalMetrics
 from lightning_gossip.strategies.state.shared_tensors import check_averaged_buffers
 from lightning_gossip.strategies.state.step_watch import StepWatch
+from lightning_gossip.strategies.warning_cache import warning_cache
 from lightning_gossip.strategies.worker_algorithm import Algorithm
 
 log = logging.getLogger(__name__)
@@ -49,11 +48,13 @@ log = logging.getLogger(__name__)
 class FabricTraining:
     """One worker's training, from ``fabric.launch()`` to the end of its process.
 
-    A session lasts from a loader's first batch to its last. At its end all meet, and the model is the exact mean.
+    A session lasts from a batch until all meet, at a loader's end, or before where somebody asks for it; then the model is the
+    exact mean.
 
     Args:
         strategy: whose processes are connected, and whose algorithm trains.
         take_part: in what rank 0 does together with all workers between two batches, given what it says of it.
+        epochs: asked how many the whole run has; None if nobody knows.
 
     Attributes:
         account: this worker's counts and times.
@@ -62,14 +63,15 @@ class FabricTraining:
         accumulates: whether the gradients of the backward pass under way are not a whole step's.
     """
 
-    def __init__(self, strategy: DecentralizedStrategy, take_part: Callable[[Any], object]) -> None:
+    def __init__(
+        self, strategy: DecentralizedStrategy, take_part: Callable[[Any], object], *, epochs: Callable[[], int | None]
+    ) -> None:
         self._strategy = strategy
         self._take_part = take_part
-        self._timeline = strategy.timeline = Timeline()
+        self._timeline = Timeline()
         members = strategy.members
         self.account = Account(strategy.global_rank if members is None else members.me.initial_rank, self._timeline)
-        strategy.report = self.account.report
-        self.work = LoopWork(strategy, batch_s=lambda: self.account.batch_s)
+        self.work = LoopWork(strategy, batch_s=lambda: self.account.batch_s, epochs=epochs)
         self.algorithm: Algorithm | None = None
         self.accumulates = False
         self._has_begun = False
@@ -85,6 +87,10 @@ class FabricTraining:
         self._followed = 0  # the generation of members that the algorithm knows
         self._asked: list[tuple[Callable[[], None], Any]] = []  # in the step under way, of what all do together
         self._metrics = LocalMetrics(strategy.all_workers, lambda: not self.is_inside)
+
+    def start(self) -> None:
+        """Let the strategy report of this training, keep metrics local, and end the training with the process."""
+        self._strategy.timeline, self._strategy.report = self._timeline, self.account.report
         self._metrics.install()
         call_at_exit(lambda: self.close(getattr(sys, "last_value", None)))
 
@@ -174,7 +180,7 @@ class FabricTraining:
         self._follow_members()
         return True
 
-    def session(self, loader: DataLoader[Any], batches: EpochBatches | None, number: int) -> Iterator[Any]:
+    def batches_of_pass(self, loader: DataLoader[Any], batches: EpochBatches | None, number: int) -> Iterator[Any]:
         """The batches of one loop over a loader; all workers meet at its end.
 
         Args:
@@ -188,7 +194,7 @@ class FabricTraining:
                     if self.is_outside:
                         return
                     self._open_session().begin_batch()
-                    self.work.samples += next((size for size in _extract_batch_size(batch) if size is not None), 1)
+                    self.work.samples += samples_in(batch)
                     yield batch
                     self._end_batch()
                 if not self._meet_at_end():
@@ -204,15 +210,11 @@ class FabricTraining:
         if self.algorithm is not None and not self.accumulates and self.is_inside:
             self.algorithm.reduce_gradients()
 
-    def step(self, lr: float) -> None:
-        """Follow a step of an optimizer: the algorithm exchanges models, and all meet if one of them asks for it.
-
-        Args:
-            lr: of the step.
-        """
+    def step(self, optimizer: Optimizer) -> None:
+        """Follow a step of an optimizer: the algorithm exchanges models, and all meet if one of them asks for it."""
         if self.is_outside:
             return
-        self._open_session().step(lr)  # which may be of gradients that a loop has left over
+        self._open_session().step(optimizer)  # which may be of gradients that a loop has left over
         self._after_step()
 
     def _end_batch(self) -> None:
@@ -243,10 +245,10 @@ class FabricTraining:
             what: is made.
             warns: if it cannot.
         """
-        if not self.is_inside or (self.algorithm is not None and self.algorithm.in_step):
+        if not self.is_inside or (self.algorithm is not None and self.algorithm.is_lockstep):
             return True
-        if warns and warn_once(what):
-            rank_zero_warn(
+        if warns:
+            warning_cache.warn(
                 f"Between two batches {what} needs all workers, and each is at a step of its own. Each worker gets its own"
                 " value. Make it when the loader has ended, or after fabric.strategy.synchronize()."
             )
@@ -264,8 +266,7 @@ class FabricTraining:
         if self._session is None:
             do()
         elif self._session.is_in_batch:
-            if warn_once("a checkpoint in a step"):
-                rank_zero_warn("In a training step a checkpoint cannot be written: it needs all workers. It is after the step.")
+            warning_cache.warn("In a training step a checkpoint cannot be written: it needs all workers. It is after the step.")
             self._asked.append((do, says))
         elif self._strategy.global_rank == 0:
             self._synchronize(Purpose.SAVE, asks=(says,), requests=True, do=do)

@@ -23,25 +23,27 @@ class LoopWork:
     Args:
         strategy: whose workers.
         batch_s: asked for this worker's time a batch in seconds.
+        epochs: asked how many the whole run has; None if nobody knows.
 
     Attributes:
         batches: of the pass under way; None between two, and where they are the user's own.
         passes: that all workers have ended.
         passes_in_epoch: those of them in the epoch of the user's loop that is under way.
-        planned_epochs: of the whole run; None if nobody knows.
         share: of the pass under way, that all have done with the batch at hand.
         samples: that this worker has had.
         key: of the training in the store, the same on all workers.
         restored: of the checkpoint that the next pass goes on from.
     """
 
-    def __init__(self, strategy: DecentralizedStrategy, *, batch_s: Callable[[], float | None]) -> None:
+    def __init__(
+        self, strategy: DecentralizedStrategy, *, batch_s: Callable[[], float | None], epochs: Callable[[], int | None]
+    ) -> None:
         self._strategy = strategy
         self._batch_s = batch_s
+        self._epochs = epochs
         self.batches: EpochBatches | None = None
         self.passes = 0
         self.passes_in_epoch = 0
-        self.planned_epochs: int | None = None
         self.share = 0.0
         self.samples = 0
         self.key = ""
@@ -83,7 +85,8 @@ class LoopWork:
     @property
     def share_of_run(self) -> float | None:
         """Which share of the whole run is done, in [0, 1]; None if nobody knows how long it is."""
-        return None if self.planned_epochs is None else min(1.0, self.progress / self.planned_epochs)
+        epochs = self._epochs()
+        return None if epochs is None else min(1.0, self.progress / epochs)
 
     @property
     def left_early(self) -> bool:
@@ -119,7 +122,7 @@ class LoopWork:
                 training=lambda: True,
             )
             batches.assignments = self._assignments.get(number, 0)
-        batches.plan = plan  # a data set may have grown
+        batches.read(plan, lookahead=lookahead_of(loader))  # a data set may have grown
         batches.rank, batches.workers = self._strategy.share_of_work
         restored, self.restored = self.restored, None
         left = None if restored is None else restored.position_in(number, plan)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.fabric.utilities import rank_zero_info, rank_zero_warn
+from lightning.fabric.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.clock import Timeline, now_s
-from lightning_gossip.runtime.islands.words import Word
+from lightning_gossip.runtime.islands.flags import StepFlag
 from lightning_gossip.runtime.sync_point import (
     Agreement,
     Arrival,
@@ -43,24 +43,18 @@ from lightning_gossip.strategies.lightning.loop_progress import (
     set_global_step,
     skip_validation,
 )
+from lightning_gossip.strategies.lightning.worker_processes import processes_of
 from lightning_gossip.strategies.options import FitOptions
 from lightning_gossip.strategies.state import checkpoint_contents
 from lightning_gossip.strategies.state.averaged_weights import AveragedWeights
 from lightning_gossip.strategies.state.local_model import OwnModel
 from lightning_gossip.strategies.state.one_model import Rest
-from lightning_gossip.strategies.state.shared_tensors import SharedModel, check_averaged_buffers
+from lightning_gossip.strategies.state.shared_tensors import check_averaged_buffers
 from lightning_gossip.strategies.state.step_watch import StepWatch, largest_lr
+from lightning_gossip.strategies.warning_cache import warning_cache
 from lightning_gossip.strategies.worker_algorithm import Algorithm
 
 log = logging.getLogger(__name__)
-_said: set[str] = set()
-
-
-def warn_once(what: str) -> bool:
-    """Whether this is said for the first time in this process."""
-    first = what not in _said
-    _said.add(what)
-    return first
 
 
 class Fit:
@@ -74,6 +68,8 @@ class Fit:
         timeline: where computing and waiting are recorded.
         restored: our part of the checkpoint that the fit resumes from, if any.
         restored_from: where that checkpoint lies.
+        key: of the fit in the store, the same on all workers.
+        seed: of the permutations of the data, the same on all workers.
     """
 
     def __init__(
@@ -86,10 +82,12 @@ class Fit:
         timeline: Timeline,
         restored: dict[str, Any] | None,
         restored_from: str | os.PathLike[str] | None,
+        key: str,
+        seed: int,
     ) -> None:
-        strategy = trainer.strategy
         self.trainer = trainer
-        members = strategy.members  # type: ignore[attr-defined]
+        self._strategy = strategy = processes_of(trainer)
+        members = strategy.members
         self.account = Account(trainer.global_rank if members is None else members.me.initial_rank, timeline)
         self.in_session = False
         self.metrics = LocalMetrics(workers, lambda: not self.in_session)
@@ -105,27 +103,27 @@ class Fit:
         self._options = options
         self._restored = restored
         self._restored_from = restored_from
-        self._sync_point = SyncPoint(strategy.collectives_device, workers)  # type: ignore[attr-defined]
-        groups = strategy.groups  # type: ignore[attr-defined]
-        self._island = None if groups is None else FitIsland(groups)
+        self._sync_point = SyncPoint(strategy.collectives_device, workers)
+        self._island = None if strategy.groups is None else FitIsland(strategy.groups)
         # where the model is averaged: with islands each rank averages its part with those that have the same part
         self._parts = self._sync_point if self._island is None else self._island.between_peers(self._sync_point)
         self._accounts: list[tuple[int, dict[str, Any]]] = []  # of all workers, at the last synchronisation point
         self._optimizer_stepped = False
         self._lr = 0.0
-        self._in_step = False
-        self._skips = False  # what is left of this worker's epoch
+        self._in_batch = False
+        self._skips = False  # on_train_batch_start has returned -1: the rest of this worker's epoch is skipped
         self._under_way = False  # an epoch that this worker has begun, and whose end all have not met at
+        self._has_begun = False
+        self._searches = False  # a tuner trains in the first hook of an epoch
         self._agreed_step: int | None = None  # while something is done together in the middle of an epoch
         self._asks: list[Ask] = []  # in the training step that is under way
         self._batches_in_epoch = 0
         self._own_model = OwnModel()
-        self._model: SharedModel = strategy.shared_model(trainer.lightning_module, options.averaged_buffers)  # type: ignore[attr-defined]
+        self._model = strategy.shared_model(trainer.lightning_module, options.averaged_buffers)
         self._averages = AveragedWeights(trainer, options.averaged_buffers)
         self._steps = StepWatch(lambda: self._model.optimized)
         self._watches_steps = False
-        self._has_opened = False  # a session, since the last batch: its first step is seen from there
-        key, seed = strategy.broadcast((uuid.uuid4().hex[:12], int(os.environ.get("PL_GLOBAL_SEED", 0))))
+        self._has_opened = False  # whether the batch that begins is the first of its session
         self.work = FitWork(trainer, options.work_sharing, key=key, seed=seed, batch_s=lambda: self.account.batch_s)
         self.changes = MembershipChanges(trainer, self.work, self.account, self._model)
 
@@ -145,10 +143,14 @@ class Fit:
 
         Args:
             searches: whether that is Lightning's tuner, which has put all callbacks aside, ours too. Each worker trains by
-                itself then, and its schedule counts its own steps.
+                itself then, and its schedule counts its own steps. It does so before the fit, or where an epoch begins.
         """
+        if self._has_begun:
+            self._begin_search()
+            return
+        self._has_begun = True
         check_averaged_buffers(self.trainer.lightning_module, self._options.averaged_buffers)
-        self.trainer.strategy.barrier("fit begins")  # a worker that has ended is noticed here, and not in making the groups
+        self._strategy.barrier("fit begins")  # a worker that has ended is noticed here, and not in making the groups
         if self._make_algorithm is not None:
             self._algorithm = self._make_algorithm()
         if not searches:
@@ -160,7 +162,7 @@ class Fit:
         self.account.begin(steps, self.work.planned_steps())
         self.work.reloaded = False
         own = local_log_dir(self.trainer)
-        self.log_dir = own, self.trainer.strategy.broadcast(own)  # a joiner asks itself, and is admitted only then
+        self.log_dir = own, self._strategy.broadcast(own)  # a joiner asks itself, and is admitted only then
         self.changes.begin_fit()
         if self._algorithm is not None:
             self._algorithm.start()
@@ -184,7 +186,7 @@ class Fit:
         if not self.in_session:
             self._open_session()
         self.work.begin_batch(batch)
-        self._in_step = True
+        self._in_batch = True
         self._batches_in_epoch += 1
         if self._algorithm is not None and self.account.forward_passes == 0:
             self._algorithm.begin_step()
@@ -192,15 +194,15 @@ class Fit:
 
     def after_backward(self) -> None:
         """Reduce the gradients of a whole step, where the algorithm does so."""
-        if self._algorithm is None or not self._algorithm.reduces_gradients:
+        if self._algorithm is None:
             return
         if not self.trainer.lightning_module.automatic_optimization or not self.trainer.fit_loop._should_accumulate():
             self._algorithm.reduce_gradients()
 
-    def optimizer_stepped(self, lr: float) -> None:
-        """Note that Lightning has called an optimizer on the current batch, with this learning rate."""
+    def optimizer_stepped(self, optimizer: Optimizer) -> None:
+        """Note that Lightning has called an optimizer on the current batch."""
         self._optimizer_stepped = True
-        self._lr = lr
+        self._lr = self._lr_of([optimizer], default=0.0)  # before the schedule moves on
 
     def after_batch(self) -> None:
         """End a batch, before its hooks: push and pull, and synchronise if somebody has requested it.
@@ -208,7 +210,7 @@ class Fit:
         Raises:
             SIGTERMException: if some worker was told to stop.
         """
-        self._in_step = False
+        self._in_batch = False
         self._sync_point.workers.raise_failure()
         self.work.end_batch()
         self.account.end_batch(self._algorithm)
@@ -240,11 +242,11 @@ class Fit:
         asked = bool(self._asks)
         heard = self._island.after_batch(stop=stops, asked=asked, meets=meets)
         self.trainer.should_stop |= self._island.leaves
-        return Word.STOP in heard, bool(heard & (Word.MEET | Word.ASK))
+        return StepFlag.STOP in heard, bool(heard & (StepFlag.MEET | StepFlag.ASK))
 
     def after_batch_hooks(self) -> None:
         """Synchronise after a batch's hooks, at the epoch's end, and request that if this worker leaves it early."""
-        if self._in_step:
+        if self._in_batch:
             return  # a tuner has put all callbacks aside, ours too: all meet when it has left its loop
         loop = self.trainer.fit_loop
         if self.trainer.is_last_batch or loop.epoch_loop._is_training_done:
@@ -294,15 +296,19 @@ class Fit:
     def leave_epoch(self) -> None:
         """Meet the others when Lightning's loop has ended, perhaps early and for a reason that they do not know."""
         self._skips = has_skipped(self.trainer)
-        self._in_step = False
+        self._in_batch = False
         self.synchronize(Purpose.EPOCH_END, requests=bool(self.trainer.should_stop))
 
     def end(self) -> None:
-        """End the fit, as all workers do.
+        """End the fit, or a tuner's training, as all workers do.
 
         Raises:
             SIGTERMException: on a worker that was told to stop too late for the others to hear of it.
         """
+        if self._searches:
+            self._end_search()
+            return
+        self._has_begun = False
         self.changes.end_fit()
         self.close(together=True)
         if self.stop_requested and not self._stopped_together:
@@ -319,7 +325,7 @@ class Fit:
         """Do what a user asks for inside an epoch, together with all workers: now, or after the step that is under way.
 
         Rank 0's word counts. Where workers are at different steps, what other ranks ask for is what rank 0 asks for at another
-        time, and nothing is done. Where they are in step, all come.
+        time, and nothing is done. Where they are in lockstep, or the epoch has no batch yet, all come.
 
         Args:
             ask: what to do.
@@ -329,12 +335,13 @@ class Fit:
         """
         if self._algorithm is None or self.aborted:
             ask.carry_out(self.trainer)
-        elif self._in_step:
-            if warn_once(ask.name):
-                rank_zero_warn(
-                    f"In a training step {ask.name} cannot be done: it needs all workers. It is done after the step."
-                )
+        elif self._in_batch:
+            warning_cache.warn(
+                f"In a training step {ask.name} cannot be done: it needs all workers. It is done after the step."
+            )
             self._asks.append(ask)
+        elif not self.in_session:
+            self._synchronize(Purpose.SAVE, asks=[ask], requests=self.trainer.is_global_zero)
         elif self._island is not None:
             self._asks.append(ask)  # the other ranks of the island hear of it after the next step
         else:
@@ -358,10 +365,10 @@ class Fit:
             return False
         if not self.in_session:
             return True
-        if self._in_step or self.work.shared is not None:
-            if warns and warn_once(what):
-                rank_zero_warn(
-                    f"Inside an epoch {what} needs all workers, but {self.why_apart}. Each worker gets its own value."
+        if self._in_batch or self.work.shared is not None:
+            if warns:
+                warning_cache.warn(
+                    f"Inside an epoch {what} needs all workers, but {self.why_not_lockstep}. Each worker gets its own value."
                 )
             return False
         while True:
@@ -369,9 +376,9 @@ class Fit:
             if agreement.over:
                 return not agreement.stop
 
-    def gather_in_step(self, tensor: Tensor, *, sync_grads: bool) -> Tensor | None:
+    def gather_in_batch(self, tensor: Tensor, *, sync_grads: bool) -> Tensor | None:
         """The tensors of all workers in the training step under way; None if there is none, or the algorithm cannot do it."""
-        if self._algorithm is None or not self._in_step or self.aborted:
+        if self._algorithm is None or not self._in_batch or self.aborted:
             return None
         return self._algorithm.gather(tensor, sync_grads=sync_grads)
 
@@ -381,14 +388,14 @@ class Fit:
         return self.in_session or (self._under_way and self._batches_in_epoch == 0 and bool(self.trainer.training))
 
     @property
-    def is_in_step(self) -> bool:
+    def is_lockstep(self) -> bool:
         """Whether all workers make their steps together."""
-        return self._algorithm is not None and self._algorithm.in_step
+        return self._algorithm is not None and self._algorithm.is_lockstep
 
     @property
-    def why_apart(self) -> str:
+    def why_not_lockstep(self) -> str:
         """A clause for warnings: why nobody can be sure in a training step that all workers come to the same call."""
-        if self.is_in_step:
+        if self.is_lockstep:
             return "one that has ended its batches makes no more steps, and would not come"
         return "each of them is at a step of its own"
 
@@ -437,12 +444,12 @@ class Fit:
             resume.mark_as_unfinished(checkpoint)
         if replicas:
             with self._own_in_place():
-                own = self.trainer.strategy.own_state()  # type: ignore[attr-defined]
+                own = self._strategy.own_state()
                 if self._algorithm is not None:
                     tensors = self._algorithm.own_tensors()
                     # of all ranks that resume from the same file
-                    own["tensors"] = tensors if self.trainer.strategy.is_sharded else self._model.whole(tensors)  # type: ignore[attr-defined]
-                rank, writes = self.trainer.strategy.own_file  # type: ignore[attr-defined]
+                    own["tensors"] = tensors if self._strategy.is_sharded else self._model.whole(tensors)
+                rank, writes = self._strategy.own_file
                 if writes:
                     checkpoint_contents.save_replica(path, rank, own)
 
@@ -460,6 +467,18 @@ class Fit:
             self._model.hand_round_all()
 
     # -- details -----------------------------------------------------------------------------------------------------
+
+    def _begin_search(self) -> None:
+        """A tuner trains in the first hook of an epoch, on all workers, by the algorithm that is there."""
+        while self.in_session and not self._synchronize(Purpose.COLLECTIVE, what="a tuner's search").over:
+            pass
+        self._searches = True
+        self.work.pause_count()
+
+    def _end_search(self) -> None:
+        """The tuner puts everything back, and the epoch begins."""
+        self._searches, self._under_way = False, True
+        self.work.resume_count()
 
     def _open_session(self) -> None:
         self._own_model.put_back()
@@ -486,15 +505,20 @@ class Fit:
     def _has_stepped_unheard(self) -> bool:
         if not self._watches_steps or not self._steps.has_stepped():
             return False
-        self._lr = largest_lr(self.trainer.optimizers, default=self._lr)
+        self._lr = self._lr_of(self.trainer.optimizers, default=self._lr)
         return True
 
+    def _lr_of(self, optimizers: Sequence[Optimizer], *, default: float) -> float:
+        reads_lr = self._algorithm is not None and self._algorithm.reads_lr
+        return largest_lr(optimizers, default=default) if reads_lr else 0.0
+
     def _ask(self, asks: Sequence[Ask]) -> None:
-        """Synchronise, and do this with all workers, if this is rank 0; else come if they are in step, and do what it asks."""
+        """Synchronise, and do this with all workers, if this is rank 0; in lockstep the others come, and do what it asks."""
         assert self._algorithm is not None
-        if self.trainer.is_global_zero or self._algorithm.in_step:
+        if self.trainer.is_global_zero or self._algorithm.is_lockstep:
             self._synchronize(Purpose.SAVE, asks=asks, requests=True)
-        elif warn_once(f"{asks[0].name} elsewhere"):
+        elif (elsewhere := f"{asks[0].name} elsewhere") not in warning_cache:
+            warning_cache.add(elsewhere)
             log.info("Rank %d leaves %s inside an epoch to rank 0.", self.trainer.global_rank, asks[0].name)
 
     def _synchronize(self, purpose: Purpose, *, what: str = "", asks: Sequence[Ask] = (), requests: bool = False) -> Agreement:
@@ -599,7 +623,7 @@ class Fit:
         if self.at_epoch_end is not None and not pending:
             self.at_epoch_end()
         self.at_epoch_end = None
-        if purpose is Purpose.EPOCH_END and not agreement.stop and not self.is_in_step:
+        if purpose is Purpose.EPOCH_END and not agreement.stop and not self.is_lockstep:
             passed = saves_passed(self.trainer, agreement.optimizer_steps[0], self.trainer.global_step)
             if passed:
                 self._carry_out(replace(agreement, asked=passed))

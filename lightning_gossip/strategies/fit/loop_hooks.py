@@ -18,6 +18,7 @@ from lightning_gossip.strategies.fit.fit import Fit
 from lightning_gossip.strategies.fit.metrics import SynchronizedResults
 from lightning_gossip.strategies.fit.slurm_requeue import Requeue
 from lightning_gossip.strategies.lightning.patches import Patches
+from lightning_gossip.strategies.lightning.worker_processes import processes_of
 
 
 class StrategyHooks(Callback):
@@ -68,7 +69,7 @@ def synchronize_results(
 
     def synchronize() -> None:
         if isinstance(trainer._results, SynchronizedResults):
-            trainer._results.synchronize(trainer.strategy.all_workers)  # type: ignore[attr-defined]
+            trainer._results.synchronize(processes_of(trainer).all_workers)
 
     epoch_end_reached, on_epoch_end = connector.epoch_end_reached, connector.on_epoch_end
     update_eval_epoch_metrics = connector.update_eval_epoch_metrics

@@ -15,7 +15,6 @@ from weakref import WeakValueDictionary
 
 import lightning.pytorch as pl
 import torch
-from lightning.fabric.utilities import rank_zero_warn
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
 from torch import Tensor
 from torchmetrics import Metric
@@ -24,8 +23,7 @@ from typing_extensions import override
 from lightning_gossip.runtime.islands.host_collectives import gathered_list
 from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.lightning.patches import Patches
-
-_warned: set[str] = set()
+from lightning_gossip.strategies.warning_cache import warning_cache
 
 
 class SynchronizedResults(_ResultCollection):
@@ -34,9 +32,8 @@ class SynchronizedResults(_ResultCollection):
     @override
     def log(self, fx: str, name: str, value: Any, **kwargs: Any) -> None:
         if self.training and kwargs.get("sync_dist"):
-            if kwargs.get("on_step") and name not in _warned:
-                _warned.add(name)
-                rank_zero_warn(
+            if kwargs.get("on_step"):
+                warning_cache.warn(
                     f"self.log({name!r}, on_step=True, sync_dist=True) would make all workers wait for each other at every"
                     " step. The value on a step is this worker's own; the value of the epoch is reduced over all workers. Drop"
                     " sync_dist=True to silence this."

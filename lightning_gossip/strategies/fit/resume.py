@@ -8,9 +8,9 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.fabric.utilities import rank_zero_warn
 
-from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.lightning.loop_progress import mean_step, set_global_step
+from lightning_gossip.strategies.lightning.worker_processes import processes_of
 from lightning_gossip.strategies.state import checkpoint_contents
 from lightning_gossip.strategies.worker_algorithm import Algorithm
 
@@ -31,8 +31,7 @@ def describe(
         "rng": checkpoint_contents.rng_state(),
         "algorithm": algorithm.state_dict() if algorithm is not None else {},
     }
-    workers: Workers = trainer.strategy.all_workers  # type: ignore[attr-defined]
-    everyones = workers.gather_for(0, mine, kind="where the fit stands") or [mine]
+    everyones = processes_of(trainer).all_workers.gather_for(0, mine, kind="where the fit stands") or [mine]
     return {
         "world_size": trainer.world_size,
         "island": _island_size(trainer),
@@ -46,8 +45,8 @@ def describe(
 
 
 def _island_size(trainer: pl.Trainer) -> int:
-    islands = trainer.strategy.islands  # type: ignore[attr-defined]
-    return 1 if islands is None else int(islands.size)
+    islands = processes_of(trainer).islands
+    return 1 if islands is None else islands.size
 
 
 def mark_as_unfinished(checkpoint: dict[str, Any]) -> None:
@@ -102,12 +101,12 @@ def apply(
             f" {_island_size(trainer)}: all start from the mean model; each island's own state cannot be put back."
         )
     elif state["replicas"] and path is not None:
-        own = checkpoint_contents.load_replica(path, trainer.strategy.own_file[0])  # type: ignore[attr-defined]
+        own = checkpoint_contents.load_replica(path, processes_of(trainer).own_file[0])
         if not trainer.strategy.reduce_boolean_decision(own is not None):
             own = None
             rank_zero_warn(f"Some worker's own state is missing beside {os.fspath(path)!r}: all start from the mean.")
     if own is not None:
-        trainer.strategy.load_own_state(own)  # type: ignore[attr-defined]
+        processes_of(trainer).load_own_state(own)
         if algorithm is not None and state["strategy"] == name and own.get("tensors"):
             algorithm.load_tensors(own["tensors"])
     mine = state["workers"][rank]

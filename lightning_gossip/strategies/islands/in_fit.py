@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from lightning_gossip.runtime.islands.flags import IslandFlags, StepFlag
 from lightning_gossip.runtime.islands.groups import IslandGroups
-from lightning_gossip.runtime.islands.words import IslandWords, Word
 from lightning_gossip.runtime.sync_point import SyncPoint
 
 
@@ -20,7 +20,7 @@ class FitIsland:
 
     def __init__(self, groups: IslandGroups) -> None:
         self._groups = groups
-        self._words = IslandWords(lambda: groups.mates)
+        self._flags = IslandFlags(lambda: groups.mates)
         self.leaves = False
         self.wants_to_leave = False
 
@@ -38,7 +38,7 @@ class FitIsland:
         """The collectives of the ranks that have the same part of the model, one an island."""
         return SyncPoint(sync_point.device, sync_point.workers, of=lambda: self._groups.peers)
 
-    def after_batch(self, *, stop: bool, asked: bool, meets: bool) -> Word:
+    def after_batch(self, *, stop: bool, asked: bool, meets: bool) -> StepFlag:
         """Say what this rank knows after a batch; returns what any of them knew after the one before.
 
         Args:
@@ -46,22 +46,16 @@ class FitIsland:
             asked: rank 0 was asked for something.
             meets: another island waits at a synchronisation point.
         """
-        word = Word.NOTHING
-        for is_said, which in (
-            (stop, Word.STOP),
-            (asked, Word.ASK),
-            (meets, Word.MEET),
-            (self.wants_to_leave or self.leaves, Word.LEAVE),
-        ):
-            word |= which if is_said else Word.NOTHING
-        heard = self._words.say(word)
-        self.leaves |= Word.LEAVE in heard
-        return heard
+        leaves = self.wants_to_leave or self.leaves
+        flags = StepFlag.STOP * stop | StepFlag.ASK * asked | StepFlag.MEET * meets | StepFlag.LEAVE * leaves
+        of_all = self._flags.reduce(StepFlag(flags))
+        self.leaves |= StepFlag.LEAVE in of_all
+        return of_all
 
     def arrive(self) -> None:
         """All ranks of the island leave their steps here."""
-        self._words.hear()
+        self._flags.take_last()
 
     def forget(self) -> None:
-        """After a failure."""
-        self._words.forget()
+        """Wait for no mate any more, after a failure."""
+        self._flags.forget()

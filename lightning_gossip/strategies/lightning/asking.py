@@ -171,8 +171,8 @@ class AskedSaver:
 
     def __call__(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any) -> None:
         saver, step = self._saver, trainer.global_step
-        fit: Fit | None = getattr(trainer.strategy, "_fit", None)
-        if fit is None or not fit.in_session or (fit.is_in_step and saver._train_time_interval is None):
+        fit = _fit_of(trainer)
+        if fit is None or not fit.in_session or (fit.is_lockstep and saver._train_time_interval is None):
             type(saver).on_train_batch_end(saver, trainer, pl_module, *args, **kwargs)
         elif trainer.is_global_zero and self._is_due(trainer, step):
             self.asked_at = max(self.asked_at, step)
@@ -192,6 +192,11 @@ def _savers(trainer: pl.Trainer) -> list[ModelCheckpoint]:
     return [callback for callback in trainer.callbacks if isinstance(callback, ModelCheckpoint)]  # type: ignore[attr-defined]
 
 
+def _fit_of(trainer: pl.Trainer) -> Fit | None:
+    """The fit under way; None where there is none, as for a copied callback under another strategy than ours."""
+    return getattr(trainer.strategy, "_fit", None)
+
+
 def _in_session(trainer: pl.Trainer) -> bool:
-    fit: Fit | None = getattr(trainer.strategy, "_fit", None)
+    fit = _fit_of(trainer)
     return fit is not None and fit.in_session

@@ -6,7 +6,8 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from functools import partial
+from typing import Literal, NamedTuple, get_args
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
@@ -25,7 +26,7 @@ from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
 from lightning_gossip.runtime.membership.stores import Stores, address_text, ask
 from lightning_gossip.runtime.process_end import call_at_exit
-from lightning_gossip.runtime.store_client import another, connect, look_up, losses_told, parse_address
+from lightning_gossip.runtime.store_client import another, connect, look_up, parse_address, store_errors
 from lightning_gossip.strategies.options import check_choice, seconds_of
 from lightning_gossip.transport.endpoint import endpoint
 
@@ -80,7 +81,7 @@ class Survival:
         return workers if self.max_workers is None else max(self.max_workers, workers)
 
     def of_ranks(self, islands: Islands | None) -> Survival:
-        """These options counted in ranks, where workers are islands of them."""
+        """Options as these are, counted in ranks, where workers are islands of them."""
         if islands is None:
             return self
         least, most = (None if count is None else count * islands.size for count in (self.min_workers, self.max_workers))
@@ -90,6 +91,11 @@ class Survival:
     def survives(self) -> bool:
         """Whether the job survives the failure of a worker."""
         return self.on_peer_failure == "continue"
+
+    @property
+    def survives_store(self) -> bool:
+        """Whether it survives the loss of its store, which is in a worker then, and each keeps one in reserve."""
+        return self.survives and self.store is None
 
 
 def begin(
@@ -125,7 +131,6 @@ def begin(
         :meth:`Membership.join`.
     """
     prefix = f"{keys}/members"
-    hosts: dict[WorkerId, str] = {}  # addresses of the stores that members keep, of one that comes later
     kept = membership.kept(prefix)
     if kept is not None:
         return kept
@@ -134,54 +139,22 @@ def begin(
             f"This worker was started as rank {initial_rank} of a job that began with {workers} workers, and"
             f" max_workers={survival.max_workers}. Pass a max_workers of at least {initial_rank + 1} to all workers."
         )
-    survives_store = survival.survives and survival.store is None
     islands = None if groups is None else groups.islands
-    lost_s = (1.0 if survives_store else _LOST) * survival.peer_timeout_s
-    with losses_told():
-        master = address_text(
-            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        )  # or any member's, of one that comes later
-        # who gives up too soon takes itself for one of the first
-        where: tuple[int, str] | None = None
-        others: list[str] = []
-        if survives_store:
-            where, others = ask(master, answer_s=_FIRST_ANSWER_S, host_s=min(_FIRST_ANSWER_S, timeout_s))
-        if where is None:
-            store = connect(survival.store, rank=initial_rank, timeout_s=timeout_s, lost_s=lost_s, interface=interface)
-        stores = None
-        if survives_store:
-            view, address = where or (0, master)
-            stores = Stores(address, own_address(), interface=interface, lost_s=lost_s, view=view)
-            if where is not None:
-                stores.others = others
-                store = stores.follow(master, timeout_s=timeout_s)
-        while True:
-            try:
-                if stores is not None:  # with the first answer, since the store may be lost before the next one
-                    hosts |= hosts_of(look_up(store, hosts_key(prefix)))
-                    stores.others = list(hosts.values()) or stores.others
-                me, late = _introduced(store, prefix, initial_rank, workers)
-                began_s = now_s()
-                second = another(store)
-                if stores is not None:
-                    stores.patience.took(now_s() - began_s)
-                break
-            except dist.DistError:
-                if stores is None or not stores.others:
-                    raise
-                store = stores.follow(master, timeout_s=timeout_s)
+    with store_errors():
+        store, stores = _find_store(survival, initial_rank, timeout_s, interface)
+        entry = _enter(store, stores, prefix, initial_rank, workers, timeout_s)
     monitor = HeartbeatMonitor(
-        second,
+        entry.second,
         prefix,
-        me,
+        entry.me,
         fail_after_s=survival.peer_timeout_s,
         stores=stores,
         islands=islands,
     )
-    monitor.protocol.hosts |= hosts
-    members = [me] if late else [WorkerId(rank, 1) for rank in range(workers)]
+    monitor.protocol.hosts |= entry.hosts
+    members = [entry.me] if entry.late else [WorkerId(rank, 1) for rank in range(workers)]
     made = Membership(
-        store,
+        entry.store,
         monitor,
         prefix,
         members,
@@ -190,15 +163,78 @@ def begin(
         min_workers=survival.least,
         timeout_s=timeout_s,
         collective_timeout_s=collective_timeout_s,
-        late=late,
-        survivable=Survivable(survival.min_workers, islands) if survives_store else None,
+        late=entry.late,
+        survivable=Survivable(survival.min_workers, islands) if survival.survives_store else None,
     )
     membership.keep(made)
-    monitor.observe(members, outside=late)
+    monitor.observe(members, outside=entry.late)
     call_at_exit(made.rest)  # a script may let all meet after its last fit: rank 0 does not leave while others still read
-    if late:
+    if entry.late:
         log.warning("Rank %d comes later than the others: it will be admitted at the beginning of an epoch.", initial_rank)
     return made
+
+
+def _find_store(survival: Survival, initial_rank: int, timeout_s: float, interface: str | None) -> tuple[Store, Stores | None]:
+    """A connection with the store of the job, which rank 0 may serve from here on.
+
+    Returns:
+        The connection, and all stores that this worker knows; None where the job ends with its store.
+    """
+    connect_first = partial(connect, survival.store, rank=initial_rank, timeout_s=timeout_s, interface=interface)
+    if not survival.survives_store:
+        return connect_first(lost_s=_LOST * survival.peer_timeout_s), None
+    lost_s, first = survival.peer_timeout_s, _first_address()
+    # who gives up too soon takes itself for one of the first
+    where, others = ask(first, answer_s=_FIRST_ANSWER_S, host_s=min(_FIRST_ANSWER_S, timeout_s))
+    if where is None:
+        store = connect_first(lost_s=lost_s)
+        return store, Stores(first, own_address(), interface=interface, lost_s=lost_s)
+    view, address = where
+    stores = Stores(address, own_address(), interface=interface, lost_s=lost_s, view=view)
+    stores.others = others
+    return stores.follow(first, timeout_s=timeout_s), stores
+
+
+class _Entry(NamedTuple):
+    """What a worker knows when the job knows it.
+
+    Attributes:
+        me: its identity.
+        late: whether the others have begun without it.
+        store, second: connections with the store of the job, for the training thread and the failure detector's.
+        hosts: addresses of the stores that members keep; of one that comes later.
+    """
+
+    me: WorkerId
+    late: bool
+    store: Store
+    second: Store
+    hosts: dict[WorkerId, str]
+
+
+def _enter(store: Store, stores: Stores | None, prefix: str, initial_rank: int, workers: int, timeout_s: float) -> _Entry:
+    """Take an identity in the store of the job, and follow the job if that store is lost meanwhile."""
+    hosts: dict[WorkerId, str] = {}
+    while True:
+        try:
+            if stores is not None:  # with the first answer, since the store may be lost before the next one
+                hosts |= hosts_of(look_up(store, hosts_key(prefix)))
+                stores.others = list(hosts.values()) or stores.others
+            me, late = _introduced(store, prefix, initial_rank, workers)
+            began_s = now_s()
+            second = another(store)
+            if stores is not None:
+                stores.patience.took(now_s() - began_s)
+            return _Entry(me, late, store, second, hosts)
+        except dist.DistError:  # noqa: PERF203 - a store is lost seldom
+            if stores is None or not stores.others:
+                raise
+            store = stores.follow(_first_address(), timeout_s=timeout_s)
+
+
+def _first_address() -> str:
+    """Where this worker was told that the store is: rank 0's, or that of any member, for one that comes later."""
+    return address_text(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 
 
 def _introduced(store: Store, prefix: str, initial_rank: int, workers: int) -> tuple[WorkerId, bool]:

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities import rank_zero_warn
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.fabric.utilities.seed import reset_seed
@@ -53,7 +52,7 @@ from lightning_gossip.runtime.store_client import (
     client,
     connect,
     end_when_lost,
-    losses_told,
+    store_errors,
     uses_agent_store,
 )
 from lightning_gossip.runtime.workers import FixedWorkers, Workers
@@ -67,7 +66,7 @@ from lightning_gossip.strategies.lightning.launchers import (
 from lightning_gossip.strategies.lightning.validation import check_nodes_are_equal, check_plugins, check_trainer
 from lightning_gossip.strategies.options import IslandSize, refuse_unknown, seconds_of
 from lightning_gossip.strategies.state import checkpoint_contents
-from lightning_gossip.strategies.state.atomic_checkpoint_io import whole_files_unless
+from lightning_gossip.strategies.state.atomic_checkpoint_io import WritesWholeFiles
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.transport import network_interface
 from lightning_gossip.transport.endpoint import Endpoint, advice, endpoint
@@ -92,7 +91,7 @@ class BatchesOfRank:
     leads: bool | None
 
 
-class WorkerProcesses(ParallelStrategy):
+class WorkerProcesses(WritesWholeFiles, ParallelStrategy):
     """Starts the workers and connects them. A single worker has no process group.
 
     To be mixed into one of Lightning's strategies, which comes after it among the bases.
@@ -145,16 +144,6 @@ class WorkerProcesses(ParallelStrategy):
         self._environment: dict[str, str | None] = {}
         self._members: Membership | None = None
 
-    @property
-    @override
-    def checkpoint_io(self) -> CheckpointIO:
-        self._checkpoint_io = whole_files_unless(self._checkpoint_io)  # not sooner: a Trainer takes that for the user's choice
-        return self._checkpoint_io
-
-    @checkpoint_io.setter
-    def checkpoint_io(self, io: CheckpointIO) -> None:
-        self._checkpoint_io = io
-
     def __repr__(self) -> str:
         # Fabric and pytorch_lightning print this when they refuse the object
         name = type(self).__name__
@@ -169,7 +158,7 @@ class WorkerProcesses(ParallelStrategy):
 
     @property
     def workers(self) -> int:
-        """How many there will be; known before there is a process group."""
+        """Ranks that the job is started with; known before there is a process group."""
         return self.num_nodes * self.num_processes
 
     @property
@@ -179,7 +168,7 @@ class WorkerProcesses(ParallelStrategy):
 
     @property
     def units(self) -> int:
-        """How many there will be that gossip: workers, or islands of them."""
+        """Members of the gossip graph that the job is started with: ranks, or islands where ranks are grouped."""
         return self.workers if self.islands is None else self.islands.count(self.workers)
 
     @property
@@ -288,7 +277,7 @@ class WorkerProcesses(ParallelStrategy):
 
     @property
     def members(self) -> Membership | None:
-        """Who is in the job, where that may change."""
+        """The job's membership; None with a single worker, and under strategies that survive no failure."""
         return self._members
 
     @property
@@ -428,7 +417,7 @@ class WorkerProcesses(ParallelStrategy):
         )
         try:
             if not members.has_met and not members.outside:  # in a later use the store may be lost by now
-                with losses_told():
+                with store_errors():
                     self._check_counts(members.store, f"{self.keys}/members")
         except ConfigurationError as error:  # some are counted twice, and others never come: nobody waits for them
             members.monitor.begin_use(use)
@@ -574,6 +563,11 @@ class WorkerProcesses(ParallelStrategy):
         network_interface.restore(self._environment)
         self._environment = {}
         super().teardown()
+
+
+def processes_of(trainer: pl.Trainer) -> WorkerProcesses:
+    """The trainer's strategy, which is one of this package's."""
+    return cast(WorkerProcesses, trainer.strategy)
 
 
 def _endpoint_or_error() -> Endpoint | ConfigurationError:

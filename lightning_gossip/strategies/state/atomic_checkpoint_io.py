@@ -49,6 +49,22 @@ def whole_files_unless(chosen: CheckpointIO | None) -> CheckpointIO:
     return chosen
 
 
+class WritesWholeFiles:
+    """A strategy's ``checkpoint_io``, which writes whole files; before one of Lightning's strategies among the bases."""
+
+    _checkpoint_io: CheckpointIO | None
+
+    @property
+    def checkpoint_io(self) -> CheckpointIO:
+        """What writes checkpoints. Made when it is asked for: a Trainer would take one that is there for the user's choice."""
+        self._checkpoint_io = whole_files_unless(self._checkpoint_io)
+        return self._checkpoint_io
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: CheckpointIO) -> None:
+        self._checkpoint_io = io
+
+
 def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
     """Write it as a whole or not at all.
 

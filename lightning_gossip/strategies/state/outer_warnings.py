@@ -7,14 +7,13 @@ from torch.nn import Module
 from torch.nn.modules.batchnorm import _NormBase
 
 from lightning_gossip.algorithm.outer import FEWEST_ROUNDS
-
-_said: set[str] = set()
+from lightning_gossip.strategies.warning_cache import warning_cache
 
 
 def say_once(subject: str, what: str) -> None:
     """Warn, unless something has been said about this subject before."""
-    if subject not in _said:
-        _said.add(subject)
+    if subject not in warning_cache:
+        warning_cache.add(subject)
         rank_zero_warn(what)
 
 

@@ -25,10 +25,10 @@ def largest_lr(optimizers: Iterable[Optimizer], *, default: float) -> float:
 
     Args:
         optimizers: that has stepped, or all of the worker where nobody can tell which has.
-        default: if no group has a learning rate.
+        default: if no group has a learning rate: Adafactor has None there, and finds it in its step.
     """
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    return max((float(group["lr"]) for group in groups if "lr" in group), default=default)
+    rates = [group.get("lr") for optimizer in optimizers for group in optimizer.param_groups]
+    return max((float(rate) for rate in rates if rate is not None), default=default)
 
 
 class StepWatch:

@@ -21,7 +21,7 @@ from lightning_gossip.runtime.clock import now_s
 from lightning_gossip.runtime.store_client import another
 from lightning_gossip.transport import Kind, Message
 from lightning_gossip.transport.base import Pending
-from lightning_gossip.transport.pairwise_groups import EdgeTransport
+from lightning_gossip.transport.pairwise_groups import Connections, EdgeTransport
 from tests.runtime.cluster import eventually
 from tests.runtime.peers import PATIENCE_S, Everybody, peers_of
 from tests.transport.memory import MemoryNetwork
@@ -70,8 +70,8 @@ def test_nobody_gives_up_or_takes_for_dead_a_worker_that_is_busy_with_the_others
     watches = [Everybody() for _ in members]
     drawn, gossips = [], []
     for rank in range(n):
-        connections = (another(store), another(store, timeout_s=1e6), another(store), another(store))
-        transport = SlowLink(*connections, "queue", rank=rank, world_size=n, timeout_s=PATIENCE_S)
+        connections = Connections(another(store), another(store, timeout_s=1e6), another(store), another(store))
+        transport = SlowLink(connections, "queue", rank=rank, world_size=n, timeout_s=PATIENCE_S)
         picker = PartnerPicker(star(n), rank)
         drawn.append(
             ChangingPeers(watches[rank], rank, members, star(n), roles="auto", picker=picker, ceiling_s=PATIENCE_S, now_s=now_s)

@@ -32,7 +32,7 @@ from lightning_gossip.runtime.membership.monitor import HeartbeatMonitor
 from lightning_gossip.runtime.membership.store_operations import StoreOperations
 from lightning_gossip.runtime.process_groups import make_default_group
 from lightning_gossip.runtime.store_client import another
-from tests.runtime.party import FAIL_AFTER_S, HEARTBEAT_S, PATIENCE_S, Party
+from tests.runtime.party import FAIL_AFTER_S, HEARTBEAT_S, PATIENCE_S, Died, Party
 from tests.workers import run_processes
 
 
@@ -236,6 +236,30 @@ def test_the_value_of_a_sender_that_dies_is_replaced_by_a_survivors(party: Calla
         return member.broadcast(member.me.initial_rank, source=0)
 
     assert made.run(script)[1:] == [1, 1]
+
+
+@pytest.mark.parametrize("dies", ["before", "while"])
+def test_what_rank_0_does_not_live_to_write_the_next_one_writes_once(dies: str, party: Callable[..., Party]) -> None:
+    job, written = party(3), []
+
+    def script(member: Membership) -> None:
+        def collect() -> list[int]:
+            if dies == "before" and member.me.initial_rank == 0:
+                job.die(member)
+            return member.gather(member.me.initial_rank)
+
+        def write(ranks: list[int]) -> None:
+            if member.rank == 0:
+                if member.me.initial_rank == 0:
+                    job.die(member)
+                written.append((member.me.initial_rank, ranks))
+
+        member.write_by_first(collect, write)
+        assert written == [(1, [1, 2])]
+
+    results = job.run(script)
+    assert isinstance(results[0], Died)
+    assert results[1:] == [None, None]
 
 
 def test_an_excluded_worker_is_outside_until_it_is_admitted_again(party: Callable[..., Party]) -> None:

@@ -80,6 +80,8 @@ def test_a_mate_that_is_closed_follows_no_more() -> None:
     store = dist.HashStore()
     store.set_timeout(timedelta(milliseconds=20))  # its reader asks again, unless it is closed
     claims = FollowedClaims(store, "list", 4)
+    ClaimList(store, "list").tell(2)
+    assert next(claims) == 2
     claims.close()
     claims.close()
     assert list(claims) == []

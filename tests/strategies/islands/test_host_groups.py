@@ -13,8 +13,8 @@ from torch._C._distributed_c10d import HashStore
 from benchmarks.emulated_device import EmulatedDevice
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.collectives import Collectives
+from lightning_gossip.runtime.islands.flags import IslandFlags, StepFlag
 from lightning_gossip.runtime.islands.host_collectives import gathered_from, gathered_list, reduced
-from lightning_gossip.runtime.islands.words import IslandWords, Word
 from lightning_gossip.runtime.workers import FixedWorkers
 from lightning_gossip.strategies.state.checkpoint_contents import mean_optimizer_state
 from lightning_gossip.strategies.state.shared_tensors import start_equal
@@ -91,15 +91,15 @@ def test_sums_of_a_devices_vectors_go_through_host_memory(device: EmulatedDevice
     assert x.tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_words_are_in_host_memory(group: dist.ProcessGroup) -> None:
-    """And each is heard one batch after it was said, by all, and once."""
-    words = IslandWords(lambda: group)
+def test_flags_are_in_host_memory(group: dist.ProcessGroup) -> None:
+    """And each is known one batch after it was set, to all, and once."""
+    flags = IslandFlags(lambda: group)
     with torch.device("meta"):  # a user's default device
-        assert words.say(Word.STOP) == Word.NOTHING
-        assert words.say(Word.ASK | Word.LEAVE) == Word.STOP
-        assert words.say(Word.NOTHING) == Word.ASK | Word.LEAVE
-        assert words.hear() == Word.NOTHING
-        assert words.hear() == Word.NOTHING
-        words.say(Word.MEET)
-        words.forget()
-        assert words.hear() == Word.NOTHING
+        assert flags.reduce(StepFlag.STOP) == StepFlag.NOTHING
+        assert flags.reduce(StepFlag.ASK | StepFlag.LEAVE) == StepFlag.STOP
+        assert flags.reduce(StepFlag.NOTHING) == StepFlag.ASK | StepFlag.LEAVE
+        assert flags.take_last() == StepFlag.NOTHING
+        assert flags.take_last() == StepFlag.NOTHING
+        flags.reduce(StepFlag.MEET)
+        flags.forget()
+        assert flags.take_last() == StepFlag.NOTHING

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_gossip import ConfigurationError, PeerError
-from lightning_gossip.strategies.fit.in_step import Turn, next_turn
+from lightning_gossip.strategies.fit.lockstep_gather import Turn, next_turn
 from tests.strategies.launch import launch
 from tests.strategies.models import Net, flat, loader, trainer
 

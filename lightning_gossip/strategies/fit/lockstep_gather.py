@@ -23,11 +23,11 @@ class Turn:
     """What one worker does next.
 
     Args:
-        makes_steps: whether it is in a step; otherwise it has arrived.
+        is_in_batch: whether it is in a training step; otherwise it has arrived.
         gathers: bytes that it gathers for the user; 0 for the algorithm's own collective.
     """
 
-    makes_steps: bool
+    is_in_batch: bool
     gathers: int = 0
 
 
@@ -37,12 +37,12 @@ def next_turn(turns: Sequence[Turn]) -> Turn | None:
     Raises:
         ConfigurationError: if those in a step do different things.
     """
-    sizes = {turn.gathers for turn in turns if turn.makes_steps}
+    sizes = {turn.gathers for turn in turns if turn.is_in_batch}
     if len(sizes) > 1:
         places = ", ".join(
             f"rank {rank} {f'gathers {turn.gathers} bytes' if turn.gathers else 'is done with its backward pass'}"
             for rank, turn in enumerate(turns)
-            if turn.makes_steps
+            if turn.is_in_batch
         )
         raise ConfigurationError(
             f"all_gather in a training step differs over the workers: {places}. Every rank has to gather equally often in a"
@@ -53,15 +53,15 @@ def next_turn(turns: Sequence[Turn]) -> Turn | None:
 
 def announce(collectives: Collectives, turn: Turn, device: torch.device) -> list[Turn]:
     """Tell all workers this one's turn, and learn theirs, by rank. Collective."""
-    mine = torch.tensor([turn.makes_steps, turn.gathers], dtype=torch.int64, device=device).view(torch.uint8)
+    mine = torch.tensor([turn.is_in_batch, turn.gathers], dtype=torch.int64, device=device).view(torch.uint8)
     rows = [theirs.view(torch.int64).tolist() for theirs in collectives.gather_bytes(mine)]
-    return [Turn(bool(makes_steps), gathers) for makes_steps, gathers in rows]
+    return [Turn(bool(is_in_batch), gathers) for is_in_batch, gathers in rows]
 
 
 class Gatherer:
     """How an algorithm gathers in a step."""
 
-    def gather_in_step(self, tensor: Tensor) -> tuple[Tensor, int]:
+    def gather_in_batch(self, tensor: Tensor) -> tuple[Tensor, int]:
         """The tensors of those that make this step, stacked by rank, and this worker's place among them. Collective."""
         raise NotImplementedError
 
@@ -71,11 +71,11 @@ class GatherWithGradients(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gatherer: Gatherer, tensor: Tensor) -> Tensor:
-        everyones, ctx.place = gatherer.gather_in_step(tensor)
+        everyones, ctx.place = gatherer.gather_in_batch(tensor)
         ctx.gatherer = gatherer
         return everyones
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
-        everyones, _ = ctx.gatherer.gather_in_step(gradients[0])
+        everyones, _ = ctx.gatherer.gather_in_batch(gradients[0])
         return None, everyones.sum(0)[ctx.place]
