@@ -16,12 +16,12 @@ AT_ONCE = 25
 
 
 SCHEDULES = {
-    "adpsgd": 400,
-    "membership": 400,
-    "failover": 100,
-    "failover-in-rounds": 50,
-    "failover-of-islands": 100,
-    "failover-of-islands-in-rounds": 50,
+    "adpsgd": 700,
+    "membership": 700,
+    "failover": 200,
+    "failover-in-rounds": 100,
+    "failover-of-islands": 200,
+    "failover-of-islands-in-rounds": 100,
 }
 ONCE_BROKEN = {  # seeds
     "failover": (
