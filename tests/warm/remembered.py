@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import logging
+import os
 import pickle
 import sys
 import warnings
@@ -16,6 +17,7 @@ from dataclasses import replace
 from io import BytesIO
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from hydra import compose, initialize_config_dir
@@ -38,8 +40,17 @@ def remember() -> None:
     _entry_points()
     _configurations()
     _first_picture()
-    if not torch.cuda.device_count():  # else autograd has a thread for each
-        _first_fit()
+    if not _has_devices():  # else autograd has a thread for each
+        with patch.object(torch._C, "_cuda_getDeviceCount", lambda: 0, create=True):  # once it is asked, torch forbids forks
+            _first_fit()
+
+
+def _has_devices() -> bool:
+    """Asked in a process of its own."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(torch.cuda.device_count() > 0)
+    return os.waitpid(pid, 0)[1] != 0
 
 
 def _entry_points() -> None:
@@ -111,7 +122,7 @@ def _first_fit() -> None:
     It is a fit of plain Lightning on the CPU, on this one thread. Neither random numbers nor warnings are used up by it.
     """
     logging.disable()
-    with torch.random.fork_rng(), warnings.catch_warnings():
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = Net()
         trainer(strategy="auto", devices=1).fit(model, loader(), loader(32))
