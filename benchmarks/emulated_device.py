@@ -25,7 +25,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -164,6 +164,11 @@ class EmulatedDevice(TorchDispatchMode):
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor is in the device's memory."""
         return _storage(tensor) in self._memory
+
+    @property
+    def held(self) -> Mapping[int, Tensor]:
+        """All that has ever been in the device's memory, by storage."""
+        return self._memory
 
     # -- streams -------------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_gossip.algorithm.checks import check_integer
 from lightning_gossip.algorithm.outer import Outer, like
-from lightning_gossip.algorithm.tensors.flat import common_dtype, views_like
+from lightning_gossip.algorithm.tensors.flat import common_dtype, host_copy, views_like
 
 
 class OuterState:
@@ -55,13 +55,17 @@ class OuterState:
                     view.copy_(saved)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """φ and v by kind and parameter, ``"slow/<name>"`` and ``"velocity/<name>"``; copies."""
-        kinds = {"slow": self.slow_views, "velocity": self.velocity_views}
-        return {
-            f"{kind}/{name}": view.clone()
-            for kind, views in kinds.items()
-            for name, view in zip(self.names, views, strict=True)
-        }
+        """φ and v by kind and parameter, ``"slow/<name>"`` and ``"velocity/<name>"``; no copies."""
+        return self.named("slow", self.slow) | self.named("velocity", self.velocity)
+
+    def on_host(self) -> dict[str, Tensor]:
+        """:meth:`state_dict` in host memory of its own."""
+        return self.named("slow", host_copy(self.slow)) | self.named("velocity", host_copy(self.velocity))
+
+    def named(self, kind: str, flat: Tensor) -> dict[str, Tensor]:
+        """A vector like φ and v as tensors shaped like the parameters, views of it, ``"<kind>/<name>"``."""
+        views = views_like(flat, self.slow_views)
+        return {f"{kind}/{name}": view for name, view in zip(self.names, views, strict=True)}
 
 
 def outer_state(

@@ -13,7 +13,9 @@ import os
 import re
 import socket
 import sys
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -23,6 +25,15 @@ from lightning_gossip.runtime.store_client import another
 
 _PRINTED_S = 5.0  # for the first one to print its traceback
 _CONNECT_S = 1.0  # with a store that may be ending; torch tries twice as long
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+_ATTRIBUTE = "_lightning_gossip_cause"  # of an error: kept as long as that is, and no longer
+
+
+class _Process:
+    """What belongs to this process."""
+
+    hook: Hook | None = None  # ours, and the one that it stands for
+    before: Hook = sys.__excepthook__
 
 
 def terminal() -> str:
@@ -47,10 +58,10 @@ def kind_of(error: BaseException) -> str:
 
 
 class Cause:
-    """What has ended this worker, and who tells of it.
+    """What has ended this worker, and who tells of it. It holds no error: that would keep the frames of its traceback alive.
 
     Args:
-        error: it.
+        error: what has ended it.
         store: a connection of this cause's own, to the store of the job.
         prefix: of the keys there, of one use of a Trainer.
         rank: of this worker.
@@ -60,7 +71,8 @@ class Cause:
     """
 
     def __init__(self, error: BaseException, store: Store, prefix: str, rank: int) -> None:
-        self.error = error
+        first = str(error).split("\n")[0]
+        self._what = f"{type(error).__name__}: {first}"
         self._store = PrefixStore(f"{prefix}/causes/{terminal()}", store)
         self._rank = rank
         mine, kind = str(rank), kind_of(error)
@@ -94,8 +106,7 @@ class Cause:
 
     def line(self) -> str:
         """The line that stands for the traceback on the other workers."""
-        first = str(self.error).split("\n")[0]
-        return f"Rank {self._rank} has ended too; rank {self._teller} says why. ({type(self.error).__name__}: {first})"
+        return f"Rank {self._rank} has ended too; rank {self._teller} says why. ({self._what})"
 
 
 def tell_once(error: BaseException, store: Store, prefix: str, rank: int) -> None:
@@ -111,14 +122,30 @@ def tell_once(error: BaseException, store: Store, prefix: str, rank: int) -> Non
         cause = Cause(error, another(store, timeout_s=_PRINTED_S, connect_s=_CONNECT_S), prefix, rank)
     except (dist.DistError, PeerError):  # the store has ended with its host
         return
-    before = sys.excepthook
+    with contextlib.suppress(AttributeError, TypeError):  # of an error that takes no attribute the traceback is printed
+        setattr(error, _ATTRIBUTE, cause)
+    if sys.excepthook is not _Process.hook:
+        _Process.before = sys.excepthook
+        _Process.hook = sys.excepthook = _telling(_Process.before)
 
-    def hook(kind: type[BaseException], raised: BaseException, traceback: TracebackType | None) -> None:
-        if raised is error and not cause.is_told_here and cause.await_printed():
+
+def forget() -> None:
+    """Another use of a Trainer begins, so what ended those before has not ended this process: the hook is taken off."""
+    if _Process.hook is not None and sys.excepthook is _Process.hook:
+        sys.excepthook = _Process.before
+    _Process.hook, _Process.before = None, sys.__excepthook__
+
+
+def _telling(before: Hook) -> Hook:
+    """A hook that prints the line of an error that is told elsewhere, and hands all others on."""
+
+    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        cause: Cause | None = getattr(error, _ATTRIBUTE, None)
+        if cause is not None and not cause.is_told_here and cause.await_printed():
             print(cause.line(), file=sys.stderr)
             return
-        before(kind, raised, traceback)
-        if raised is error:
+        before(kind, error, traceback)
+        if cause is not None:
             cause.printed()
 
-    sys.excepthook = hook
+    return hook

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_gossip.algorithm.tensors.flat import host_copy
 from lightning_gossip.errors import ProtocolError
 from lightning_gossip.runtime.clock import Timeline, now_s
-from lightning_gossip.runtime.islands.host_collectives import host_copy
 from lightning_gossip.runtime.workers import FixedWorkers
 from lightning_gossip.transport.gloo_group import new_group
 from lightning_gossip.transport.peer_errors import peer_errors

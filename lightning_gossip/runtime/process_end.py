@@ -64,9 +64,16 @@ def call_at_exit(end: Callable[[], None]) -> None:
     """Have something ended before the groups: a thread that uses them.
 
     Args:
-        end: may be called when there is nothing left to end; has a deadline of its own.
+        end: may be called when there is nothing left to end; has a deadline of its own. What is given twice is called once.
     """
+    forget_at_exit(end)
     _Process.ends.append(end)
+
+
+def forget_at_exit(end: Callable[[], None]) -> None:
+    """What was given to :func:`call_at_exit` has ended: it is not held any more, nor what belongs to it."""
+    if end in _Process.ends:
+        _Process.ends.remove(end)
 
 
 def end_at_once(why: str) -> None:

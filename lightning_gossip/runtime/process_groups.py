@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -27,10 +27,8 @@ def make_default_group(
         device: that the backend works on, if not the CPU.
     """
 
-    excepthook = sys.excepthook
-
     def make(store: Store, rank: int, world_size: int) -> None:
-        sys.excepthook = excepthook  # torch puts the rank before each line, once more each time
+        sys.excepthook = _without_rank(sys.excepthook)  # torch puts the rank before each line, once more for each group
         # a group that could not be made has used up a name, on the workers where it could not: all begin with the same one
         dist.distributed_c10d._world.group_count = 0
         dist.init_process_group(
@@ -44,6 +42,13 @@ def make_default_group(
         set_timeout(timeout_s)
 
     return make
+
+
+def _without_rank(hook: Any) -> Any:
+    """What torch's hooks, of groups that there were, have wrapped."""
+    while getattr(hook, "__name__", "") == "_distributed_excepthook" and "old_hook" in hook.__code__.co_freevars:
+        hook = hook.__closure__[hook.__code__.co_freevars.index("old_hook")].cell_contents
+    return hook
 
 
 class MemberGroups(Protocol):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ class Arrival:
         asks: what it was asked to do together with all others; any picklable values.
         lost_store: whether it has lost the store since the batches were assigned.
         skips: whether it leaves out what is left of its epoch, validation included.
+        share: of the epoch that is done with its last batch, as far as it knows.
     """
 
     purpose: Purpose
@@ -59,6 +61,7 @@ class Arrival:
     asks: tuple[Any, ...] = ()
     lost_store: bool = False
     skips: bool = False
+    share: Fraction = Fraction(0)
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Agreement:
             wait for its end, a validation or a collective come again.
         lost_store: some worker has lost the store since the batches were assigned.
         skips: some worker leaves out the validation of this epoch, so all do.
+        share: of the epoch that is done with the last batch of any worker.
     """
 
     stop: bool
@@ -83,6 +87,7 @@ class Agreement:
     over: bool = True
     lost_store: bool = False
     skips: bool = False
+    share: Fraction = Fraction(0)
 
 
 def agree(arrivals: Sequence[Arrival]) -> Agreement:
@@ -111,6 +116,7 @@ def agree(arrivals: Sequence[Arrival]) -> Agreement:
         stop or not passing,
         any(arrival.lost_store for arrival in arrivals),
         any(arrival.skips for arrival in arrivals),
+        max(arrival.share for arrival in arrivals),
     )
 
 

@@ -68,7 +68,8 @@ class Workers(Protocol):
         Where failures are survived and rank 0 is killed while it writes, the next one writes it.
 
         Args:
-            collect: makes what is written, of all workers. Called again with those that are left.
+            collect: makes what is written, of all workers; rank 0 may be the only one that has all of it. Called again with
+                those that are left.
             write: puts it on the disk, on rank 0; all call it.
         """
 

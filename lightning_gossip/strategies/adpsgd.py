@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ from lightning_gossip.algorithm.islands.places import pull_every
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.algorithm.outer import Outer, warnings_of
 from lightning_gossip.algorithm.tensors.finite import all_finite
+from lightning_gossip.algorithm.tensors.flat import host_copy
 from lightning_gossip.algorithm.topology.edge_order import edge_order
 from lightning_gossip.algorithm.topology.generators import ring
 from lightning_gossip.algorithm.topology.options import TopologySpec
@@ -53,6 +54,7 @@ from lightning_gossip.strategies.state.outer_warnings import (
 )
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
 from lightning_gossip.strategies.worker_algorithm import Algorithm, Step
+from lightning_gossip.transport.gloo_group import FOREVER
 from lightning_gossip.transport.pairwise_groups import CONNECT_S, REPLY_S, Connections, EdgeTransport
 
 _SEED_STRIDE = 1_000_003
@@ -246,9 +248,6 @@ class ShardedADPSGDStrategy(GossipStrategy, ShardedProcesses):
     """
 
 
-_FOREVER_S = 10 * 365 * 86400.0  # the listener ends by a message, never by a time-out
-
-
 class GossipAlgorithm(Algorithm):
     """AD-PSGD on one worker during one fit: its gossip.
 
@@ -338,7 +337,7 @@ class GossipAlgorithm(Algorithm):
         transport = EdgeTransport(
             Connections(
                 training=members.store,
-                listener=another(members.store, timeout_s=_FOREVER_S),
+                listener=another(members.store, timeout_s=FOREVER.total_seconds()),
                 connector=another(members.store),
                 initiator=another(members.store),
             ),
@@ -571,7 +570,7 @@ class GossipAlgorithm(Algorithm):
             self._local_steps.load_state_dict(state["local_steps"])
 
     @override
-    def common_tensors(self, sync_point: SyncPoint, *, adopts: bool) -> dict[str, Tensor]:
+    def common_tensors(self, sync_point: SyncPoint, *, adopts: bool, keeps: Callable[[], bool]) -> dict[str, Tensor]:
         if self._strategy.gossip_options.outer is None:
             return {}  # at all
         state = self._local_steps.state
@@ -580,24 +579,24 @@ class GossipAlgorithm(Algorithm):
         everyones = set(sync_point.workers.gather(mine, kind="the outer state"))
         if state is None or any(numel is None for _, numel in everyones) or len(dict(everyones)) < len(everyones):
             return {}  # no outer steps, or a worker has just come and has none yet
-        before = state.slow.clone(), state.velocity.clone()
-        for vector in (state.slow, state.velocity):
+        tensors: dict[str, Tensor] = {}
+        for kind, vector in (("slow", state.slow), ("velocity", state.velocity)):
 
             def mean(vector: Tensor = vector) -> Tensor:
-                host = vector.clone()
+                host = host_copy(vector)
                 sync_point.average(host)
                 return host
 
-            vector.copy_(sync_point.workers.attempt(mean))
-        tensors = self._model.whole(state.state_dict())
-        if not adopts:
-            state.slow.copy_(before[0])
-            state.velocity.copy_(before[1])
-        return tensors
+            found = sync_point.workers.attempt(mean)
+            if adopts:
+                vector.copy_(found)
+            if keeps():
+                tensors |= state.named(kind, found)
+        return self._model.whole(tensors)
 
     @override
     def own_tensors(self) -> dict[str, Tensor]:
-        return {} if self._local_steps.state is None else self._local_steps.state.state_dict()
+        return {} if self._local_steps.state is None else self._local_steps.state.on_host()
 
     @override
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:

@@ -27,6 +27,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.algorithm.options import AtRendezvous, WorkSharing
 from lightning_gossip.errors import ConfigurationError, reason_of
 from lightning_gossip.runtime.clock import Timeline
@@ -35,8 +36,8 @@ from lightning_gossip.strategies.data.exact_evaluation import share_evaluation
 from lightning_gossip.strategies.fit.fit import Fit
 from lightning_gossip.strategies.fit.loop_hooks import (
     StrategyHooks,
-    defer_epoch_schedulers,
     free_epoch_loop,
+    move_schedulers,
     synchronize_results,
 )
 from lightning_gossip.strategies.fit.metrics import LocalMetrics
@@ -103,6 +104,7 @@ class DecentralizedStrategy(WorkerProcesses):
         self._patches = Patches()
         self._metrics: LocalMetrics | None = None  # outside of a fit, with islands
         self._has_saved = False  # a checkpoint, with all workers, since the last barrier
+        self._kept_by: dict[int, tuple[WorkerId, ...]] = {}  # who has the mean of an optimizer's state, for a checkpoint
         self._loaded: tuple[dict[str, Any], _PATH] | None = None
 
     @property
@@ -179,7 +181,7 @@ class DecentralizedStrategy(WorkerProcesses):
         fit.metrics.install()
         trainer.callbacks.insert(0, StrategyHooks(fit, Requeue(trainer, self.all_workers, self._patches, fit.request_stop)))  # type: ignore[attr-defined]
         free_epoch_loop(trainer, fit, self._patches, forward_signal=self.signal_started_workers)
-        defer_epoch_schedulers(trainer, fit, self._patches)
+        move_schedulers(trainer, fit, self._patches)
         asking.install(trainer, fit, self._patches)
         if self.workers > 1:
             asking.refuse_other_runs(trainer, self._patches)
@@ -194,11 +196,14 @@ class DecentralizedStrategy(WorkerProcesses):
             trainer = self._fit.trainer
             trainer.callbacks[:] = [c for c in trainer.callbacks if not isinstance(c, StrategyHooks)]  # type: ignore[attr-defined]
             self._fit = None
+            self._kept_by.clear()
         if self._metrics is not None:
             self._metrics.restore()
             self._metrics = None
         self._patches.restore()
         self._loaded = None
+        if self.members is not None:
+            self.members.changed.clear()  # it outlives this Trainer, whose model they hold
         super().teardown()
 
     # -- training ----------------------------------------------------------------------------------------------------
@@ -329,7 +334,12 @@ class DecentralizedStrategy(WorkerProcesses):
         # inside an epoch somebody dumps a checkpoint without saving it: this worker's own
         if self._fit is None or self._fit.aborted or self._fit.in_session or not _distributed_is_initialized():
             return super().optimizer_state(optimizer)
-        return self.mean_optimizer_state(optimizer)
+
+        def keeps() -> bool:
+            self._kept_by[id(optimizer)] = self.writers
+            return self.keeps_states(self.writers)
+
+        return self.mean_optimizer_state(optimizer, keeps=keeps)
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
@@ -337,10 +347,20 @@ class DecentralizedStrategy(WorkerProcesses):
         if fit is None or fit.aborted or fit.in_session:
             save(checkpoint, filepath, storage_options)
             return
-        self.all_workers.write_by_first(
-            lambda: fit.extend_checkpoint(checkpoint, filepath), lambda _: save(checkpoint, filepath, storage_options)
-        )
+
+        def collect() -> None:
+            if self._lacks_states(checkpoint):
+                checkpoint["optimizer_states"] = [self.optimizer_state(optimizer) for optimizer in self.optimizers]
+            fit.extend_checkpoint(checkpoint, filepath)
+
+        self.all_workers.write_by_first(collect, lambda _: save(checkpoint, filepath, storage_options))
         self._has_saved = True
+
+    def _lacks_states(self, checkpoint: dict[str, Any]) -> bool:
+        """Whether those that had the means of the optimizers' states for a checkpoint have all failed."""
+        writer = self.writers[0]
+        kept = [self._kept_by.get(id(optimizer), (writer,)) for optimizer in self.optimizers]
+        return "optimizer_states" in checkpoint and not all(writer in kept_by for kept_by in kept)
 
     @override
     def remove_checkpoint(self, filepath: _PATH) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -151,8 +151,8 @@ class ElasticWorker(ServerWorker):
         self._protocol.load_state_dict(state)
 
     @override
-    def common_tensors(self, sync_point: SyncPoint, *, adopts: bool) -> dict[str, Tensor]:
-        return self._centre if self._saves_own else {}  # else all that resume begin from it
+    def common_tensors(self, sync_point: SyncPoint, *, adopts: bool, keeps: Callable[[], bool]) -> dict[str, Tensor]:
+        return self._centre if self._saves_own and keeps() else {}  # else all that resume begin from it
 
     @override
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:

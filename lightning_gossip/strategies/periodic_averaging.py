@@ -206,8 +206,10 @@ class PeriodicAveraging(SynchronousAlgorithm):
         self.protocol.load_state_dict(state)
 
     @override
-    def common_tensors(self, sync_point: SyncPoint, *, adopts: bool) -> dict[str, Tensor]:
-        return self._restored if self._outer_state is None else self._model.whole(self._outer_state.state_dict())
+    def common_tensors(self, sync_point: SyncPoint, *, adopts: bool, keeps: Callable[[], bool]) -> dict[str, Tensor]:
+        if not keeps():
+            return {}
+        return self._restored if self._outer_state is None else self._model.whole(self._outer_state.on_host())
 
     @override
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:

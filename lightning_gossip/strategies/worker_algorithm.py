@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -178,12 +179,16 @@ class Algorithm(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from the state of the same rank. Comes before ``start``."""
 
-    def common_tensors(self, sync_point: SyncPoint, *, adopts: bool) -> dict[str, Tensor]:
+    def common_tensors(self, sync_point: SyncPoint, *, adopts: bool, keeps: Callable[[], bool]) -> dict[str, Tensor]:
         """What of the algorithm's state is as large as the model, one for all workers: once in a checkpoint. Collective.
+
+        In host memory: on a device there need not be room for a second one.
 
         Args:
             sync_point: the collectives.
             adopts: whether this worker goes on from what is returned, as all will that resume from it.
+            keeps: whether this worker, or this rank's island, needs it; for the others nothing is returned. Asked anew when a
+                worker has failed meanwhile.
         """
         return {}
 

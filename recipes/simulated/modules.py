@@ -173,7 +173,9 @@ def _learning_rates(optimizer: Optimizer, schedules: Sequence[Mapping[str, Any]]
         for step in range(1, steps + 1):
             lrs.append(float(optimizer.param_groups[0]["lr"]))
             for schedule in schedules:
-                each = schedule.get("frequency", 1) * (1 if schedule.get("interval", "epoch") == "step" else an_epoch)
-                if step % each == 0:
+                by_step = schedule.get("interval", "epoch") == "step"
+                of_epoch = (step - 1) % an_epoch + 1  # the frequency begins anew in each, as in Lightning
+                each = schedule.get("frequency", 1)
+                if of_epoch % each == 0 if by_step else step % (each * an_epoch) == 0:
                     schedule["scheduler"].step()
     return lrs

@@ -90,6 +90,16 @@ def test_the_schedules_of_lightning_s_forms_are_followed() -> None:
         assert list(problem_of(configure)[1].lrs) == pytest.approx(expected), name
 
 
+def test_a_frequency_begins_anew_in_each_epoch() -> None:
+    """As in Lightning: of three steps it is the second one."""
+
+    def configure(module: Any, optimizer: Any) -> Any:
+        tenth = {"scheduler": StepLR(optimizer, 1, gamma=0.1), "interval": "step", "frequency": 2}
+        return {"optimizer": optimizer, "lr_scheduler": tenth}
+
+    assert list(problem_of(configure, epochs=2)[1].lrs) == pytest.approx([1, 1, 0.1, 0.1, 0.1, 0.01])
+
+
 def test_batches_pass_what_the_data_module_does_on_the_device() -> None:
     objective, _ = problem_of(lambda module, optimizer: optimizer)
     model = torch.tensor([4.0, 0.0])  # y = 4 (x/2): no loss is left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -103,3 +104,8 @@ def test_failed_ranks_are_those_of_the_members_that_were_there_and_not_of_those_
 
     results = made.run(script)
     assert results[0] == results[2] == (frozenset({1}), frozenset())
+
+
+def test_an_epoch_that_was_left_is_done_as_far_as_the_first_of_all_has_come() -> None:
+    shares = (Fraction(1, 3), Fraction(1, 2))
+    assert agree([Arrival(END, 0, share=share) for share in shares]).share == Fraction(1, 2)

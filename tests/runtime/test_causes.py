@@ -3,6 +3,7 @@ from __future__ import annotations
 import socket
 import sys
 import time
+import weakref
 from datetime import timedelta
 
 import pytest
@@ -92,6 +93,41 @@ def test_the_first_one_prints_and_says_so(monkeypatch: pytest.MonkeyPatch) -> No
     sys.excepthook(ValueError, error, None)
     assert seen == [error]
     assert Cause(ValueError("a"), shared, "fit", 1).await_printed()
+
+
+class Pruned(Exception):
+    """Can be referred to weakly."""
+
+
+def test_an_error_that_was_caught_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    before: list[type] = []
+    monkeypatch.setattr(sys, "excepthook", print_it := lambda kind, error, traceback: before.append(kind))
+    shared, kept = store(), []
+    for use in range(3):
+        causes.forget()
+        assert sys.excepthook is print_it
+        error = Pruned("a trial")
+        kept.append(weakref.ref(error))
+        tell_once(error, shared, f"use {use}", 0)
+        tell_once(error, shared, f"use {use}", 0)  # a hook each would print it as often
+        sys.excepthook(Pruned, error, None)
+        assert before == [Pruned] * (use + 1)
+        del error
+        assert [found() for found in kept] == [None] * (use + 1)
+
+
+def test_a_hook_that_others_have_wrapped_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, traceback: seen.append(error))
+    first, second = ValueError("a"), ValueError("b")
+    tell_once(first, store(), "fit", 0)
+    ours = sys.excepthook
+    sys.excepthook = wraps = lambda *of: ours(*of)
+    causes.forget()
+    assert sys.excepthook is wraps
+    tell_once(second, store(), "fit", 0)
+    sys.excepthook(ValueError, second, None)
+    assert seen == [second]
 
 
 def test_errors_of_the_same_kind_differ_by_what_they_say() -> None:

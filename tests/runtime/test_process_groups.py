@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lightning_gossip.runtime.process_groups import lacks_mean, where_collectives_run, with_host_backend
+from lightning_gossip.runtime.process_groups import lacks_mean, make_default_group, where_collectives_run, with_host_backend
 from tests.workers import run_processes
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -35,6 +36,17 @@ def test_a_backend_that_works_on_the_device_only_gets_gloo_beside_it(asked: str,
 def test_without_a_group_tensors_stay_on_the_device() -> None:
     assert where_collectives_run(CUDA) == CUDA
     assert not lacks_mean(CPU)
+
+
+def test_torchs_rank_stands_once_before_a_line_however_many_groups_there_were(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, traceback: print(error, file=sys.stderr))
+    for _ in range(3):
+        make_default_group("gloo", 10.0)(dist.HashStore(), 0, 1)
+        dist.destroy_process_group()
+    sys.excepthook(ValueError, ValueError("bad"), None)
+    assert capsys.readouterr().err == "[rank0]: bad\n"
 
 
 @pytest.mark.processes

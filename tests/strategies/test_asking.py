@@ -339,6 +339,7 @@ def _saves_by_itself(strategy: Any, folder: str, options: dict[str, Any]) -> Any
         "last": saver.last_model_path,
         "seen": model.seen,
         "steps": steps,
+        "count": t.global_step,
         "shared": uneven.work_is_shared,
     }
 
@@ -363,7 +364,10 @@ def test_checkpoints_by_steps_and_by_time_are_those_of_rank_0_and_the_work_is_sh
     assert set(counts.values()) == {1}
     names = {path.name for path in tmp_path.glob("step=*.ckpt")}
     every, own = options.get("every_n_train_steps", 1), results[0]["steps"]
-    assert names == {f"step={step}.ckpt" for step in range(every, own + 1, every)}
+    due = set(range(every, own + 1, every))
+    if "every_n_train_steps" in options:  # a slow rank 0 makes fewer steps than the mean, which counts then
+        due.add(max(own, results[0]["count"]) // every * every)
+    assert names == {f"step={step}.ckpt" for step in due}
     assert {result["shared"] for result in results} == {strategy in ("adpsgd", "apsgd")}
 
 

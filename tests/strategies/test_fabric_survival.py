@@ -244,6 +244,14 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
 }
 
 
+def _await_request(fabric: Any, written: Path, deadline_s: float = 60.0) -> None:
+    """Until another worker has asked all to meet, or they have met, and the file is written."""
+    until_s = time.monotonic() + deadline_s
+    while not (fabric.strategy.training.algorithm.sync_requested() or written.is_file()):
+        assert time.monotonic() < until_s
+        time.sleep(0.005)
+
+
 def _saves_inside(strategy: str, folder: str) -> list[tuple[int, int]]:
     """Rank 0 saves after its first batch of the second epoch: what is trained on afterwards is lost."""
     with _fabric(STRATEGIES[strategy]()) as fabric:
@@ -253,6 +261,8 @@ def _saves_inside(strategy: str, folder: str) -> list[tuple[int, int]]:
         def each_batch(epoch: int, number: int) -> None:
             if (epoch, number) == (1, 0) and fabric.global_rank == 0:
                 fabric.save(f"{folder}/inside.ckpt", script.state)
+            elif (epoch, number) == (1, 0) and strategy == "adpsgd":
+                _await_request(fabric, Path(folder, "inside.ckpt"))  # else the others may have claimed all batches before
             kept[:] = script.seen
 
         for epoch in fabric.strategy.epochs_left(2, script.state):

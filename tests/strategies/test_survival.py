@@ -21,6 +21,7 @@ from lightning.pytorch import Callback, LightningDataModule, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch.optim import Adam
+from torch.optim.lr_scheduler import LambdaLR
 
 from lightning_gossip import ADPSGDStrategy, PeerError
 from lightning_gossip.transport import gloo_group
@@ -31,6 +32,7 @@ from tests.strategies.models import Net, flat, loader, trainer
 pytestmark = pytest.mark.processes
 
 SAMPLES = 240
+MOVES = 20  # of a schedule by step in an epoch: batches of 4, dealt out to the three workers that began
 HOOKS = {  # where a worker is killed: (hook, in which epoch)
     "during setup": ("setup", 0),
     "before the first exchange": ("on_train_start", 0),
@@ -86,6 +88,11 @@ def _epoch(folder: Path, epoch: int) -> Counter[int]:
     return Counter(int(line) for file in files for line in file.read_text().split())
 
 
+def _scheduled(module: Any) -> Any:
+    adam = Adam(module.parameters(), lr=0.01)
+    return {"optimizer": adam, "lr_scheduler": {"scheduler": LambdaLR(adam, lambda moves: 0.9999**moves), "interval": "step"}}
+
+
 def _fit(
     folder: str,
     *callbacks: Any,
@@ -101,7 +108,7 @@ def _fit(
     strategy = ADPSGDStrategy(**{"peer_timeout_s": 6.0, **options})
     made = [*callbacks, Steps(folder, step_s), ModelCheckpoint(folder, save_last=True)]
     t = trainer(max_epochs=epochs, strategy=strategy, callbacks=made, devices=workers, **(trainer_options or {}))
-    model = Net(make_optimizer=lambda module: Adam(module.parameters(), lr=0.01))
+    model = Net(make_optimizer=_scheduled)
     if data is None:
         t.fit(model, loader(SAMPLES, 4), loader(32, 4, shuffle=False))
     else:
@@ -113,6 +120,7 @@ def _fit(
         "ranks": [worker.rank for worker in strategy.report.workers],
         "lost": strategy.report.lost,
         "accuracy": t.callback_metrics["val_acc"].item(),
+        "moves": t.lr_scheduler_configs[0].scheduler.last_epoch,
         "momentum": sum(float(state["exp_avg"].norm()) for state in t.optimizers[0].state.values()),
     }
     return {**result, **then(t, model)}
@@ -147,6 +155,7 @@ def _check(results: list[dict[str, Any]], folder: Path, *, lost: list[int], epoc
         assert result["epochs"] == epochs
         assert result["model"] == results[0]["model"]
         assert result["accuracy"] == results[0]["accuracy"]
+        assert result["moves"] == results[0]["moves"]
         assert (result["world_size"], result["ranks"], result["lost"]) == (len(left), left, lost)
     state = torch.load(folder / "last.ckpt", weights_only=False)
     assert state["epoch"] == epochs - 1
@@ -201,6 +210,7 @@ def test_static_shares_are_the_survivors_after_a_death(options: dict[str, Any], 
         running.start_all()
         results = survivors(running.outcomes())
     _check(results, tmp_path, lost=[2])
+    assert results[0]["moves"] == 3 * MOVES
     for epoch in range(3):
         taken = _epoch(tmp_path, epoch)
         assert set(taken) == set(range(SAMPLES)), f"epoch {epoch}"
@@ -407,6 +417,7 @@ def test_a_worker_that_comes_back_or_a_new_one_is_taken_in_and_ends_with_the_sam
         assert result["model"] == results[0]["model"]
         assert result["ranks"] == [0, 1, new_rank]
         assert result["epochs"] == results[0]["epochs"]
+        assert result["moves"] == result["epochs"] * MOVES
         assert result["momentum"] > 0
     for epoch in (0, results[0]["epochs"] - 1):
         assert set(_epoch(tmp_path, epoch)) == set(range(SAMPLES))

@@ -118,6 +118,11 @@ def common_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
     return dtype
 
 
+def host_copy(tensor: Tensor) -> Tensor:
+    """The values of a tensor in host memory of their own, contiguous."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor.detach())
+
+
 def views_like(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Views of a flat vector, one per tensor, with its shape and, where it is dense, its strides.
 

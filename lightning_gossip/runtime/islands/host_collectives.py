@@ -8,14 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_gossip.algorithm.tensors.flat import host_copy
 from lightning_gossip.runtime.workers import Workers
 
 _MEANS = (None, "mean", "avg", dist.ReduceOp.AVG)
-
-
-def host_copy(tensor: Tensor) -> Tensor:
-    """The values of a tensor in host memory of their own, contiguous."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor.detach())
 
 
 def reduced(tensor: Tensor, workers: Workers, how: Any) -> Tensor:

@@ -285,10 +285,11 @@ class Membership(Workers):
     def write_by_first(self, collect: Callable[[], T], write: Callable[[T], None]) -> None:
         writer = None
         while writer not in self.members:  # killed while it wrote: the next one does
-            collected = collect()
             writer = self.members[0]
-            write(collected)
-            self.gather(None, kind=WRITTEN)
+            collected = collect()
+            if self.members[0] == writer:  # which may alone have been given all of it
+                write(collected)
+                self.gather(None, kind=WRITTEN)
 
     @override
     def answering(self, phase: str) -> AbstractContextManager[None]:

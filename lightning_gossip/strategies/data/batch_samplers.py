@@ -216,13 +216,6 @@ class EpochBatches(Sampler[Batch], ABC):
             self._epoch_of_batches, [self._indices[number] for at in pending for number in self._numbers_at(at)], []
         )
 
-    def pending_at(self, position: EpochPosition) -> int:
-        """How many positions of the current epoch a :meth:`position` has left."""
-        if self._groups is None or self._indices is None:
-            return math.ceil(len(position.pending or position.pieces) / self.island)
-        pending = set(position.pending)
-        return sum(self._indices[group.numbers[0]] in pending for group in self._groups)
-
     def _batches_at(self, position: int) -> list[Batch]:
         return [self._batches[position]] if self._groups is None else self._groups[position].batches
 

@@ -1,6 +1,6 @@
 """Work sharing in a Trainer: which batches this worker gets, and what the progress of all means for step counts.
 
-One object a fit. It follows which batch a step is about, moves step schedules to the global count, and knows where an
+One object a fit. It follows which batch a step is about, moves schedules by step to where all are, and knows where an
 interrupted epoch stands.
 """
 
@@ -16,15 +16,15 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.fabric.utilities import rank_zero_warn
 from lightning.fabric.utilities.data import _auto_add_worker_init_fn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from lightning.pytorch.trainer import call
 
 from lightning_gossip.algorithm.options import WorkSharing
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.strategies.data.batch_samplers import EpochBatches, EpochPosition, SharedBatches, StaticBatches
 from lightning_gossip.strategies.data.dataloader import TrainingLoader, lookahead_of, plan_of, with_epoch_batches
-from lightning_gossip.strategies.data.lr_schedulers import GlobalCount
+from lightning_gossip.strategies.data.lr_schedulers import StepSchedules
 from lightning_gossip.strategies.data.step_accounting import samples_in
-from lightning_gossip.strategies.lightning.loop_progress import align_epoch
+from lightning_gossip.strategies.lightning.loop_progress import align_epoch, epochs_processed
 from lightning_gossip.strategies.lightning.patches import Patches
 
 
@@ -56,8 +56,9 @@ class FitWork:
         self._key = key
         self._seed = seed
         self._batch_s = batch_s
-        self._count: GlobalCount | None = None
-        self._paused: GlobalCount | None = None
+        self._schedules: StepSchedules | None = None
+        self._paused: StepSchedules | None = None
+        self._share = Fraction(0)
         self._loaded = False
 
     # -- the data loader ---------------------------------------------------------------------------------------------
@@ -119,7 +120,7 @@ class FitWork:
         )
         if self.batches is None:
             return dataloader
-        self._resize_count()
+        self._resize_epoch()
         return with_epoch_batches(loaders[0], self.batches)
 
     @property
@@ -130,28 +131,50 @@ class FitWork:
     # -- progress ----------------------------------------------------------------------------------------------------
 
     def begin_fit(self) -> None:
-        """Begin the fit, when Lightning's state is loaded: step schedules follow the global count from here."""
+        """Begin the fit, when Lightning's state is loaded: schedules by step follow the work of all from here."""
         if self.batches is None or not self._trainer.lightning_module.automatic_optimization:
             return
-        configs = self._trainer.lr_scheduler_configs
-        plateaus = [config for config in configs if isinstance(config.scheduler, ReduceLROnPlateau)]
-        if self.shared is not None and any(config.interval == "step" for config in plateaus):
+        if self.shared is not None and any(
+            config.interval == "step" and config.reduce_on_plateau for config in self._trainer.lr_scheduler_configs
+        ):
             raise ConfigurationError(
-                "ReduceLROnPlateau with interval='step' would follow each worker's own losses, and learning rates would"
-                " part. Use interval='epoch'."
+                "A schedule that follows a metric, as ReduceLROnPlateau, with interval='step' would follow each worker's own"
+                " losses, and learning rates would part. Use interval='epoch'."
             )
         if self.shared is None and self._trainer.limit_train_batches != 1.0:
             return  # each worker counts its own steps
-        self._count = GlobalCount(self.batches.positions, self.batches.workers)
-        self._count.begin(self._trainer.global_step, [config for config in configs if config not in plateaus])
+        self._schedules = StepSchedules(self.batches.positions, self.batches.workers, self._move)
 
-    def pause_count(self) -> None:
-        """Steps from now on are not the fit's."""
-        self._paused, self._count = self._count, None
+    def _move(self, scheduler: Any) -> None:
+        """Move a schedule by step once, as Lightning does: the module's hook may have its own way."""
+        progress = self._trainer.fit_loop.epoch_loop.scheduler_progress
+        progress.increment_ready()
+        call._call_lightning_module_hook(self._trainer, "lr_scheduler_step", scheduler, None)
+        progress.increment_completed()
 
-    def resume_count(self) -> None:
+    def move_schedules(self) -> bool:
+        """Move schedules by step to where the epoch is, if the batch at hand ends a step; False: that is left to Lightning."""
+        if self._schedules is None or self.batches is None:
+            return False
+        if not self._trainer.fit_loop._should_accumulate():
+            self._schedules.move(self._trainer.lr_scheduler_configs)
+        return True
+
+    @property
+    def share(self) -> Fraction:
+        """Which share of the epoch under way is done with the batch at hand, of all workers as far as this one knows; 0 before
+        the first one, and where schedules follow each worker's own steps."""
+        if self._schedules is None or self._schedules.epoch != epochs_processed(self._trainer):
+            return Fraction(0)
+        return self._share
+
+    def pause_schedules(self) -> None:
+        """Steps from now on are not the fit's: schedules are Lightning's."""
+        self._paused, self._schedules = self._schedules, None
+
+    def resume_schedules(self) -> None:
         """Steps are the fit's again."""
-        self._count, self._paused = self._paused, None
+        self._schedules, self._paused = self._paused, None
 
     def planned_steps(self, *, epochs_done: int = 0, steps_done: int = 0) -> int | None:
         """Optimizer steps that each worker makes, if all are equally fast; None if nobody can tell.
@@ -173,25 +196,42 @@ class FitWork:
         steps = min(by_epochs, by_steps)
         return None if math.isinf(steps) else int(steps)
 
-    def _resize_count(self) -> None:
-        if self._count is not None and self.batches is not None:
-            self._count.resize(self.batches.positions)
+    def _resize_epoch(self) -> None:
+        if self._schedules is not None and self.batches is not None:
+            self._schedules.resize(self.batches.positions)
 
     def begin_batch(self, batch: Any) -> None:
         """Note which share of the epoch is done with the batch that is about to be trained on."""
         self.samples += samples_in(batch)
-        if self._count is not None and self.batches is not None and (progress := self.batches.progress) is not None:
-            self._count.advance(progress, self._trainer.accumulate_grad_batches)
+        if self._schedules is None or self.batches is None or (progress := self.batches.progress) is None:
+            return
+        # Lightning's own count says how far static shares are; of shared batches it is used where no state of ours was loaded
+        done, nominal = self._trainer.fit_loop.epoch_loop.batch_progress.current.ready, self.batches.nominal_length
+        is_known = self.shared is not None and self._schedules.epoch is not None
+        before = Fraction(0 if is_known else done - 1, nominal)
+        self._share = Fraction(done, nominal) if self.shared is None else progress
+        self._schedules.advance(
+            epochs_processed(self._trainer), self._share, self._trainer.accumulate_grad_batches, before=before
+        )
 
     def end_batch(self) -> None:
         """Mark the current batch as trained on."""
         if self.batches is not None:
             self.batches.step()
 
-    def end_epoch(self) -> None:
-        """End the epoch, as all workers do: schedules stand at the same count everywhere."""
-        if self._count is not None:
-            self._count.end_epoch()
+    def end_epoch(self, share: Fraction, *, left: bool, skipped: bool) -> None:
+        """End the epoch, as all workers do: schedules by step have moved equally often everywhere.
+
+        Args:
+            share: of it that is done with the last batch of any worker; all of it, if shared batches were left by nobody.
+            left: whether all have left it early, and a fit that resumes goes on with it.
+            skipped: whether hooks have left out the rest of it.
+        """
+        if self._schedules is None:
+            return
+        done = Fraction(1) if self.shared is not None and not (left or skipped) else share
+        configs = self._trainer.lr_scheduler_configs
+        self._schedules.end_epoch(epochs_processed(self._trainer), done, configs, cut=skipped and not left)
 
     def close(self) -> None:
         """Take no batch any more. May be called twice."""
@@ -219,7 +259,7 @@ class FitWork:
             "plan": None if self.batches is None else asdict(self.batches.plan),
             "assignments": 0 if self.batches is None else self.batches.assignments,
             "loaded_at": self._trainer.fit_loop._last_train_dl_reload_epoch,
-            "count": None if self._count is None else self._count.state(Fraction(0)),
+            "schedules": self._state_of_schedules,
         }
 
     @property
@@ -252,9 +292,7 @@ class FitWork:
             self.batches.plan = type(self.batches.plan)(**snapshot["plan"])
             self.batches.assignments = snapshot["assignments"]
             self.batches.move_to(self._store_key)
-        if self._count is not None and snapshot["count"] is not None:
-            self._count.load(snapshot["count"], Fraction(0))
-            self._resize_count()
+        self._load_schedules(snapshot["schedules"])
 
     def _read_again(self) -> None:
         """The user's loader as it is in this epoch. No collective, since the others have read theirs."""
@@ -284,11 +322,10 @@ class FitWork:
             return None
         mid_epoch = not self._trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         position = self.batches.position(unstepped) if mid_epoch else None
-        done = self.batches.share(self.batches.batches - self.batches.pending_at(position)) if position else Fraction(0)
         return {
             "plan": asdict(self.batches.plan),
             "position": asdict(position) if position else None,
-            "count": self._count.state(done) if self._count is not None else None,
+            "schedules": self._state_of_schedules,
         }
 
     def resume(self, state: dict[str, Any] | None) -> None:
@@ -305,7 +342,7 @@ class FitWork:
                     " begins anew."
                 )
             self.loader.begin_again()
-            self._load_count(state)
+            self._load_schedules(state.get("schedules"))
             return
         if state["position"] is not None:
             position = EpochPosition(**state["position"])
@@ -313,9 +350,13 @@ class FitWork:
             if isinstance(self.batches, StaticBatches) and (position.pending or position.pieces):
                 align_epoch(self._trainer, self.batches.nominal_length - self.batches.resumed_share(position))
         self.loader.begin_again()  # the first iterator was made before the state was known
-        self._load_count(state)
+        self._load_schedules(state.get("schedules"))
 
-    def _load_count(self, state: dict[str, Any]) -> None:
-        if self._count is not None and self.batches is not None and state["count"] is not None:
-            self._count.load(state["count"], self.batches.share(0))
-            self._resize_count()
+    @property
+    def _state_of_schedules(self) -> dict[str, Any] | None:
+        return None if self._schedules is None else self._schedules.state(self._trainer.lr_scheduler_configs)
+
+    def _load_schedules(self, state: dict[str, Any] | None) -> None:
+        if self._schedules is not None and state is not None:
+            self._schedules.load(state, self._trainer.lr_scheduler_configs)
+            self._resize_epoch()

@@ -1,146 +1,172 @@
 """Learning rate schedules by step that follow the work done by all workers.
 
-With shared work a fast worker makes more steps than a slow one. If each stepped its own schedule, learning rates would differ
-and the fast one would step past the end of a OneCycleLR. So such a schedule is moved to the global count instead. An epoch has
-as many steps as ``estimated_stepping_batches`` counts for it, s = ⌈⌈batches / workers⌉ / accumulation⌉, and when all workers
-have taken a share of it the count is ⌊share · s⌋ further than at its beginning. With equal static shares that is each worker's
-own count, and it differs only after a resume on another number of workers.
+With shared work a fast worker makes more steps than a slow one. If each moved its own schedule, learning rates would differ and
+the fast one would move past the end of a OneCycleLR. So schedules follow what all have done: as if all were equally fast, each
+worker has B = ⌈batches / workers⌉ batches in an epoch, and when a share of the epoch is done, ⌊share · B⌋ of them are. Then **a
+schedule has moved as often as Lightning moves it in so many batches**: once after each step that falls on a multiple of its
+``frequency``. With equal static shares these are each worker's own batches, and its schedules move as under DDP.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 
-class GlobalCountScheduler:
-    """Stands in for a scheduler with ``interval="step"``; ``step()`` moves it to the global count, forwards only.
+def moves(done: int, *, of: int, accumulation: int, frequency: int) -> int:
+    """How often Lightning moves a schedule by step in the first batches of an epoch.
 
-    Everything else is the scheduler's own, its state included.
+    It steps after every ``accumulation`` batches and after the last one, and moves the schedule there if the batches are a
+    multiple of ``frequency``. Both begin anew in each epoch.
 
     Args:
-        scheduler: the user's.
-        count: the global count, in steps, of the batch at hand.
-        frequency: Lightning's ``frequency``: the schedule moves once in so many steps.
+        done: batches; more than ``of`` where Lightning adds one, in a fit that resumes at an epoch's end under ``max_steps``.
+        of: batches in the epoch.
+        accumulation: batches a step.
+        frequency: of the schedule, in batches.
 
-    Attributes:
-        scheduler: the user's.
-        moved: how often the schedule has been moved.
+    >>> [moves(done, of=10, accumulation=4, frequency=2) for done in range(11)]
+    [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3]
     """
-
-    def __init__(self, scheduler: Any, count: Callable[[], int], frequency: int) -> None:
-        self.scheduler = scheduler
-        self._count = count
-        self._frequency = frequency
-        self.moved = 0
-
-    def start_from(self, count: int) -> None:
-        """Note that the schedule stands where ``count`` steps have led it: more than 0 after loading a checkpoint."""
-        self.moved = count // self._frequency
-
-    def step(self, *args: Any, **kwargs: Any) -> None:
-        """Move to the global count. Arguments go to the scheduler unchanged: who passes them counts by himself."""
-        if args or kwargs:
-            self.scheduler.step(*args, **kwargs)
-            return
-        target = self._count() // self._frequency
-        while self.moved < target:
-            self.scheduler.step()
-            self.moved += 1
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "scheduler" not in self.__dict__:
-            raise AttributeError(name)
-        return getattr(self.scheduler, name)
+    within = min(done, of)
+    last = within == of and of % frequency == 0 and of % accumulation != 0
+    return within // math.lcm(accumulation, frequency) + last + done // frequency - within // frequency
 
 
-class GlobalCount:
-    """How many steps each worker would have made if all were equally fast, and the schedules that follow it.
+@dataclass
+class _Followed:
+    """One schedule, and how often it has moved: now, and when the epoch under way began."""
+
+    scheduler: Any
+    frequency: int
+    began: int
+    moved: int = 0
+
+
+class StepSchedules:
+    """The schedules by step of one fit, which move to where the epoch is.
+
+    Which they are is asked for whenever they move: a callback may replace one. One that comes later moves from there.
 
     Args:
         batches: of a whole epoch, of all workers.
         workers: among which they are reckoned to be dealt out, also when fewer or more are there later on.
+        move: moves a scheduler once.
     """
 
-    def __init__(self, batches: int, workers: int) -> None:
-        self._workers: int | None = workers
+    def __init__(self, batches: int, workers: int, move: Callable[[Any], None]) -> None:
+        self._workers = workers
         self._batches = math.ceil(batches / workers)  # of each worker if all were equally fast
-        self._epoch_began = 0
-        self._share = Fraction(0)
+        self._move = move
         self._accumulation = 1
-        self._schedulers: list[GlobalCountScheduler] = []
+        self._epoch: int | None = None  # whose batches are counted; None before the first one
+        self._done = 0  # batches of it
+        self._moved_at = 0  # as many were done when schedules moved last: one that comes later moves from there
+        self._followed: list[_Followed | None] = []  # by Lightning's configurations; None for one that does not move by step
 
-    def __call__(self) -> int:
-        """The count."""
-        return self._epoch_began + self.steps(self._share)
+    @property
+    def epoch(self) -> int | None:
+        """The number of the epoch that schedules are in; None before the first batch."""
+        return self._epoch
 
     def resize(self, batches: int) -> None:
         """Set how many batches, of all workers, the epoch has that begins or goes on."""
-        if self._workers is not None:
-            self._batches = math.ceil(batches / self._workers)
+        self._batches = math.ceil(batches / self._workers)
 
-    def steps(self, share: Fraction) -> int:
-        """Steps in a share of an epoch, rounded down."""
-        return math.floor(share * math.ceil(self._batches / self._accumulation))
-
-    def begin(self, count: int, configs: Sequence[Any]) -> None:
-        """Begin the fit, at an epoch's beginning.
+    def advance(self, epoch: int, share: Fraction, accumulation: int, *, before: Fraction = Fraction(0)) -> None:
+        """Set the share of the epoch that all have done with the batch at hand; nothing moves yet.
 
         Args:
-            count: steps made before.
-            configs: of Lightning's schedulers; those with ``interval="step"`` follow the count from now on.
+            epoch: its number.
+            share: from 0 to 1.
+            accumulation: batches a step from this batch on.
+            before: the share of the epoch that was done already when it began here: after a resume in its middle.
         """
-        self._epoch_began = count
-        for config in configs:
-            if config.interval == "step":
-                own = config.scheduler  # or one that followed the count of a tuner's fit
-                own = own.scheduler if isinstance(own, GlobalCountScheduler) else own
-                scheduler = GlobalCountScheduler(own, self, config.frequency)
-                scheduler.start_from(count)
-                config.scheduler = scheduler
-                self._schedulers.append(scheduler)
+        if self._epoch != epoch:
+            self._epoch, self._accumulation, self._moved_at = epoch, accumulation, self._batches_in(before)
+            for one in filter(None, self._followed):
+                one.began = one.moved - self._moves(self._moved_at, one.frequency)
+        if self._accumulation != accumulation:
+            self._accumulate(accumulation)
+        self._done = self._batches_in(share)
 
-    def advance(self, share: Fraction, accumulation: int) -> None:
-        """Set the share of the epoch that all workers have taken together, with the batch at hand; schedules move when asked.
+    def _accumulate(self, accumulation: int) -> None:
+        """Set the batches a step inside an epoch: schedules move on from where they are."""
+        followed = [one for one in self._followed if one is not None]
+        stood = [one.began + self._moves(self._done, one.frequency) for one in followed]
+        self._accumulation, self._moved_at = accumulation, self._done
+        for one, moved in zip(followed, stood, strict=True):
+            one.began = moved - self._moves(self._done, one.frequency)
+
+    def move(self, configs: Sequence[Any], *, cut: bool = False) -> None:
+        """Move all schedules to where the epoch is, forwards only.
 
         Args:
-            share: in [0, 1].
-            accumulation: batches a step in this epoch.
+            configs: Lightning's, of all schedules that there are now.
+            cut: whether the epoch has ended with the batch at hand, which makes it the last one for Lightning.
         """
-        self._share, self._accumulation = share, accumulation
+        self._follow(configs)
+        of = self._done if cut else self._batches
+        for one in filter(None, self._followed):
+            while one.moved < one.began + self._moves(self._done, one.frequency, of=of):
+                self._move(one.scheduler)
+                one.moved += 1
+        self._moved_at = self._done
 
-    def end_epoch(self) -> None:
-        """End the epoch, as all workers do: schedules stand at the same count everywhere."""
-        self._epoch_began, self._share = self._epoch_began + self.steps(Fraction(1)), Fraction(0)
-        for scheduler in self._schedulers:
-            scheduler.step()
+    def end_epoch(self, epoch: int, share: Fraction, configs: Sequence[Any], *, cut: bool) -> None:
+        """Move schedules to where all workers agree that the epoch has ended.
 
-    def state(self, share: Fraction) -> dict[str, Any]:
-        """For a checkpoint that is written when this share of the epoch has been trained on."""
+        Args:
+            epoch: its number.
+            share: of it that is done; less than 1 if it was left early.
+            configs, cut: see :meth:`move`.
+        """
+        self.advance(epoch, share, self._accumulation)
+        self.move(configs, cut=cut)
+
+    def state(self, configs: Sequence[Any]) -> dict[str, Any]:
+        """How far the schedules have come, for a checkpoint that has their own states too."""
+        self._follow(configs)
         return {
             "batches": self._batches,
             "workers": self._workers,
             "accumulation": self._accumulation,
-            "epoch_began": self._epoch_began,
-            "count": self._epoch_began + self.steps(share),
-            "moved": [scheduler.moved for scheduler in self._schedulers],
+            "epoch": self._epoch,
+            "done": self._done,
+            "moved": [None if one is None else [one.began, one.moved] for one in self._followed],
         }
 
-    def load(self, state: dict[str, Any], share: Fraction) -> None:
-        """Restore a saved state, after :meth:`begin`.
+    def load(self, state: dict[str, Any], configs: Sequence[Any]) -> None:
+        """Restore a saved state: the epoch that it was written in goes on, another one begins where the schedules are.
 
-        Steps stay as long as they were, also on another number of workers: the schedules' own state, such as OneCycleLR's
+        Batches stay as many as they were, also on another number of workers: the schedules' own state, such as OneCycleLR's
         ``total_steps``, counts in them.
-
-        Args:
-            state: of a checkpoint.
-            share: of the epoch that has been trained on; 0 if it begins anew.
         """
-        self._batches, self._accumulation = state["batches"], state["accumulation"]
-        self._workers = state.get("workers")  # not told by older checkpoints
-        self._share = share
-        self._epoch_began = state["count"] - self.steps(share) if share else state["epoch_began"]
-        for scheduler, moved in zip(self._schedulers, state["moved"], strict=False):
-            scheduler.moved = moved
+        self._batches, self._workers = state["batches"], state["workers"]
+        self._accumulation, self._epoch = state["accumulation"], state["epoch"]
+        self._done = self._moved_at = state["done"]
+        self._follow(configs)
+        for one, saved in zip(self._followed, state["moved"], strict=False):
+            if one is not None and saved is not None:
+                one.began, one.moved = saved
+
+    def _follow(self, configs: Sequence[Any]) -> None:
+        known = [one for one in self._followed if one is not None]
+        self._followed = [self._followed_as(config, known) for config in configs]
+
+    def _followed_as(self, config: Any, known: Sequence[_Followed]) -> _Followed | None:
+        if config.interval != "step" or config.reduce_on_plateau:
+            return None
+        for one in known:
+            if one.scheduler is config.scheduler and one.frequency == config.frequency:
+                return one
+        return _Followed(config.scheduler, config.frequency, began=-self._moves(self._moved_at, config.frequency))
+
+    def _moves(self, done: int, frequency: int, *, of: int | None = None) -> int:
+        return moves(done, of=self._batches if of is None else of, accumulation=self._accumulation, frequency=frequency)
+
+    def _batches_in(self, share: Fraction) -> int:
+        return math.floor(share * self._batches)

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.runtime.membership.membership import Membership
 from lightning_gossip.strategies.elastic import state_transfer
+from lightning_gossip.strategies.elastic.optimizer_transfer import copy_optimizers
 from lightning_gossip.strategies.lightning.fault_tolerance import Survival
 from lightning_gossip.strategies.lightning.worker_processes import WorkerProcesses
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
@@ -94,7 +95,7 @@ class Admission:
         if receives:
             members.check_admitters()
         if self._survival.joiner_optimizer == "copy":
-            state_transfer.copy_optimizers(
+            copy_optimizers(
                 self._optimizers(),
                 members,
                 receives=receives,

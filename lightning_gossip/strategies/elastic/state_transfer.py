@@ -1,21 +1,17 @@
-"""Transfer of the state of a training to a joiner: progress, mean model, an optimizer state."""
+"""Transfer of the state of a training to a joiner: progress and learning rates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
-import torch
-import torch.distributed as dist
 from lightning.pytorch.trainer import call
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.data.epoch_progress import FitWork
 from lightning_gossip.strategies.lightning.loop_progress import epochs_processed, set_global_step
-from lightning_gossip.strategies.state.optimizer_state import OptimizerStates
 
 
 class StateSnapshot(NamedTuple):
@@ -101,65 +97,3 @@ def set_hyperparameters(optimizers: Sequence[Optimizer], groups: Sequence[Sequen
                     group[name].fill_(value)
                 else:
                     group[name] = value
-
-
-def copy_optimizers(
-    optimizers: Sequence[Optimizer],
-    workers: Workers,
-    *,
-    receives: bool,
-    device: torch.device,
-    group: Callable[[], dist.ProcessGroup | None],
-) -> None:
-    """Give joiners rank 0's optimizer states; the next one's if that fails meanwhile. Collective.
-
-    Args:
-        optimizers: of this worker.
-        workers: of the job, the joiners among them.
-        receives: whether this worker takes them.
-        device: where collectives of the group run.
-        group: tells the group of the ranks that have the same part of the states; None for the default group.
-    """
-    states = OptimizerStates(optimizers)
-    mine = [] if receives else states.slots()
-    everyones = workers.gather((mine, None if receives else _plain_values(optimizers)), kind="the optimizer states of a joiner")
-    slots, plain = everyones[0]
-    if not slots and not plain:
-        return
-    if receives:
-        states.reset()
-        tensors = states.tensors(slots)
-    else:
-        have = set(mine)
-        tensors = [states.tensors([slot])[0] if slot in have else states.scratch(slot) for slot in slots]
-
-    def copy() -> None:
-        part = group()  # another one after a failure
-        with torch.no_grad():
-            for tensor in tensors:
-                sent = tensor.to(device).contiguous()
-                sent = sent if receives or sent is not tensor else sent.clone()  # only joiners' are changed
-                if sent.numel():  # of a shard
-                    dist.broadcast(sent, group=part, group_src=0)
-                if receives:
-                    tensor.copy_(sent)
-
-    workers.attempt(copy)
-    if receives:
-        for optimizer, values in zip(optimizers, plain, strict=True):
-            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            for index, name, value in values:
-                optimizer.state[parameters[index]][name] = value
-
-
-def _plain_values(optimizers: Sequence[Optimizer]) -> list[list[tuple[int, str, Any]]]:
-    """Per optimizer what is no floating-point tensor: (parameter, name, value)."""
-    return [
-        [
-            (index, name, value)
-            for index, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"])
-            for name, value in optimizer.state.get(parameter, {}).items()
-            if not isinstance(value, Tensor)
-        ]
-        for optimizer in optimizers
-    ]

@@ -52,12 +52,15 @@ class Standing:
 
 
 def mean_optimizers(strategy: DecentralizedStrategy, places: tuple[int, ...]) -> dict[int, dict[str, Any]]:
-    """The states of these optimizers of the strategy's, averaged, by the optimizers' identities. Collective."""
+    """The states of these optimizers of the strategy's, averaged, on rank 0, by the optimizers' identities. Collective."""
     if strategy.workers == 1:
         return {}
     device, workers = strategy.collectives_device, strategy.all_workers
     optimizers = [strategy._optimizers[place] for place in places]
-    return {id(one): checkpoint_contents.mean_optimizer_state(one.state_dict(), device, workers) for one in optimizers}
+    return {
+        id(one): checkpoint_contents.mean_optimizer_state(one.state_dict(), device, workers, keeps=lambda: strategy.writes)
+        for one in optimizers
+    }
 
 
 def described(

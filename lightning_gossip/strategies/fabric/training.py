@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from lightning_gossip.errors import ConfigurationError, PeerError, reason_of
 from lightning_gossip.runtime.clock import Timeline
 from lightning_gossip.runtime.membership import uses
-from lightning_gossip.runtime.process_end import call_at_exit
+from lightning_gossip.runtime.process_end import call_at_exit, forget_at_exit
 from lightning_gossip.runtime.sync_point import Agreement, Purpose, SyncPoint
 from lightning_gossip.strategies.base import DecentralizedStrategy
 from lightning_gossip.strategies.data.batch_samplers import EpochBatches
@@ -92,7 +92,7 @@ class FabricTraining:
         """Let the strategy report of this training, keep metrics local, and end the training with the process."""
         self._strategy.timeline, self._strategy.report = self._timeline, self.account.report
         self._metrics.install()
-        call_at_exit(lambda: self.close(getattr(sys, "last_value", None)))
+        call_at_exit(self._close_at_exit)
 
     # -- what is trained -----------------------------------------------------------------------------------------------
 
@@ -292,19 +292,24 @@ class FabricTraining:
             epoch = self._epochs.epoch + (not is_inside and work.passes_in_epoch > 0)
         elif not self._has_begun and self._restored is not None:  # saved again before anything is trained
             epoch = self._restored.standing.epoch
-        tensors = {} if self.algorithm is None else self.algorithm.common_tensors(self._sync_point, adopts=True)
+        tensors = (
+            {}
+            if self.algorithm is None
+            else self.algorithm.common_tensors(self._sync_point, adopts=True, keeps=lambda: self._strategy.writes)
+        )
         return Standing(epoch, work.passes, self.account.steps, position, sorted(self._model.trained)), tensors
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def close(self, error: BaseException | None) -> None:
-        """End the training, since this worker's process ends. May be called twice.
+        """End the training, since this worker's process ends or another Fabric is launched. May be called twice.
 
         Args:
             error: by which, if there is one.
         """
         if self._has_ended:
             return
+        forget_at_exit(self._close_at_exit)
         in_session, self._has_ended, self._session = self.is_inside, True, None
         members = self._strategy.members
         if error is not None or in_session:
@@ -315,8 +320,13 @@ class FabricTraining:
         self._metrics.restore()
         if self.algorithm is not None:
             self.algorithm.close(together=error is None and not in_session)
+            self.algorithm = None  # and the models that it has published
         if members is not None:
+            members.changed.clear()
             members.rest()  # rank 0 may hold the store: it does not leave before the others
+
+    def _close_at_exit(self) -> None:
+        self.close(getattr(sys, "last_value", None))
 
     # -- details -----------------------------------------------------------------------------------------------------
 
@@ -363,6 +373,10 @@ class FabricTraining:
 
     def _open_session(self) -> Session:
         """The session that is open; a new one if there is none."""
+        if self._has_ended:
+            raise ConfigurationError(
+                "This Fabric has ended, since another one has been launched in this process. Train with the last one."
+            )
         if self._session is None:
             self._begin()
             self._session = Session(

@@ -438,8 +438,9 @@ class Fit:
         checkpoint[checkpoint_contents.KEY]["trained"] = sorted(self._model.trained)
         if self._algorithm is not None and "optimizer_states" in checkpoint:  # and not weights only
             adopts = self._options.at_rendezvous == "adopt" and not replicas
-            tensors = self._algorithm.common_tensors(self._parts, adopts=adopts)
-            checkpoint[checkpoint_contents.KEY]["tensors"] = tensors
+            strategy: Any = self.trainer.strategy
+            tensors = self._algorithm.common_tensors(self._parts, adopts=adopts, keeps=lambda: strategy.writes)
+            checkpoint[checkpoint_contents.KEY]["tensors"] = tensors if strategy.keeps_states(strategy.writers) else {}
         if self.trainer.is_global_zero:
             resume.mark_as_unfinished(checkpoint)
         if replicas:
@@ -473,12 +474,12 @@ class Fit:
         while self.in_session and not self._synchronize(Purpose.COLLECTIVE, what="a tuner's search").over:
             pass
         self._searches = True
-        self.work.pause_count()
+        self.work.pause_schedules()
 
     def _end_search(self) -> None:
         """The tuner puts everything back, and the epoch begins."""
         self._searches, self._under_way = False, True
-        self.work.resume_count()
+        self.work.resume_schedules()
 
     def _open_session(self) -> None:
         self._own_model.put_back()
@@ -556,7 +557,8 @@ class Fit:
     def _agree(self, purpose: Purpose, what: str, asks: tuple[Ask, ...]) -> Agreement:
         algorithm, batches = self._algorithm, self.work.batches
         lost = (algorithm is not None and algorithm.lost_store) or (batches is not None and batches.lost_store)
-        arrival = Arrival(purpose, self.trainer.global_step, bool(self.trainer.should_stop), what, asks, lost, self._skips)
+        steps, leaves = self.trainer.global_step, bool(self.trainer.should_stop)
+        arrival = Arrival(purpose, steps, leaves, what, asks, lost, self._skips, self.work.share)
         if algorithm is None:
             return agree([arrival])
         arrived_s = now_s()
@@ -620,6 +622,8 @@ class Fit:
             skip_validation(self.trainer, True)
         pending = (agreement.stop or agreement.should_stop) and self._agree_on_what_is_left()
         self.is_cut = pending
+        if agreement.stop or purpose is Purpose.EPOCH_END:
+            self.work.end_epoch(agreement.share, left=pending, skipped=agreement.skips)
         if self.at_epoch_end is not None and not pending:
             self.at_epoch_end()
         self.at_epoch_end = None
@@ -627,8 +631,6 @@ class Fit:
             passed = saves_passed(self.trainer, agreement.optimizer_steps[0], self.trainer.global_step)
             if passed:
                 self._carry_out(replace(agreement, asked=passed))
-        if not pending and (agreement.stop or purpose is Purpose.EPOCH_END):
-            self.work.end_epoch()
         everyones = self._accounts or [self.account.described(self.work, self._algorithm)]
         island = 1 if self._island is None else self._island.size
         self.account.publish(everyones, lost=self._sync_point.workers.excluded, island=island)

@@ -132,16 +132,18 @@ def free_epoch_loop(trainer: pl.Trainer, fit: Fit, patches: Patches, *, forward_
     patches.set(trainer._signal_connector, "_sigterm_notifier_fn", note_sigterm)
 
 
-def defer_epoch_schedulers(trainer: pl.Trainer, fit: Fit, patches: Patches) -> None:
-    """Let schedules by epoch step when it has ended for all: after the synchronisation point, which may add make-up batches
-    to it.
+def move_schedulers(trainer: pl.Trainer, fit: Fit, patches: Patches) -> None:
+    """Let schedules follow all workers: those by step the share of the epoch that all have done, those by epoch its end.
 
-    They do not step if all have left it before its last batch, whatever a worker has seen of it.
+    Schedules by epoch step after the synchronisation point, which may add make-up batches to it, and not if all have left it
+    before its last batch, whatever a worker has seen of it. Those that follow a metric by step are left to Lightning.
     """
     loop = trainer.fit_loop.epoch_loop
     update = loop.update_lr_schedulers
 
-    def deferred(interval: str, update_plateau_schedulers: bool) -> None:
+    def follow(interval: str, update_plateau_schedulers: bool) -> None:
+        if interval == "step" and not update_plateau_schedulers and fit.work.move_schedules():
+            return
         if interval == "epoch" and fit.is_cut:
             return
         if interval == "epoch" and not update_plateau_schedulers and fit.in_session:
@@ -149,4 +151,4 @@ def defer_epoch_schedulers(trainer: pl.Trainer, fit: Fit, patches: Patches) -> N
         else:
             update(interval, update_plateau_schedulers)
 
-    patches.set(loop, "update_lr_schedulers", deferred)
+    patches.set(loop, "update_lr_schedulers", follow)

@@ -8,12 +8,11 @@ take each tensor from some island or other, and make a mixture of models without
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from lightning.fabric.strategies.fsdp import (
     _distributed_checkpoint_load,
     _distributed_checkpoint_save,
@@ -30,12 +29,13 @@ from torch.optim import Optimizer
 
 from lightning_gossip.runtime.islands.groups import IslandGroups
 from lightning_gossip.runtime.workers import Workers
-from lightning_gossip.strategies.islands.sharded_model import as_whole, local
+from lightning_gossip.strategies.islands.sharded_model import as_whole, local, on_host_as
 from lightning_gossip.strategies.islands.sharding import reshard, sharded_modules
 from lightning_gossip.strategies.state.checkpoint_contents import KEY
+from lightning_gossip.strategies.state.optimizer_means import described, means
 from lightning_gossip.strategies.state.optimizer_state import is_averaged
 
-Key = tuple[str, str]  # a parameter's name in the model, and a tensor's in its state
+_HOST = torch.device("cpu")
 
 
 def write_shards(checkpoint: dict[str, Any], path: Path, *, is_first: bool) -> None:
@@ -94,10 +94,7 @@ def in_one_file(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """A checkpoint in whose part of ours nothing is in shards. Collective in the island."""
     if not checkpoint.get(KEY, {}).get("tensors"):
         return checkpoint
-    tensors = {
-        key: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
-        for key, tensor in checkpoint[KEY]["tensors"].items()
-    }
+    tensors = {key: _full(tensor) for key, tensor in checkpoint[KEY]["tensors"].items()}
     return {**checkpoint, KEY: {**checkpoint[KEY], "tensors": tensors}}
 
 
@@ -149,8 +146,10 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def mean_state(state: dict[str, Any], model: nn.Module, workers: Workers, groups: IslandGroups) -> dict[str, Any]:
-    """The state of one optimizer, each rank's shards replaced by their means over the islands that have them. Collective.
+def mean_state(
+    state: dict[str, Any], model: nn.Module, workers: Workers, groups: IslandGroups, *, keeps: Callable[[], bool]
+) -> dict[str, Any]:
+    """The state of one optimizer, each rank's shards averaged over the islands that have them, in host memory. Collective.
 
     An island that never used a parameter has no momentum for it, so the tensors present may differ.
 
@@ -159,56 +158,50 @@ def mean_state(state: dict[str, Any], model: nn.Module, workers: Workers, groups
         model: whose parameters.
         workers: of all islands.
         groups: of this rank.
+        keeps: whether this rank's island wants it, which the first one may only; the others get it with an empty ``"state"``.
+            Asked anew when a worker has failed meanwhile.
     """
-    return workers.attempt(lambda: _mean_state(state, model, workers, groups))
+    return workers.attempt(lambda: _mean_state(state, model, workers, groups, keep=keeps()))
 
 
 @torch.no_grad()
-def _mean_state(state: dict[str, Any], model: nn.Module, workers: Workers, groups: IslandGroups) -> dict[str, Any]:
-    mine: dict[Key, Tensor] = {
-        (parameter, name): value
-        for parameter, values in state["state"].items()
-        for name, value in values.items()
-        if is_averaged(value)
-    }
-    index = groups.place.index
-    told = (index, {key: (tuple(_local(value).shape), _sum_dtype(value)) for key, value in mine.items()})
-    peers = [theirs for at, theirs in workers.gather(told, kind="the state of an optimizer in shards") if at == index]
-    result = {**state, "state": {parameter: dict(values) for parameter, values in state["state"].items()}}
-    for key in sorted({key for theirs in peers for key in theirs}):
-        holders = [theirs[key] for theirs in peers if key in theirs]
-        shape, dtype = holders[0]
-        own, total = mine.get(key), torch.zeros(shape, dtype=dtype, device="cpu")
-        if own is not None:
-            total.copy_(_local(own))
-        if total.numel():
-            dist.all_reduce(torch.view_as_real(total) if total.is_complex() else total, group=groups.peers)
-        total /= len(holders)
-        parameter, name = key
-        made = _like(own, parameter, total, model)
-        if made is not None:
-            result["state"].setdefault(parameter, {})[name] = made
-    return result
+def _mean_state(
+    state: dict[str, Any], model: nn.Module, workers: Workers, groups: IslandGroups, *, keep: bool
+) -> dict[str, Any]:
+    states, index = state["state"], groups.place.index
+    told = workers.gather((index, described(states, part=_local)), kind="the state of an optimizer in shards")
+    peers = [theirs for at, theirs in told if at == index]
+    kept: dict[str, dict[str, Any]] = {}
+    for parameter, name, value in means(states, peers, group=groups.peers, device=_HOST, part=_local):
+        if keep:
+            own = states.get(parameter, {}).get(name)
+            made = value if value is own or not isinstance(value, Tensor) else _like(own, parameter, value, model)
+            if made is not None:
+                kept.setdefault(parameter, {})[name] = made
+    return {**state, "state": kept}
 
 
 def _like(own: Tensor | None, parameter: str, value: Tensor, model: nn.Module) -> Tensor | None:
-    """A value as this rank's optimizer has it, or would have it."""
+    """A rank's part of a tensor as its optimizer has it, or would have it, in host memory."""
     if own is None:
         reshard(sharded_modules(model))
         own = dict(model.named_parameters()).get(parameter)
         if own is None or _local(own).shape != value.shape:
-            return value if value.dim() == 0 else None
-    made = own.detach().clone()
-    _local(made).copy_(value)
-    return made
+            return value if value.dim() == 0 or not is_averaged(value) else None
+    return on_host_as(value, own.detach())
 
 
 def _local(tensor: Tensor) -> Tensor:
     return local(tensor) if isinstance(tensor, DTensor) else tensor
 
 
-def _sum_dtype(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
+def _full(tensor: Tensor) -> Tensor:
+    """All of a tensor in shards, in host memory; the device holds it for a moment. Collective in the island."""
+    if not isinstance(tensor, DTensor):
+        return tensor.cpu()
+    on_device = tensor.to(tensor.device_mesh.device_type)
+    assert isinstance(on_device, DTensor)
+    return on_device.full_tensor().cpu()
 
 
 def gathered(state: Mapping[str, Any], model: nn.Module, *, keep: bool) -> dict[str, Any]:
@@ -224,9 +217,9 @@ def gathered(state: Mapping[str, Any], model: nn.Module, *, keep: bool) -> dict[
     whole: dict[str, dict[str, Any]] = {}
     for parameter, values in state["state"].items():
         for name, value in values.items():
-            full = value.full_tensor() if isinstance(value, DTensor) else value
+            full = _full(value) if isinstance(value, Tensor) else value
             if keep:
-                whole.setdefault(parameter, {})[name] = full.cpu() if isinstance(full, Tensor) else full
+                whole.setdefault(parameter, {})[name] = full
     if not keep:
         return {}
     named = _as_compiled({**state, "state": whole}, model)

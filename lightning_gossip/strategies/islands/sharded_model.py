@@ -145,12 +145,15 @@ class ShardedModel(SharedModel):
         found = {}
         for kind, named in by_kind(tensors).items():
             dtype = common_dtype(list(named.values()))
-            parts = {
-                place: named[place.name] if place.name in named else torch.empty_like(place.tensor, dtype=dtype)
-                for place in self._shared[: self._whole_parameters]
-            }
-            hand_round([parts[place] for place in self._handed_round if place in parts], self._mesh())
-            found.update({f"{kind}/{place.name}": as_whole(part, place.whole) for place, part in parts.items()})
+            places = self._shared[: self._whole_parameters]
+            handed = {place: torch.empty_like(place.tensor, dtype=dtype) for place in self._handed_round if place in places}
+            for place, on_device in handed.items():
+                if place.name in named:
+                    on_device.copy_(named[place.name])
+            hand_round(list(handed.values()), self._mesh())
+            for place in places:
+                part = handed[place] if place in handed else named[place.name]
+                found[f"{kind}/{place.name}"] = on_host_as(part, place.whole.detach())
         return found
 
     @override
@@ -184,6 +187,22 @@ def as_whole(part: Tensor, whole: Tensor) -> Tensor:
     made: Tensor = DTensor.from_local(
         part, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
     )
+    return made
+
+
+@torch.no_grad()
+def on_host_as(part: Tensor, whole: Tensor) -> Tensor:
+    """A rank's part of something that lies on the ranks as a tensor does, in host memory, though the mesh is of devices.
+
+    Args:
+        part: of this rank, in host memory or on the device.
+        whole: the tensor; its shards are not looked at.
+    """
+    if not isinstance(whole, DTensor):
+        return part.cpu()
+    made = torch.empty_like(whole, dtype=part.dtype, device="cpu")
+    assert isinstance(made, DTensor)
+    local(made).copy_(part)
     return made
 
 

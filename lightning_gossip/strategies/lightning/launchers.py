@@ -43,6 +43,15 @@ _launches = itertools.count()  # by this process; where several machines launch,
 Preflight = Callable[[pl.Trainer, pl.LightningModule], None]
 
 
+class _Process:
+    """What belongs to this process, and not to a launcher: that would keep its Trainer and the model until the process ends."""
+
+    started: ClassVar[list[subprocess.Popen[bytes]]] = []  # the workers
+    observer: PatientObserver | None = None
+    failed = False  # whether the last use of the workers was ended by an exception
+    registered_in: int | None = None  # its id: a forked child has inherited the registration, and not the workers
+
+
 class StartedWorkers:
     """The workers that a launcher has started by running the script again, until this process ends.
 
@@ -53,39 +62,43 @@ class StartedWorkers:
     cluster_environment: Any
     num_processes: int
     procs: list[subprocess.Popen[bytes]]
-    _failed = False  # whether the last use of the workers was ended by an exception
-    _observer: PatientObserver | None = None
 
     def observe(self, children: list[subprocess.Popen[bytes]]) -> None:
         """Watch them, as :class:`PatientObserver` does."""
         first = self.cluster_environment.node_rank() * self.num_processes + 1
-        self._observer = PatientObserver(os.getpid(), children, first=first)
-        self._observer.start()
+        _Process.observer = PatientObserver(os.getpid(), children, first=first)
+        _Process.observer.start()
 
     @contextmanager
     def ending_workers(self) -> Iterator[None]:
         """If what happens inside ends by an exception, they end with this process."""
-        atexit.unregister(self._end_workers)
-        atexit.register(self._end_workers)  # before the groups' own, which end before it
-        self._failed = True
-        yield
-        self._failed = False
+        if _Process.registered_in != os.getpid():
+            _Process.registered_in, _Process.started = os.getpid(), []
+            atexit.unregister(_end_workers)
+            atexit.register(_end_workers)  # before the groups' own, which end before it
+        _Process.failed = True
+        try:
+            yield
+        finally:
+            _Process.started.extend(process for process in self.procs if process not in _Process.started)
+        _Process.failed = False
 
-    def _end_workers(self) -> None:
-        if not self._failed:
-            return
-        if self._observer is not None:
-            self._observer._finished = True
-        for action, patience_s in ((None, _GRACE_S), (signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
-            alive = [process for process in self.procs if process.poll() is None]
-            if alive and action is not None:
-                log.warning("%d workers had not ended %.3g s after rank 0; sent them %s", len(alive), patience_s, action.name)
-                for process in alive:
-                    process.send_signal(action)
-            end_s = now_s() + patience_s
+
+def _end_workers() -> None:
+    if not _Process.failed or _Process.registered_in != os.getpid():
+        return
+    if _Process.observer is not None:
+        _Process.observer._finished = True
+    for action, patience_s in ((None, _GRACE_S), (signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
+        alive = [process for process in _Process.started if process.poll() is None]
+        if alive and action is not None:
+            log.warning("%d workers had not ended %.3g s after rank 0; sent them %s", len(alive), patience_s, action.name)
             for process in alive:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, end_s - now_s()))
+                process.send_signal(action)
+        end_s = now_s() + patience_s
+        for process in alive:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, end_s - now_s()))
 
 
 class CheckedSubprocessLauncher(StartedWorkers, _SubprocessScriptLauncher):

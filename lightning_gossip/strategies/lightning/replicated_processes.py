@@ -6,7 +6,7 @@ workers are islands: then the default group is the island's, and Lightning's own
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 import lightning.pytorch as pl
@@ -153,6 +153,6 @@ class ReplicatedProcesses(WorkerProcesses, DDPStrategy):
         return ReplicatedModel(module, averaged_buffers, flat=flat, place=self.groups.place, size=self.islands.size)
 
     @override
-    def mean_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+    def mean_optimizer_state(self, optimizer: Optimizer, *, keeps: Callable[[], bool]) -> dict[str, Any]:
         state = super().optimizer_state(optimizer)
-        return checkpoint_contents.mean_optimizer_state(state, self.collectives_device, self.all_workers)
+        return checkpoint_contents.mean_optimizer_state(state, self.collectives_device, self.all_workers, keeps=keeps)

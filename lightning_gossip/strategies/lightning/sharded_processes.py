@@ -6,7 +6,7 @@ tensor parallelism) runs as it is, and so do gradient clipping, distributed chec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ from typing_extensions import override
 
 from lightning_gossip.algorithm.checks import check_choice, check_integer
 from lightning_gossip.algorithm.islands.places import Islands
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.runtime.process_end import end_groups_at_exit
 from lightning_gossip.strategies.islands.sharded_checkpoint import (
@@ -257,12 +258,9 @@ class ShardedProcesses(WorkerProcesses, ModelParallelStrategy):
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    @property
-    def _writes(self) -> bool:
-        """Whether this rank's island writes checkpoints: the one with rank 0."""
-        if self.groups is None or self.members is None:
-            return True
-        return self.groups.place.island == self.islands.island_of(self.members.members[0].initial_rank)
+    @override
+    def keeps_states(self, writers: Sequence[WorkerId]) -> bool:
+        return self._is_with(writers)
 
     @property
     def _is_first(self) -> bool:
@@ -283,19 +281,20 @@ class ShardedProcesses(WorkerProcesses, ModelParallelStrategy):
         return super().optimizer_state(optimizer)
 
     @override
-    def mean_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+    def mean_optimizer_state(self, optimizer: Optimizer, *, keeps: Callable[[], bool]) -> dict[str, Any]:
         if isinstance(optimizer, LightningOptimizer):
             optimizer = optimizer._optimizer
         assert self.model is not None
         distributed = self._save_distributed_checkpoint
         reshard(sharded_modules(self.model))  # the optimizer's parameters are looked for in the model
-        state = get_optimizer_state_dict(self.model, optimizer, options=StateDictOptions(cpu_offload=distributed))
+        offloads = distributed and self.units == 1
+        state = get_optimizer_state_dict(self.model, optimizer, options=StateDictOptions(cpu_offload=offloads))
         if self.units > 1:
             assert self.groups is not None
-            state = mean_state(state, self.model, self.all_workers, self.groups)
+            state = mean_state(state, self.model, self.all_workers, self.groups, keeps=keeps)
         if distributed:
             return state
-        return gathered(state, self.model, keep=self._is_first)  # in each island: the one that writes may fail meanwhile
+        return gathered(state, self.model, keep=self._is_first)
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
@@ -305,7 +304,7 @@ class ShardedProcesses(WorkerProcesses, ModelParallelStrategy):
             rank_zero_warn(f"No checkpoint is written to {filepath}: after a failure nobody brings the other shards.")
             return
         path = Path(self.broadcast(filepath))
-        if not self._writes:
+        if not self.writes:
             return
         if self._save_distributed_checkpoint:
             write_shards(checkpoint, path, is_first=self._is_first)

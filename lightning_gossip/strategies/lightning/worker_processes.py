@@ -28,6 +28,7 @@ from typing_extensions import override
 
 from lightning_gossip import version
 from lightning_gossip.algorithm.islands.places import Islands, Place
+from lightning_gossip.algorithm.membership.worker_id import WorkerId
 from lightning_gossip.errors import ConfigurationError, PeerError
 from lightning_gossip.runtime import causes, open_files
 from lightning_gossip.runtime.group_abort import prepare_nccl
@@ -330,6 +331,7 @@ class WorkerProcesses(WritesWholeFiles, ParallelStrategy):
         if self.interface is not None and self.workers > 1:
             self._environment = self._environment or network_interface.bind(self.interface)
         use, aborted = uses.begin() if self.workers > 1 else (0, False)
+        causes.forget()
         open_files.raise_limit()
         if self.workers > 1 and uses_agent_store() and os.environ.get("RANK") == "0":
             open_files.warn_of_agent(self.workers, connections=self._store_connections)
@@ -551,9 +553,41 @@ class WorkerProcesses(WritesWholeFiles, ParallelStrategy):
         assert self.lightning_module is not None
         checkpoint_contents.load_own_state(self.lightning_module.trainer, state)
 
+    @property
+    def writers(self) -> tuple[WorkerId, ...]:
+        """Who writes checkpoints, and who would in its place if it failed meanwhile; with islands, of another one."""
+        if self.members is None:
+            return (WorkerId(0, 1),)
+        present, islands = self.members.members, self.islands or Islands(1)
+        first = islands.island_of(present[0].initial_rank)
+        others = [worker for worker in present if islands.island_of(worker.initial_rank) != first]
+        return (present[0], *(others[:1] if self.survival is not None and self.survival.survives else []))
+
+    @property
+    def writes(self) -> bool:
+        """Whether this worker writes checkpoints, or the island of this rank."""
+        return self._is_with(self.writers[:1])
+
+    def _is_with(self, writers: Sequence[WorkerId]) -> bool:
+        """Whether this is one of these workers, or this rank's island that of one of them."""
+        if self.islands is None:
+            return self.is_global_zero if self.members is None else self.members.me in writers
+        if self.groups is None:  # the only one
+            return True
+        return self.groups.place.island in [self.islands.island_of(worker.initial_rank) for worker in writers]
+
+    def keeps_states(self, writers: Sequence[WorkerId]) -> bool:
+        """Whether this rank needs the optimizers' states, or its part of them, for what these workers write."""
+        return self.is_global_zero if self.members is None else self.members.me in writers
+
     @abstractmethod
-    def mean_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The state of an optimizer, as Lightning writes it, with the means over all workers in it. Collective."""
+    def mean_optimizer_state(self, optimizer: Optimizer, *, keeps: Callable[[], bool]) -> dict[str, Any]:
+        """The state of an optimizer, as Lightning writes it, with the means over all workers in it. Collective.
+
+        Args:
+            optimizer: of this worker.
+            keeps: whether this rank needs it; the others get an empty one. Asked anew when a worker has failed meanwhile.
+        """
 
     @override
     def teardown(self) -> None:

@@ -5,61 +5,53 @@ from __future__ import annotations
 import os
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gossip.runtime.workers import Workers
 from lightning_gossip.strategies.state.atomic_checkpoint_io import write_checkpoint
-from lightning_gossip.strategies.state.optimizer_state import is_averaged
+from lightning_gossip.strategies.state.optimizer_means import described, means
 
 KEY = "lightning_gossip"  # of our part of the checkpoint
-Key = tuple[int, str]
 
 
-def mean_optimizer_state(state_dict: dict[str, Any], device: torch.device, workers: Workers) -> dict[str, Any]:
-    """The state of one optimizer, its dense floating-point tensors replaced by their mean over the workers that have them.
+def mean_optimizer_state(
+    state_dict: dict[str, Any], device: torch.device, workers: Workers, *, keeps: Callable[[], bool]
+) -> dict[str, Any]:
+    """The state of one optimizer, averaged over the workers (:mod:`~lightning_gossip.strategies.state.optimizer_means`).
 
-    A worker that never used a parameter has no momentum for it, so the tensors present may differ. Collective.
+    The means are in host memory, of those only that write them: beside a worker's own state a device holds no other. A worker
+    that never used a parameter has no momentum for it, so the tensors present may differ. Collective.
 
     Args:
         state_dict: ``optimizer.state_dict()``; not changed.
         device: where the collectives of the workers' group run.
         workers: of that group.
+        keeps: whether this worker wants it, which rank 0 may only: the others get it with an empty ``"state"``. Asked anew when
+            a worker has failed meanwhile.
     """
-    return workers.attempt(lambda: _mean_optimizer_state(state_dict, device, workers))
+
+    def make() -> dict[str, Any]:
+        # no gather after an all-reduce: a worker for which the latter failed would be a round behind
+        kept: dict[int, dict[str, Any]] = {}
+        states, keep = state_dict["state"], keeps()
+        everyones = workers.gather(described(states, part=_itself), kind="the state of an optimizer")
+        for parameter, name, value in means(states, everyones, group=workers.group, device=device, part=_itself):
+            if keep:
+                kept.setdefault(parameter, {})[name] = value
+        return {**state_dict, "state": kept}
+
+    return workers.attempt(make)
 
 
-def _mean_optimizer_state(state_dict: dict[str, Any], device: torch.device, workers: Workers) -> dict[str, Any]:
-    # no gather after an all-reduce: a worker for which the latter failed would be a round behind
-    mine: dict[Key, Tensor] = {
-        (parameter, name): value
-        for parameter, state in state_dict["state"].items()
-        for name, value in state.items()
-        if is_averaged(value)
-    }
-    everyones = workers.gather(
-        {key: (tuple(value.shape), torch.promote_types(value.dtype, torch.float32)) for key, value in mine.items()},
-        kind="the state of an optimizer",
-    )
-    result = {**state_dict, "state": {p: dict(state) for p, state in state_dict["state"].items()}}
-    for key in sorted({key for present in everyones for key in present}):
-        holders = [present[key] for present in everyones if key in present]
-        shape, dtype = holders[0]
-        total = torch.zeros(shape, dtype=dtype, device=device)
-        own = mine.get(key)
-        if own is not None:
-            total.copy_(own)
-        dist.all_reduce(torch.view_as_real(total) if total.is_complex() else total, group=workers.group)
-        total /= len(holders)
-        parameter, name = key
-        result["state"].setdefault(parameter, {})[name] = total if own is None else total.to(own.device, own.dtype)
-    return result
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def rng_state() -> dict[str, Any]:

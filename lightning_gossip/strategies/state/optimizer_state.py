@@ -19,6 +19,7 @@ class Slot(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: str
+    with_parameter: bool  # whether it is on the parameter's device; else it is on the host
 
 
 class OptimizerStates:
@@ -37,7 +38,14 @@ class OptimizerStates:
     def slots(self) -> list[Slot]:
         """The floating-point tensors that there are."""
         return [
-            Slot(number, index, name, tuple(value.shape), str(value.dtype).removeprefix("torch."))
+            Slot(
+                number,
+                index,
+                name,
+                tuple(value.shape),
+                str(value.dtype).removeprefix("torch."),
+                value.device == parameter.device,
+            )
             for number, optimizer in enumerate(self._optimizers)
             for index, parameter in enumerate(self._parameters[number])
             for name, value in sorted(optimizer.state.get(parameter, {}).items(), key=lambda item: item[0])
@@ -56,24 +64,29 @@ class OptimizerStates:
     def _tensor(self, slot: Slot) -> Tensor:
         state = self._optimizers[slot.optimizer].state[self._parameters[slot.optimizer][slot.parameter]]
         if not isinstance(state.get(slot.name), Tensor):
-            state[slot.name] = self._zeros(slot)
-        return _real(state[slot.name])
-
-    def scratch(self, slot: Slot) -> Tensor:
-        """Zeros of the size of a slot that this worker has not got."""
-        return _real(self._zeros(slot)).cpu()
-
-    def _zeros(self, slot: Slot) -> Tensor:
-        parameter, dtype = self._parameters[slot.optimizer][slot.parameter], getattr(torch, slot.dtype)
-        if slot.shape == tuple(parameter.shape):
-            return torch.zeros_like(parameter.detach(), dtype=dtype, memory_format=torch.contiguous_format)
-        return torch.zeros(slot.shape, dtype=dtype, device="cpu")
+            parameter, dtype = self._parameters[slot.optimizer][slot.parameter], getattr(torch, slot.dtype)
+            state[slot.name] = zeros_for(parameter, slot.shape, dtype, with_parameter=slot.with_parameter)
+        own = own_part(state[slot.name])
+        return torch.view_as_real(own) if own.is_complex() else own
 
 
-def _real(value: Tensor) -> Tensor:
-    """What this rank has of it: its shard, if it is in shards; a complex tensor as a real view."""
-    own = value.to_local() if isinstance(value, DTensor) else value
-    return torch.view_as_real(own) if own.is_complex() else own
+def zeros_for(parameter: Tensor, shape: tuple[int, ...], dtype: torch.dtype, *, with_parameter: bool) -> Tensor:
+    """Zeros for a parameter's state.
+
+    Args:
+        parameter: whose. What has its shape lies on the ranks as it does.
+        shape: of all of it.
+        dtype: its type.
+        with_parameter: whether it is on the parameter's device; otherwise it is on the host.
+    """
+    if shape == tuple(parameter.shape) and with_parameter:
+        return torch.zeros_like(parameter.detach(), dtype=dtype, memory_format=torch.contiguous_format)
+    return torch.zeros(shape, dtype=dtype, device=parameter.device if with_parameter else "cpu")
+
+
+def own_part(value: Tensor) -> Tensor:
+    """What this rank has of a tensor: its shard, if it is in shards."""
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def is_averaged(value: object) -> bool:

@@ -27,9 +27,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torchmetrics import Metric
 
-from lightning_gossip.algorithm.tensors.flat import FlatModel, LiveTensors
+from lightning_gossip.algorithm.tensors.flat import FlatModel, LiveTensors, host_copy
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.runtime.islands.host_collectives import host_copy
 from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.runtime.workers import Workers
 
