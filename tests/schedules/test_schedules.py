@@ -18,14 +18,14 @@ AT_ONCE = 25
 
 
 SCHEDULES = {
-    "adpsgd": 400,
-    "membership": 400,
-    "failover": 100,
-    "failover-in-rounds": 50,
+    "adpsgd": 700,
+    "membership": 700,
+    "failover": 150,
+    "failover-in-rounds": 75,
     "failover-as-one-acts": 50,
     "failover-of-many": 50,
-    "failover-of-islands": 100,
-    "failover-of-islands-in-rounds": 50,
+    "failover-of-islands": 200,
+    "failover-of-islands-in-rounds": 75,
 }
 ONCE_BROKEN = {  # seeds
     "failover": (
