@@ -260,9 +260,8 @@ def another(store: Store, *, timeout_s: float | None = None, connect_s: float = 
     if isinstance(store, TCPStore):
         as_first: timedelta = store.timeout  # type: ignore[attr-defined]
         call_s = as_first.total_seconds() if timeout_s is None else timeout_s
-        lost_s = next(filter(None, map(_lost_s, _connections(store.port))), None)  # of all of them the same
         second = client(store.host, store.port, timeout_s=call_s, connect_s=connect_s)
-        if lost_s is not None:
+        if lost_s := max((_lost_s(end) for end in _connections(store.port)), default=0.0):
             end_when_lost(store.port, lost_s)
         return second
     return store  # in memory or a file: calls are short
