@@ -13,7 +13,9 @@ What outlives a Trainer, each in the attributes of a class ``_Process`` of its m
 | ``runtime/membership/membership.py`` | the membership, and by it the failure detector and the groups of the members |
 | ``runtime/membership/uses.py`` | the number of the present use of a Trainer |
 | ``runtime/islands/groups.py`` | the groups of islands, and the store, where there is no membership |
+| ``runtime/causes.py`` | the hook that tells an exception's cause, and the one that it stands for |
 | ``strategies/fabric/strategy.py`` | the training of the last Fabric |
+| ``strategies/lightning/launchers.py`` | the workers that the shell's process has started, and who watches them |
 | ``runtime/process_end.py`` | what is called before the interpreter ends |
 """
 
