@@ -34,8 +34,7 @@ class _Part:
 
     @property
     def is_in_place(self) -> bool:
-        data = self.parameter.data
-        return data.data_ptr() == self.view.data_ptr() and data.stride() == self.view.stride()
+        return self.parameter.data_ptr() == self.view.data_ptr() and self.parameter.stride() == self.view.stride()
 
 
 class FlatParameters:
@@ -43,6 +42,10 @@ class FlatParameters:
 
     Made before DistributedDataParallel looks at the parameters, which are its parameters still: only their memory moves, with
     their strides. So a rank's share is one slice, and handing shares round copies nothing.
+
+    Whoever sets ``parameter.data`` (SAM, recurrent nets that lay their weights together on a GPU, ``vector_to_parameters``)
+    takes it out of its vector. So each use of the vectors looks where the parameters are, and copies back what has gone: 0.1 ms
+    for 300 that are in their places.
 
     Args:
         module: whose parameters that require a gradient.
@@ -85,11 +88,12 @@ class FlatParameters:
         self._vectors.append(vector)
 
     def share(self, index: int) -> list[Tensor]:
-        """What the rank of this index owns: a slice of each vector, shape (⌈numel / k⌉,)."""
+        """What the rank of this index owns, as it is now: a slice of each vector, shape (⌈numel / k⌉,)."""
+        self._take_back()
         return [self._slice(vector, index) for vector in self._vectors]
 
     @torch.no_grad()
-    def take_back(self) -> None:
+    def _take_back(self) -> None:
         """Where somebody has given a parameter other memory since: its value into the vector, and the view in its place."""
         for part in self._parts:
             if not part.is_in_place:
@@ -99,6 +103,7 @@ class FlatParameters:
     @torch.no_grad()
     def hand_round(self) -> None:
         """Each rank gives its share to its mates. Collective in the island, on the default group."""
+        self._take_back()
         hand_round_shares(self._vectors, self._size)
 
     @torch.no_grad()
