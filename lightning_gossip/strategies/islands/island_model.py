@@ -86,7 +86,7 @@ class ReplicatedModel(SharedModel):
         return [place.tensor for place in self.shared_parameters if place.name in self._with_gradient]
 
     @override
-    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def whole(self, tensors: Mapping[str, Tensor], kinds: Sequence[str] = ()) -> dict[str, Tensor]:
         names = self.names[: self.parameters]
         return {
             f"{kind}/{name}": tensor
