@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,14 +60,30 @@ def test_parameters_are_the_same_objects_with_their_strides_in_one_vector_for_ea
         assert torch.equal(parameter, theirs)
         assert parameter.stride() == theirs.stride()
     shares = [flat.share(index) for index in (0, 1)]
-    assert [[share.numel() for share in of] for of in shares] == [[2, 22], [2, 22]]  # 3 and 43, padded
+    assert [[share.numel() for share in of] for of in shares] == [[8, 48], [8, 48]]  # of 3, and of 24, 3, 12 and 4 elements
     assert [share.dtype for share in shares[0]] == [torch.float64, torch.float32]
     with torch.no_grad():
         shares[1][1].fill_(1.0)
-        shares[1][0].fill_(2.0)
+        shares[0][0].fill_(2.0)
+        shares[0][1][22:24].fill_(3.0)
+    assert net.out.weight.tolist() == [[1.0] * 3] * 4
     assert net.out.bias.tolist() == [1.0] * 4
-    assert net.scale[2] == 2.0
+    assert net.scale.tolist() == [2.0] * 3
+    assert torch.equal(net.conv.bias, plain.conv.bias)
     assert (net.conv.weight != plain.conv.weight).sum() == 2  # its last two of 24 elements
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_all_parameters_and_shares_begin_where_kernels_read_whole_vectors(dtype: torch.dtype, size: int) -> None:
+    """A scalar comes first, as CLIP's logit_scale does, and others have odd numbers of elements."""
+    net = nn.Sequential(nn.PReLU(), nn.Linear(7, 5), nn.Linear(5, 1), nn.Linear(1, 33)).to(dtype)
+    net.register_parameter("scale", nn.Parameter(torch.ones([], dtype=dtype)))
+    flat = FlatParameters(net, size)
+    ends = [(p.data_ptr(), p.data_ptr() + p.numel() * p.element_size()) for p in net.parameters()]
+    begins = [p for p, _ in ends] + [share.data_ptr() for index in range(size) for share in flat.share(index)]
+    assert [address % 64 for address in begins] == [0] * len(begins)
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(sorted(ends)))
 
 
 def test_what_has_other_memory_since_is_taken_back() -> None:
@@ -121,7 +138,7 @@ def test_what_others_send_reaches_parameters_that_get_other_memory_at_each_step(
         replica.push_pull(of.tensors)
     apart = float((flat_of(nets[0]) - flat_of(nets[1])).norm())
     assert apart < 0.2
-    assert torch.equal(flat_of(nets[0]), ours.published)
+    assert torch.equal(flat_of(nets[0]), ours.published[[0, 1, 2, 3, 16]])  # where the bias begins
 
 
 def test_complex_parameters_are_refused_by_name() -> None:
