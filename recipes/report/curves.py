@@ -92,7 +92,8 @@ def loss(groups: pd.DataFrame, epochs: pd.DataFrame, unit: Unit) -> Picture | No
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
     title = "Training loss against wall time"
-    caption = f"Mean of each epoch, over the workers' own models. {_thin(groups)}".rstrip()
+    caption = "Mean of each epoch, over the workers' own models. Of simulated runs: the mean model's at its end, on the"
+    caption = f"{caption} samples that the objective evaluates. {_thin(groups)}".rstrip()
     return Picture("loss_time", title, caption, _alt(title, ends, digits), figure)
 
 
