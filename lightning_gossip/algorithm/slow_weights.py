@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ class OuterState:
         slow, velocity: φ and v, shape (d,).
         slow_views, velocity_views: the same, shaped like the parameters.
     """
+
+    KINDS: ClassVar = ("slow", "velocity")
 
     def __init__(self, names: Sequence[str], x: Sequence[Tensor]) -> None:
         self.names = list(names)
@@ -48,7 +51,7 @@ class OuterState:
     @torch.no_grad()
     def take(self, state: Mapping[str, Tensor]) -> None:
         """Go on from :meth:`state_dict` of another state, for the parameters that both have, in the same shape."""
-        for kind, views in (("slow", self.slow_views), ("velocity", self.velocity_views)):
+        for kind, views in zip(self.KINDS, (self.slow_views, self.velocity_views), strict=True):
             for name, view in zip(self.names, views, strict=True):
                 saved = state.get(f"{kind}/{name}")
                 if saved is not None and saved.shape == view.shape:

@@ -592,7 +592,7 @@ class GossipAlgorithm(Algorithm):
                 vector.copy_(found)
             if keeps():
                 tensors |= state.named(kind, found)
-        return self._model.whole(tensors)
+        return self._model.whole(tensors, state.KINDS if keeps() else ())
 
     @override
     def own_tensors(self) -> dict[str, Tensor]:

@@ -209,7 +209,7 @@ class PeriodicAveraging(SynchronousAlgorithm):
     def common_tensors(self, sync_point: SyncPoint, *, adopts: bool, keeps: Callable[[], bool]) -> dict[str, Tensor]:
         if not keeps():
             return {}
-        return self._restored if self._outer_state is None else self._model.whole(self._outer_state.on_host())
+        return self._restored if self._outer_state is None else self._model.whole(self._outer_state.on_host(), OuterState.KINDS)
 
     @override
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:

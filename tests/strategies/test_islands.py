@@ -209,22 +209,36 @@ def test_without_updates_the_mean_of_the_islands_is_kept(at_rendezvous: str) -> 
 # -- bytes -------------------------------------------------------------------------------------------------------------------
 
 
+class OtherMemory(torch.optim.SGD):
+    """Gives each parameter other memory at each step, as SAM does, or a recurrent net that lays its weights together."""
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data = parameter.data.clone()
+        return loss
+
+
 def _bytes(island: int) -> Any:
     seed_everything(5)
-    model, strategy = Net(network=torch.nn.Sequential(torch.nn.Linear(8, 100), torch.nn.Linear(100, 2))), islands(island)
+    network = torch.nn.Sequential(torch.nn.Linear(8, 96), torch.nn.Linear(96, 2, bias=False))  # multiples of 16 elements
+    model, strategy = Net(lambda model: OtherMemory(model.parameters(), lr=0.05), network), islands(island)
     fit = trainer(strategy=strategy, max_epochs=1)
     fit.fit(model, loader(800))
     numel = sum(parameter.numel() for parameter in model.parameters())
-    return [(worker.exchanges, worker.bytes_sent) for worker in strategy.report.workers], numel
+    return [(worker.exchanges, worker.bytes_sent) for worker in strategy.report.workers], numel, flat(model).tolist()
 
 
 @processes
-def test_a_rank_sends_a_kth_of_the_model_an_exchange() -> None:
-    reports, numel = launch(_bytes, 2, workers=4)[0]
+def test_a_rank_sends_a_kth_of_the_model_an_exchange_and_all_have_the_mean_whatever_memory_it_is_in() -> None:
+    ranks = launch(_bytes, 2, workers=4)
+    reports, numel, model = ranks[0]
     assert numel % 2 == 0
     for exchanges, sent in reports:
         assert exchanges > 0
         assert sent == exchanges * 4 * numel // 2
+    assert all(theirs == model for _, _, theirs in ranks)
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------------

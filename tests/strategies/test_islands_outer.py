@@ -138,7 +138,7 @@ class Kept(Callback):
         if not hasattr(self, "found"):
             algorithm, model = trainer.strategy._fit._algorithm, trainer.strategy._fit._model
             state = getattr(algorithm, "_outer_state", None) or algorithm._local_steps.state
-            states = model.whole(state.state_dict())
+            states = model.whole(state.state_dict(), state.KINDS)
             self.found = {key: full(value).flatten().tolist() for key, value in states.items()}
             self.found["x"] = whole(trainer.lightning_module.network)
 

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_ten
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split
 
-from lightning_gossip import ConfigurationError, ShardedADPSGDStrategy
+from lightning_gossip import ConfigurationError, Outer, ShardedADPSGDStrategy
 from tests.strategies.jobs import job, store, survivors
 from tests.strategies.launch import launch
 from tests.strategies.models import OPTIMIZERS, Net, RemembersLosses, loader, samples, trainer
@@ -128,7 +128,7 @@ class Keep(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         Keep.model = whole(pl_module)
-        Keep.momentum = momentum_of(trainer, pl_module)
+        Keep.momentum = momentum_of(trainer, pl_module) if next(pl_module.parameters()).requires_grad else None
 
 
 def _resume(path: str, distributed: bool, data: int) -> Any:
@@ -271,6 +271,49 @@ class Boundaries(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
         self.seen.append(_locals(pl_module))
+
+
+class NormOnly(TwoDimensional):
+    """Trains nothing but BatchNorm's parameters: the second tensor-parallel rank owns nothing."""
+
+    def configure_model(self) -> None:
+        super().configure_model()
+        self.network.requires_grad_(False)
+        self.network[1].requires_grad_(True)  # type: ignore[index]
+
+
+def _norm_only(folder: str, options: dict[str, Any]) -> Any:
+    seed_everything(5)
+    model, boundaries, saver = NormOnly(), Boundaries(), ModelCheckpoint(dirpath=folder, filename="last")
+    strategy = sharded(1, 2, **options)
+    fit = trainer(strategy=strategy, callbacks=[boundaries, saver], max_epochs=2)
+    fit.fit(model, loader(SAMPLES))
+    resumed = NormOnly()
+    trainer(strategy=sharded(1, 2, **options), max_epochs=3, callbacks=[Keep()]).fit(
+        resumed, loader(SAMPLES), ckpt_path=saver.best_model_path
+    )
+    return boundaries.seen, whole(model), [w.exchanges for w in strategy.report.workers], Keep.model, whole(resumed)
+
+
+@processes
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"outer": Outer(0.7, 0.6), "local_steps": 2, "dense_share": 0.0}, {"a2cid2": True}],
+    ids=["plain", "outer", "a2cid2"],
+)
+def test_a_tensor_parallel_rank_may_own_nothing_of_what_is_trained(tmp_path: Path, options: dict[str, Any]) -> None:
+    ranks = launch(_norm_only, str(tmp_path), options, workers=4)
+    for ours, mate in (ranks[:2], ranks[2:]):
+        assert len(ours[0]) == len(mate[0]) > 0
+        assert all(np.array_equal(*seen) for seen in zip(ours[0], mate[0], strict=True))
+    assert not np.array_equal(ranks[0][0][0], ranks[0][0][-1])
+    assert all(np.array_equal(rank[1], ranks[0][1]) for rank in ranks)
+    assert all(exchanges > 0 for exchanges in ranks[0][2])
+    for rank in ranks:
+        assert np.array_equal(rank[3], ranks[0][1])
+        assert np.array_equal(rank[4], ranks[0][4])
+        assert not np.array_equal(rank[4], rank[3])
 
 
 def _two_dimensional(data: int, tensor: int) -> Any:

@@ -43,7 +43,7 @@ from typing_extensions import override
 
 from lightning_gossip.algorithm.adpsgd.merges import Merges
 from lightning_gossip.algorithm.staleness import VersionCounter
-from lightning_gossip.algorithm.tensors.flat import common_dtype, fading, views_like
+from lightning_gossip.algorithm.tensors.flat import common_dtype, copy_all, fading, views_like
 
 _GROUP_BYTES = 1 << 20  # x and m of a group stay in the L2 cache of a core; flat from 256 kB to 2 MB as measured
 
@@ -256,7 +256,7 @@ class Replica(PublishedModel):
     @override
     @torch.no_grad()
     def copy_out(self, tensors: Sequence[Tensor]) -> None:
-        torch._foreach_copy_(list(tensors), self._published_views)
+        copy_all(self._published_views, tensors)
 
     @override
     def replace(self, model: Tensor) -> None:
@@ -281,7 +281,7 @@ class Replica(PublishedModel):
 
     def _copy_in(self, tensors: Sequence[Tensor]) -> None:
         """y ← x."""
-        torch._foreach_copy_(self._published_views, list(tensors))
+        copy_all(tensors, self._published_views)
 
 
 def follow(followers: Sequence[Tensor], merges: Sequence[Tensor], factor: float) -> None:

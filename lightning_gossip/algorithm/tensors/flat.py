@@ -58,13 +58,13 @@ class FlatModel:
     @torch.no_grad()
     def read(self, tensors: Sequence[Tensor]) -> Tensor:
         """Read the tensors into the vector, which is returned."""
-        _copy(list(tensors), self._views)
+        copy_all(tensors, self._views)
         return self.flat
 
     @torch.no_grad()
     def write(self, tensors: Sequence[Tensor], *, only: int | None = None) -> None:
         """Write the vector into the tensors, in place; ``only`` into the first so many, if given."""
-        _copy(self._views[:only], list(tensors[:only]))
+        copy_all(self._views[:only], tensors[:only])
 
     @torch.no_grad()
     def add_to(self, tensors: Sequence[Tensor]) -> None:
@@ -105,7 +105,9 @@ def fading(tensors: Sequence[Tensor], retention: Sequence[float] | None) -> list
     ]
 
 
-def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:
+def copy_all(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    """Copy tensors into others of the same shapes, in place. There may be none: a rank of an island may own nothing."""
+    sources, targets = list(sources), list(targets)
     if targets:  # torch refuses empty lists
         torch._foreach_copy_(targets, sources)
 

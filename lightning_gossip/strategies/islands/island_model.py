@@ -59,14 +59,13 @@ class ReplicatedModel(SharedModel):
                 " learning rate to 0 until then), or leave island=... out."
             )
         buffers = self._places[self.parameters :]
-        self._flat.take_back()
         self._shared, self._whole_parameters = [*parameters, *buffers], len(parameters)
         share = self._flat.share(self.index)
         own_buffers = buffers if self.index == 0 else []
         named = [f"part {self.index + 1} of {self._size} of the parameters ({piece.dtype})" for piece in share]
         self.parameters = len(share)
         self.names = named + [place.name for place in own_buffers]
-        self.tensors = LiveTensors(lambda: [*share, *(place.real for place in own_buffers)])
+        self.tensors = LiveTensors(lambda: [*self._flat.share(self.index), *(place.real for place in own_buffers)])
         self.layout = layout([(place.name, place.real) for place in self._shared])
         self.retention = [1.0] * len(share) + retention(self.module, [place.name for place in own_buffers])
         return self
@@ -87,7 +86,7 @@ class ReplicatedModel(SharedModel):
         return [place.tensor for place in self.shared_parameters if place.name in self._with_gradient]
 
     @override
-    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def whole(self, tensors: Mapping[str, Tensor], kinds: Sequence[str] = ()) -> dict[str, Tensor]:
         names = self.names[: self.parameters]
         return {
             f"{kind}/{name}": tensor

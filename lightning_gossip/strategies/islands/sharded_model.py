@@ -145,12 +145,13 @@ class ShardedModel(SharedModel):
         return [place.tensor for place in self.shared_parameters if place.name in self._with_gradient]
 
     @override
-    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def whole(self, tensors: Mapping[str, Tensor], kinds: Sequence[str] = ()) -> dict[str, Tensor]:
         """In shards still: DTensors, as the parameters are."""
-        found = {}
-        for kind, named in by_kind(tensors).items():
-            dtype = common_dtype(list(named.values()))
-            places = self._shared[: self._whole_parameters]
+        found, own = {}, by_kind(tensors)
+        places = self._shared[: self._whole_parameters]
+        dtype = common_dtype([place.tensor for place in places])  # whatever this rank owns
+        for kind in dict.fromkeys((*kinds, *own)):
+            named = own.get(kind, {})
             handed = {place: torch.empty_like(place.tensor, dtype=dtype) for place in self._handed_round if place in places}
             for place, on_device in handed.items():
                 if place.name in named:

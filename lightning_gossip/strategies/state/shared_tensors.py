@@ -247,12 +247,13 @@ class SharedModel:
         """Let the ranks of this worker's island have all that the session shares, averaged buffers included."""
         return
 
-    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def whole(self, tensors: Mapping[str, Tensor], kinds: Sequence[str] = ()) -> dict[str, Tensor]:
         """What an algorithm has for each of the session's parameters, for a checkpoint that any other number of ranks can go on
         from. Collective in an island.
 
         Args:
             tensors: by kind and name, ``"slow/<name>"``; of this rank's part of the model.
+            kinds: that ranks of the island have, though this one may own nothing, and so none of them.
 
         Returns:
             The same of the whole model, by the parameters' own names.

@@ -182,6 +182,21 @@ def test_dense_tensors_are_published_in_their_own_memory_order(name: str) -> Non
             assert view.stride() == t.stride()
 
 
+def test_a_worker_may_own_nothing() -> None:
+    """As a tensor-parallel rank whose mate owns all that is trained."""
+    replica = Replica([])
+    replica.push_pull([])
+    replica.snapshot(slice(0, 0), torch.empty(0))
+    replica.merge(slice(0, 0), torch.empty(0))
+    replica.exchange_done()
+    assert replica.push_pull([]) == 1
+    replica.replace(torch.empty(0))
+    replica.push_pull([])
+    assert replica.replacements == 1
+    replica.copy_out([])
+    assert replica.settle().shape == (0,)
+
+
 def test_views_do_not_overlap_and_cover_the_vector() -> None:
     x = TENSORS["mixed"]() + TENSORS["channels_last"]() + TENSORS["every other column"]()
     flat = torch.zeros(sum(t.numel() for t in x))
