@@ -167,7 +167,8 @@ class Training:
         parameters_bytes: of a model on its way.
         batch_size: samples of a batch; None if it cannot be told.
         optimizer: class of the optimizer.
-        lr, momentum: of its first group; None where it has none.
+        lr: of its first group, where its schedule has it highest; None where it has none.
+        momentum: of its first group there; None where it has none.
         backward_share: of a step.
     """
 
