@@ -132,9 +132,11 @@ def _leave(result: Result, folder: Path, *, timeline: bool) -> None:
 
 def _leave_labels(scenario: Scenario, seed: int, folder: Path) -> None:
     """Where each worker has samples of its own."""
-    objective, alpha = scenario.problem.objective, scenario.work.skew
+    objective, alpha, skew_seed = scenario.problem.objective, scenario.work.skew, scenario.work.skew_seed
     if objective is not None and objective.labels is not None and alpha is not None:
-        shares = label_skew(objective.labels, scenario.cluster.workers, alpha=alpha, seed=seed)
+        shares = label_skew(
+            objective.labels, scenario.cluster.workers, alpha=alpha, seed=seed if skew_seed is None else skew_seed
+        )
         skew.leave(label_counts(objective.labels, shares), alpha, folder)
 
 

@@ -27,7 +27,7 @@ FASTER = 4.0  # an interface than the one that is used
 SLOW_LOOKUP_S = 1.0  # of a host's own name: resolvers ask again after five seconds
 REACHED = 10.0  # of an interface's speed: a tenth is little
 _MUST_AGREE = ("torch", "lightning", "lightning-gossip", "python")
-_VIRTUAL = re.compile(r"^(docker|br-|virbr|veth|cni|flannel|tun|tap)")
+_VIRTUAL = re.compile(r"^(lo$|docker|podman|br-|virbr|lxc|veth|cni|flannel|cali|vxlan|cilium|tun|tap|wg|tailscale|dummy)")
 _SHOWN = 6  # pairs that are named one by one
 
 
@@ -199,8 +199,8 @@ def _interfaces(report: Report) -> list[Finding]:
                 f"Set GLOO_SOCKET_IFNAME={better} there.",
             )
         elif used is not None and used.mbit:
-            up = [one for one in worker.interfaces if one.up and one.address]
-            best = max(up, key=lambda one: one.mbit or 0)
+            up = [one for one in worker.interfaces if one.up and one.address and not _VIRTUAL.match(one.name)]
+            best = max(up, key=lambda one: one.mbit or 0, default=used)
             if best.mbit and best.mbit >= FASTER * used.mbit:
                 told = (
                     f"Gloo uses {used.name} ({used.mbit:,} Mb/s), and {best.name} ({best.mbit:,} Mb/s) is up: {why}.",

@@ -325,7 +325,8 @@ def as_it_trained(planner: Planner, now: Candidate) -> tuple[Planner, Candidate]
 
     Networks move to where their learning rate is stable and their noise bearable, so what was measured at another point says
     less than a loss that has fallen: of the curvature, if it has fallen at all, and of the noise, if it has fallen far. A run
-    near its largest stable learning rate says nothing of the noise: there a little less or more of it decides.
+    near its largest stable learning rate says nothing of the noise: there a little less or more of it decides. Beyond that rate
+    neither was measured where it trained.
 
     Args:
         planner: predicts.
@@ -334,7 +335,7 @@ def as_it_trained(planner: Planner, now: Candidate) -> tuple[Planner, Candidate]
     run = planner.known.run
     if run is None or not run.trained:
         return planner, now
-    known = planner.known
+    known, is_near = planner.known, 1.0 < now.margin < planner.margin
     if now.margin <= 1.0:
         factor = now.margin * (1.0 - _STABLE)
         known = replace(known, curvature=known.curvature.lowered(factor, "lowered to what the measured run trained with"))
@@ -343,7 +344,7 @@ def as_it_trained(planner: Planner, now: Candidate) -> tuple[Planner, Candidate]
         now = replace(now, dynamics=planner.dynamics(now.strategy, now.times, island=island))
     if known.loss_is_known and not run.reached(max(now.target, _FAR) * known.noise.loss):
         return planner, now  # it may as well be the noise that has kept it from there
-    if now.margin < planner.margin:
+    if is_near:
         return planner, now
     for halvings in range(_HALVINGS):
         calm = 0.5**halvings

@@ -179,20 +179,28 @@ def problem_of_recipe(
 
 def _work(cfg: DictConfig, problem: Problem) -> Epochs | Steps:
     batch_size, skew = cfg.recipe.data.batch_size, cfg.recipe.data.get("skew")
+    skew_seed = None if skew is None else cfg.recipe.data.get("skew_seed")
     if skew is not None and (problem.objective is None or problem.objective.labels is None):
         raise ConfigurationError(
             f"recipe.data.skew={skew}: without the recipe's own loss only times are simulated, and those of static shares are"
             " had by strategy.work_sharing=false. Leave skew away."
         )
     if cfg.steps is not None:
-        return Steps(number=cfg.steps, batch_size=batch_size, skew=skew)
+        return Steps(number=cfg.steps, batch_size=batch_size, skew=skew, skew_seed=skew_seed)
     samples = None if problem.objective is None else problem.objective.samples
     if samples is None:
         samples = cfg.samples if cfg.samples is not None else _samples_of_recipe(cfg)
         check_integer("samples", samples, example=100_000)
     batches = math.ceil(samples / batch_size)
     ahead = cfg.recipe.data.get("num_workers", 0) * cfg.recipe.data.get("prefetch", 0)
-    return Epochs(number=cfg.recipe.epochs, batches=batches, batch_size=batch_size, lookahead=1 + ahead, skew=skew)
+    return Epochs(
+        number=cfg.recipe.epochs,
+        batches=batches,
+        batch_size=batch_size,
+        lookahead=1 + ahead,
+        skew=skew,
+        skew_seed=skew_seed,
+    )
 
 
 def _samples_of_recipe(cfg: DictConfig) -> int:

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import wandb
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -47,6 +46,8 @@ def wandb_row(counts: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> dict[s
 def test_wandb_gets_one_bin_for_each_value_beside_the_wall_time(monkeypatch: pytest.MonkeyPatch) -> None:
     row = wandb_row(COUNTS, monkeypatch)
     histogram = row.pop("gossip/staleness")
+    import wandb  # half a second, which all of pytest-xdist's workers would need while they collect
+
     assert isinstance(histogram, wandb.Histogram)
     assert (list(histogram.histogram), list(histogram.bins)) == ([4, 2, 0, 1], [0, 1, 2, 3, 4])
     assert row == {"time/wall_s": 2.0, "trainer/global_step": 5}

@@ -12,13 +12,14 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
+from lightning_gossip.algorithm import AdaptivePeriod, Outer
 from lightning_gossip.algorithm.staleness import StalenessHistogram
 from lightning_gossip.analysis.delays.delays import histogram
 from lightning_gossip.analysis.second_moments.mean_square import random_staleness_limit
 from lightning_gossip.callbacks import CurvatureProbe, GossipMonitor
 from lightning_gossip.callbacks.stability import stability_margin
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.strategies import ADPSGDStrategy, APSGDStrategy
+from lightning_gossip.strategies import ADPSGDStrategy, APSGDStrategy, DPSGDStrategy, PeriodicAveragingStrategy
 
 CURVATURE = 4.0
 
@@ -106,6 +107,25 @@ def test_nesterov_s_momentum_has_a_margin_of_its_own(strategy: Any, times: float
     assert heavy_ball is not None
     assert nesterov is not None
     assert nesterov / heavy_ball == pytest.approx(times, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "momentum", "limit"),
+    [
+        (DPSGDStrategy(), 0.0, 2.0 / 3.0),  # a ring of four: models of before the step are averaged, and w_min is -1/3
+        (DPSGDStrategy(), 0.9, 3.8 / 3.0),
+        (DPSGDStrategy(overlap=False), 0.0, 2.0),
+        (DPSGDStrategy(topology="one_peer_exponential"), 0.0, None),
+        (PeriodicAveragingStrategy(period=10), 0.9, 3.8),
+        (PeriodicAveragingStrategy(period=10, outer=Outer()), 0.9, 0.081),  # directions of a band below the limit swing on
+        (PeriodicAveragingStrategy(period=AdaptivePeriod(), outer=Outer()), 0.9, None),
+    ],
+)
+def test_old_models_and_outer_steps_have_limits_of_their_own(strategy: Any, momentum: float, limit: float | None) -> None:
+    optimizers = [torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=momentum)]
+    trainer: Any = SimpleNamespace(strategy=strategy, world_size=4, optimizers=optimizers)
+    margin = stability_margin(trainer, CURVATURE, StalenessHistogram())
+    assert margin == (None if limit is None else pytest.approx(limit / (CURVATURE * 0.1), rel=0.02))
 
 
 def test_a_learning_rate_near_the_limit_is_warned_of_once() -> None:

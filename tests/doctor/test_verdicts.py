@@ -120,6 +120,9 @@ def test_a_bridge_inside_the_host_and_a_slower_interface_than_there_is() -> None
     finding = only(with_worker(report, 1, interfaces=(*report.workers[1].interfaces, fast)))
     assert "ib0 (100,000 Mb/s) is up" in finding.sentence
     assert finding.advice == "Set GLOO_SOCKET_IFNAME=ib0 there."
+    bridge = Interface(name="docker0", address="172.17.0.1", mtu=1500, mbit=10 * 10_000, up=True)  # as fast as its ports say
+    report = healthy()
+    assert findings(with_worker(report, 1, interfaces=(*report.workers[1].interfaces, bridge))) == []
 
 
 def test_versions_that_differ_are_a_problem_where_they_must_agree() -> None:

@@ -45,11 +45,19 @@ def test_every_strategys_configuration_is_one_of_the_simulators(name: str) -> No
 
 def test_options_of_a_strategy_its_topology_and_its_schedule_reach_the_simulator() -> None:
     assert strategy_of(composed("topology=star", "strategy.exchanges_per_step=0.5")) == ADPSGD(
-        topology="star", exchanges_per_step=0.5, seed=0
+        topology="star", exchanges_per_step=0.5, seed=1
     )
+    assert [strategy_of(composed("strategy=" + name, "seed=7")).seed for name in ("adpsgd", "noloco", "qsgd")] == [7] * 3  # type: ignore[attr-defined]
     periods = {"schedule=constant": ConstantPeriod(8), "schedule=adaptive": AdaptivePeriod()}
     for schedule, period in periods.items():
         assert strategy_of(composed("strategy=periodic_averaging", schedule)).period == period  # type: ignore[attr-defined]
+
+
+def test_shares_of_unlike_data_have_the_seed_of_the_training_run() -> None:
+    unlike = ("recipe=digits_mlp", "recipe.data.skew=0.1", "seed=3")
+    assert scenario_of(composed(*unlike)).work.skew_seed == 3
+    assert scenario_of(composed(*unlike, "recipe.data.skew_seed=7")).work.skew_seed == 7
+    assert scenario_of(composed(*unlike, "recipe.data.skew_seed=7", "steps=5")).work.skew_seed == 7
 
 
 @pytest.mark.parametrize("recipe", options(CONF / "recipe"))

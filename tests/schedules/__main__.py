@@ -25,8 +25,10 @@ from tests.schedules import (
     adpsgd,
     adpsgd_faults,
     failover,
+    failover_acts,
     failover_faults,
     failover_islands,
+    failover_many,
     membership,
     membership_faults,
 )
@@ -43,6 +45,8 @@ RUN: dict[str, Callable[..., Any]] = {
     "membership": membership.run,
     "failover": failover.run,
     "failover-in-rounds": failover.run_in_rounds,
+    "failover-as-one-acts": failover_acts.run,
+    "failover-of-many": failover_many.run,
     "failover-of-islands": failover_islands.run,
     "failover-of-islands-in-rounds": failover_islands.run_in_rounds,
 }
@@ -50,7 +54,9 @@ FAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "adpsgd": adpsgd_faults.FAULTS,
     "membership": membership_faults.FAULTS,
     "failover": failover_faults.BY_THE_CLOCK,
-    "failover-in-rounds": failover_faults.FAULTS,
+    "failover-in-rounds": failover_faults.IN_ROUNDS,
+    "failover-as-one-acts": failover_faults.AS_ONE_ACTS,
+    "failover-of-many": failover_faults.OF_MANY,
     "failover-of-islands": failover_faults.OF_ISLANDS,
     "failover-of-islands-in-rounds": failover_faults.OF_ISLANDS_IN_ROUNDS,
 }

@@ -16,6 +16,7 @@ time; one with a process that has ended is lost at once, unless its host has end
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Generator
@@ -25,7 +26,7 @@ from typing import Any
 from typing_extensions import override
 
 from lightning_gossip.algorithm.membership.failover import Failover
-from lightning_gossip.algorithm.membership.membership import OwnFailureError
+from lightning_gossip.algorithm.membership.membership import USE_BITS, MakeGroup, Outcome, OwnFailureError, Run
 from lightning_gossip.algorithm.membership.monitor import Heartbeat, hosts_key, hosts_of
 from lightning_gossip.algorithm.membership.quorum import has_quorum, with_mates
 from lightning_gossip.algorithm.membership.rounds import Survivable
@@ -53,6 +54,7 @@ from lightning_gossip.errors import PeerError
 from tests.schedules.choices import Choices
 from tests.schedules.membership import (
     FAIL_AFTER_S,
+    GROUP_S,
     HEARTBEAT_S,
     OPERATIONS,
     SHORT_S,
@@ -69,7 +71,7 @@ LOST_S = 6.0  # that the kernel waits for a host that does not answer
 CONNECT_S = 1.0
 BACK_S = 2 * FAIL_AFTER_S  # that a worker may take to go back to the others, who exclude it meanwhile
 ENDS_S = 10.0  # after which the process of a worker that is done has ended
-_PRIMARY = "primary"
+PRIMARY = "primary"
 _LOOKS = frozenset((Enter, Probe, Ask))
 _LOST = object()
 
@@ -80,11 +82,13 @@ class Hosted(World):
     survivable = Survivable()
 
     def __init__(self, choices: Choices, **replacements: Any) -> None:
-        self.servers: dict[str, dict[int | str, dict[str, bytes]]] = {_PRIMARY: {}}  # by address: the keys of each view
+        self.servers: dict[str, dict[int | str, dict[str, bytes]]] = {PRIMARY: {}}  # by address: the keys of each view
         self.ended_s: dict[int, float] = {}  # when hosts ended, by initial rank: one worker a host
         self.parts: list[tuple[float, float, frozenset[int]]] = []  # from when, until when, one of the sides
         self.agent = False
         self.primary_lost = False
+        self.silences: list[tuple[float, float]] = []  # from when, until when somebody froze, or the network was cut
+        self.broken: dict[tuple[int, int | None], dict[str, set[tuple[float, float]]]] = {}  # what has broken attempts
         self.done_s: dict[str, float] = {}  # when a worker was seen to be done, by the address of its store
         self.unclear = False  # hosts or the network have failed
         self.rests_s: list[list[float]] = []  # before each use but the first, by initial rank
@@ -123,7 +127,7 @@ class Hosted(World):
 
     @override
     def _started(self, me: WorkerId, members: list[WorkerId], *, late: bool) -> Worker:
-        job = (_PRIMARY, 0)
+        job = (PRIMARY, 0)
         if late:
             alive = [each for each in self.workers if each.alive and each.job is not None and each.job[0] in self.servers]
             job = max((each.job for each in alive if each.began_as.initial_rank != me.initial_rank), key=lambda job: job[1])
@@ -131,10 +135,15 @@ class Hosted(World):
         worker = Worker(self, me, members, late=late, replacements=self._replacements)
         failover = self._replacements.get("failover", Failover)
         worker.failover = failover(
-            "p", worker.monitor, worker.membership.rounds, lambda: self.now_s, silent_s=FAIL_AFTER_S, islands=self.islands
+            "p",
+            worker.monitor,
+            worker.membership.rounds,
+            lambda: self.now_s,
+            silent_s=FAIL_AFTER_S,
+            islands=self.islands,
+            view=job[1],
         )
         worker.job, worker.host = job, self._host_of_rank(me.initial_rank)
-        worker.failover.view = job[1]
         worker.connected, worker.began_s, worker.adopted_s = 0, self.now_s, self.now_s
         worker.prepares_s = self._prepares_s if late else 0.0
         worker.began_s += worker.prepares_s
@@ -219,7 +228,7 @@ class Hosted(World):
         return frozenset({host})
 
     def _host_of(self, address: str) -> int:
-        return 0 if address == _PRIMARY else self.processes[address].host
+        return 0 if address == PRIMARY else self.processes[address].host
 
     def _carried(self, one: int, other: int) -> float:
         """Since when the network does not carry anything between two hosts; −∞: it does."""
@@ -252,7 +261,7 @@ class Hosted(World):
         return "stalls" if owner is not None and owner.frozen_until_s > self.now_s else "stands"
 
     def _owner(self, address: str) -> Worker | None:
-        if address == _PRIMARY:
+        if address == PRIMARY:
             return None if self.agent else self.workers[0] if self.workers else None
         return self.processes.get(address)
 
@@ -361,9 +370,9 @@ class Hosted(World):
             case Adopt(view, address):
                 worker.job, worker.adopted_s = (address, view), self.now_s
                 thread.server = worker.job
-                if view < worker.failover._promised and not worker.membership.outside and not self._is_unclear():
+                if view < worker.failover.promised and not worker.membership.outside and not self._is_unclear():
                     raise Violation(f"{worker.began_as.spoken} gives its identity up, and nobody was silent for long")
-                if not worker.membership.outside and view <= max(worker.failover.view, worker.failover._promised - 1):
+                if not worker.membership.outside and view <= max(worker.failover.view, worker.failover.promised - 1):
                     self._check_is_soon(worker)
             case Publish(view, address):
                 self._publish(worker, view, address)
@@ -372,9 +381,38 @@ class Hosted(World):
                 return self._operate(operation, self._space((str(worker.began_as), "meet")))
             case Seek(view, address):
                 self._space((str(worker.began_as), "meet"))["seeks"] = json.dumps([view, address]).encode()
+            case Run() | MakeGroup():
+                outcome: Outcome = super()._do(thread)
+                if outcome.reason is not None:
+                    self._note_broken(thread)
+                return outcome
             case _:
                 return super()._do(thread)
         return None
+
+    def _note_broken(self, thread: Thread) -> None:
+        """An attempt has failed for a worker: perhaps since somebody was silent for longer than it waits."""
+        use = thread.worker.membership.rounds.number >> USE_BITS
+        call = (use, thread.worker.attempts[1] if type(thread.effect) is Run else None)
+        began_s = thread.until_s - GROUP_S
+        long = {(from_s, until_s) for from_s, until_s in self.silences if until_s - from_s > GROUP_S}
+        causes = {(from_s, until_s) for from_s, until_s in long if from_s <= self.now_s and until_s > began_s}
+        self.broken.setdefault(call, {}).setdefault(thread.meeting[0], set()).update(causes)
+
+    @override
+    def _is_expected(self, use: int, error: Exception) -> bool:
+        return super()._is_expected(use, error) or self._has_repeated_in_vain(use, error)
+
+    def _has_repeated_in_vain(self, use: int, error: Exception) -> bool:
+        """Whether two silences have broken an attempt and its repeat, each longer than that waits: there is one repeat."""
+        words = ("a connection broke", "a worker does not come", OwnFailureError.__name__)
+        if not isinstance(error, OwnFailureError) and not any(each in str(error) for each in words):
+            return False
+        for (broken_in, _), attempts in self.broken.items():
+            for one, other in itertools.combinations(attempts.values(), 2):
+                if broken_in == use and one and other and len(one | other) > 1:
+                    return True
+        return False
 
     @override
     def _asked(self, thread: Thread) -> Any:
@@ -435,13 +473,14 @@ class Hosted(World):
         _, kind, whom, how = self.faults[0]
         if kind == "agent":
             self.faults.pop(0)
-            if self.agent and self.servers.pop(_PRIMARY, None) is not None:
+            if self.agent and self.servers.pop(PRIMARY, None) is not None:
                 self.last_loss_s = self.now_s
                 self._note_loss()
         elif kind == "part":
             self.faults.pop(0)
             length_s, side = how
             self.parts.append((self.now_s, self.now_s + length_s, side))
+            self.silences.append((self.now_s, self.now_s + length_s))
             self.last_loss_s = self.now_s + length_s
             self._note_loss()
             self.unclear = True
@@ -456,12 +495,14 @@ class Hosted(World):
         ):
             self.faults.pop(0)  # nobody could tell it where the store is
         else:
+            if kind == "freeze":
+                self.silences.append((self.now_s, self.now_s + how))
             before_s, self._prepares_s = self.last_loss_s, how if kind == "restart" and how > SHORT_S else 0.0
             super()._strike()
             self.last_loss_s = max(before_s, self.last_loss_s)
 
     def _outlives(self, address: str, rank: int) -> bool:
-        return self._host_of(address) != self._host_of_rank(rank) or (address == _PRIMARY and self.agent)
+        return self._host_of(address) != self._host_of_rank(rank) or (address == PRIMARY and self.agent)
 
     def _end_host(self, whom: int, fault: Any) -> None:
         host = self._host_of_rank(whom)
@@ -514,7 +555,7 @@ class Hosted(World):
             super()._kill(worker)
         self.servers.pop(str(worker.began_as), None)
         if host == 0 and (host in self.ended_s or (not self.agent and worker.began_as == WorkerId(0, 1))):
-            self.servers.pop(_PRIMARY, None)
+            self.servers.pop(PRIMARY, None)
             self._note_loss()
 
     @override

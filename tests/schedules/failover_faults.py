@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import Any
+from unittest.mock import patch
 
 from typing_extensions import override
 
 from lightning_gossip.algorithm.membership.failover import Failover
+from lightning_gossip.algorithm.membership.failure_detector import Verdict
 from lightning_gossip.algorithm.membership.meeting import Meeting, Opened
+from lightning_gossip.algorithm.membership.monitor import Monitor
 from lightning_gossip.algorithm.membership.news import News
 from lightning_gossip.algorithm.membership.rounds import Known, Rounds
 from lightning_gossip.algorithm.membership.store import AtOwn, Count, Enter, Reached, Steps, Write
+from lightning_gossip.algorithm.membership.view_change import ViewChange
 from lightning_gossip.algorithm.membership.worker_id import WorkerId
 
 
@@ -22,6 +26,14 @@ class ActsAtOnce(Rounds):
     def _settle(self, number: int, members: Sequence[WorkerId]) -> Steps[bool]:
         yield Count(f"{self._key(number)}/known/0")
         return True
+
+
+class TakesHalfForEnough(Rounds):
+    """A worker acts by a result when half of the members know it: then the other half may go on without it."""
+
+    @override
+    def _enough(self, present: Sequence[WorkerId], members: Sequence[WorkerId]) -> int:
+        return max(1, min(len(members) // 2, len(present)))
 
 
 class EndsWithoutQuorum(Rounds):
@@ -40,7 +52,24 @@ class ExcludesWithoutQuorum(Failover):
         return True
 
 
-class LooksAheadOnly(Failover):
+class TakesTheUnwatchedForAlive(Monitor):
+    """Whoever finds some silent asks nobody whether those are there that it does not watch."""
+
+    @override
+    def _withdraw_if_too_few_are_heard(self) -> None:
+        with patch.object(self._detector, "hears", lambda worker: self.verdict(worker) is Verdict.ALIVE):
+            super()._withdraw_if_too_few_are_heard()
+
+    @override
+    def _watch_all(self) -> None:
+        return
+
+
+def _changing_views(change: type[ViewChange]) -> type[Failover]:
+    return type(change.__name__, (Failover,), {"__doc__": change.__doc__, "view_change": change})
+
+
+class LooksAheadOnly(ViewChange):
     """A worker does not find out that the others have stayed where it was, and have excluded it."""
 
     @override
@@ -48,7 +77,7 @@ class LooksAheadOnly(Failover):
         return (yield Enter(address, view)) is Reached.OPEN
 
 
-class LetsThemRest(Failover):
+class LetsThemRest(ViewChange):
     """Nobody registers for workers that rest: those that wait for them are too few."""
 
     @override
@@ -72,7 +101,7 @@ class _AnyMayOpen(Meeting):
         return bool(self.present) and (self.is_complete or in_vain)
 
 
-class OpensWithoutQuorum(Failover):
+class OpensWithoutQuorum(ViewChange):
     """Whoever comes to a store takes it for the job's."""
 
     meeting = _AnyMayOpen
@@ -84,7 +113,7 @@ class _BringsNothing(Meeting):
         return super().opened(result)._replace(known=Known())
 
 
-class ForgetsTheResult(Failover):
+class ForgetsTheResult(ViewChange):
     """Nobody brings the last result to the next store."""
 
     meeting = _BringsNothing
@@ -98,7 +127,7 @@ class _ForgetsTheMissing(Meeting):
         return opened._replace(news=News(news.number, self._failed, aborted=news.aborted, ended=news.ended).encode())
 
 
-class WaitsForTheMissing(Failover):
+class WaitsForTheMissing(ViewChange):
     """Members that did not come to the next store are not told of as failed."""
 
     meeting = _ForgetsTheMissing
@@ -126,13 +155,13 @@ class _CountsRanks(Meeting):
         super().__init__(said, ended, in_time)
 
 
-class CountsRanks(Failover):
+class CountsRanks(ViewChange):
     """What is left of an island is counted at the next store, and waited for, as if ranks were single workers."""
 
     meeting = _CountsRanks
 
 
-class ForgetsAdmitted(Failover):
+class ForgetsAdmitted(ViewChange):
     """Members that were admitted by a result which is not settled do not count: perhaps they have gone on by it."""
 
     meeting = type("_ForgetsAdmitted", (Meeting,), {"_grown": []})
@@ -140,42 +169,64 @@ class ForgetsAdmitted(Failover):
 
 FAULTS: dict[str, dict[str, Any]] = {
     "acts by a result that others may not know": {"rounds": ActsAtOnce},
+    "acts by a result that half of the members know": {"rounds": TakesHalfForEnough},
     "ends rounds without a quorum": {"rounds": EndsWithoutQuorum},
     "excludes silent workers without a quorum": {"rounds": EndsWithoutQuorum, "failover": ExcludesWithoutQuorum},
-    "looks ahead only": {"failover": LooksAheadOnly},
-    "opens a store without a quorum": {"failover": OpensWithoutQuorum},
-    "brings no result to the next store": {"failover": ForgetsTheResult},
-    "waits for members that did not come": {"failover": WaitsForTheMissing},
+    "takes those for alive that it does not watch": {"monitor": TakesTheUnwatchedForAlive},
+    "looks ahead only": {"failover": _changing_views(LooksAheadOnly)},
+    "opens a store without a quorum": {"failover": _changing_views(OpensWithoutQuorum)},
+    "brings no result to the next store": {"failover": _changing_views(ForgetsTheResult)},
+    "waits for members that did not come": {"failover": _changing_views(WaitsForTheMissing)},
     "leaves the next store for the last one's loss": {"failover": LeavesTheNextStore},
     "returns to an older store": {"failover": ReturnsToAnOlderStore},
-    "registers for nobody that rests": {"failover": LetsThemRest},
+    "registers for nobody that rests": {"failover": _changing_views(LetsThemRest)},
     "forgets that it was called while it rested": {"failover": ForgetsTheCall},
 }
 
+
+def _some(*faults: str) -> dict[str, dict[str, Any]]:
+    return {fault: FAULTS[fault] for fault in faults}
+
+
 GUARDED = {
-    "ends rounds without a quorum": "who is silent is told of as failed only by those that are enough (decisions/034)",
+    "ends rounds without a quorum": "needs a cut that is not in two (test_partial_cut.py)",
     "forgets that it was called while it rested": "needs a cut whose two sides both count it, and that ends while it rests",
     "counts ranks and not islands": "by ranks no two sides are enough either, and each round counts islands (decisions/038)",
 }
 """Faults that no schedule has found: why, as far as it is known."""
 
-_IN_ROUNDS_ONLY = (
-    "ends rounds without a quorum",
-    "leaves the next store for the last one's loss",
-    "acts by a result that others may not know",
-    "excludes silent workers without a quorum",
-    "brings no result to the next store",
-)
 OF_ISLANDS: dict[str, dict[str, Any]] = {
-    "counts ranks and not islands": {"failover": CountsRanks},
-    "opens a store without a quorum": {"failover": OpensWithoutQuorum},
-    "waits for members that did not come": {"failover": WaitsForTheMissing},
-    "returns to an older store": {"failover": ReturnsToAnOlderStore},
+    "counts ranks and not islands": {"failover": _changing_views(CountsRanks)},
+    **_some("opens a store without a quorum", "waits for members that did not come", "returns to an older store"),
 }
 OF_ISLANDS_IN_ROUNDS = {
     **OF_ISLANDS,
-    "brings no result to the next store": {"failover": ForgetsTheResult},
-    "forgets members that were just admitted": {"failover": ForgetsAdmitted},
-    "registers for nobody that rests": {"failover": LetsThemRest},
+    "forgets members that were just admitted": {"failover": _changing_views(ForgetsAdmitted)},
+    **_some("brings no result to the next store", "registers for nobody that rests"),
 }
-BY_THE_CLOCK = {fault: kinds for fault, kinds in FAULTS.items() if fault not in _IN_ROUNDS_ONLY}
+AS_ONE_ACTS = _some(
+    "acts by a result that others may not know",
+    "acts by a result that half of the members know",
+    "opens a store without a quorum",
+    "brings no result to the next store",
+)
+OF_MANY = _some("takes those for alive that it does not watch", "excludes silent workers without a quorum")
+BY_THE_CLOCK = _some(
+    "looks ahead only",
+    "opens a store without a quorum",
+    "waits for members that did not come",
+    "returns to an older store",
+    "registers for nobody that rests",
+    "forgets that it was called while it rested",
+)
+IN_ROUNDS = _some(
+    "ends rounds without a quorum",
+    "excludes silent workers without a quorum",
+    "opens a store without a quorum",
+    "brings no result to the next store",
+    "waits for members that did not come",
+    "leaves the next store for the last one's loss",
+    "returns to an older store",
+    "registers for nobody that rests",
+    "forgets that it was called while it rested",
+)

@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-from tests.schedules import adpsgd, membership
+from lightning_gossip.algorithm.membership.membership import OwnFailureError, Run
+from lightning_gossip.errors import another_aborted
+from tests.schedules import adpsgd, failover, membership
 from tests.schedules.__main__ import FAULTS, KEPT, RUN, shrink, violation_of
 from tests.schedules.choices import Choices
 from tests.schedules.shrink import shrunk
@@ -16,12 +18,14 @@ AT_ONCE = 25
 
 
 SCHEDULES = {
-    "adpsgd": 400,
-    "membership": 400,
-    "failover": 100,
-    "failover-in-rounds": 50,
-    "failover-of-islands": 100,
-    "failover-of-islands-in-rounds": 50,
+    "adpsgd": 700,
+    "membership": 700,
+    "failover": 150,
+    "failover-in-rounds": 75,
+    "failover-as-one-acts": 50,
+    "failover-of-many": 50,
+    "failover-of-islands": 200,
+    "failover-of-islands-in-rounds": 75,
 }
 ONCE_BROKEN = {  # seeds
     "failover": (
@@ -49,6 +53,7 @@ ONCE_BROKEN = {  # seeds
         21055,
         6000350,
         8000765,
+        10007459,
     ),
     "failover-in-rounds": (
         25,
@@ -67,9 +72,10 @@ ONCE_BROKEN = {  # seeds
         3182,
         7002541,
         9300820,
+        10006901,
     ),
     "failover-of-islands": (10, 190, 317, 498, 20176, 3000199, 6000827, 9401964),
-    "failover-of-islands-in-rounds": (450, 474, 590, 979, 40149, 2006558, 3000533, 3000737),
+    "failover-of-islands-in-rounds": (450, 474, 590, 979, 40149, 2006558, 3000533, 3000737, 10008979),
 }
 
 
@@ -101,6 +107,9 @@ def test_what_once_broke_an_invariant_holds(kept: dict[str, object]) -> None:
         ("membership", "gives up although a member is there"),
         ("membership", "waits for the last to arrive"),
         ("failover", "registers for nobody that rests"),
+        ("failover-as-one-acts", "acts by a result that others may not know"),
+        ("failover-as-one-acts", "acts by a result that half of the members know"),
+        ("failover-of-many", "takes those for alive that it does not watch"),
     ],
 )
 def test_a_fault_is_found_within_a_few_schedules(protocol: str, fault: str) -> None:
@@ -121,6 +130,23 @@ def test_a_seed_is_one_schedule_of_membership() -> None:
     assert (first.choices.made, first.store) == (again.choices.made, again.store)
     written = membership.run(Choices(recorded=first.choices.made))
     assert (written.now_s, written.events, written.store) == (first.now_s, first.events, first.store)
+
+
+def test_the_judge_allows_that_two_silences_break_an_attempt_and_its_repeat_and_nothing_else() -> None:
+    world = failover.Hosted(Choices(0))
+    one, other = (0.0, 5.0), (5.0, 17.0)
+
+    def allows(first: set[tuple[float, float]], second: set[tuple[float, float]], error: Exception, use: int = 0) -> bool:
+        world.broken = {(0, 1): {"p/group/0/run/1": first, "p/group/1/run/1": second}}
+        return world._has_repeated_in_vain(use, error)
+
+    fails = OwnFailureError(Run)
+    assert allows({one}, {other}, fails)
+    assert allows({one, other}, {other}, another_aborted(2, "RuntimeError: a connection broke", "a collective"))
+    assert not allows({one}, {one}, fails)
+    assert not allows({one}, set(), fails)
+    assert not allows({one}, {other}, fails, use=1)
+    assert not allows({one}, {other}, another_aborted(2, "ValueError: a bug", "a collective"))
 
 
 def test_a_failing_schedule_is_shrunk_to_one_that_still_fails() -> None:

@@ -94,6 +94,17 @@ def test_the_loss_is_the_mean_over_the_held_out_batches() -> None:
     assert problem.loss(model) == pytest.approx(loss(as_module(net, model), range(40)).item(), rel=1e-6)
 
 
+def test_a_loss_that_draws_at_random_is_the_same_of_the_same_model() -> None:
+    def augmented(module: nn.Module, batch: Sequence[int]) -> Tensor:
+        return loss(module, batch) + torch.rand(())
+
+    made = ModuleObjective(net, augmented, samples=40, batch=lambda indices: indices, held_out=[range(20), range(20, 40)])
+    model = made.start(torch.Generator().manual_seed(0))
+    state = torch.get_rng_state()
+    assert made.loss(model) == made.loss(model)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_running_statistics_are_moved_by_forward_passes_and_by_no_optimizer() -> None:
     problem = objective(normed)
     assert problem.statistics == 10

@@ -11,6 +11,7 @@ from lightning_gossip.errors import ConfigurationError
 from lightning_gossip.simulation import Links, RandomSlowdowns
 from lightning_gossip.simulation.cluster.collective_costs import (
     all_reduce_bytes,
+    all_reduce_s,
     in_cast_s,
     ring_all_gather_s,
     ring_all_reduce_s,
@@ -121,6 +122,8 @@ def test_a_ring_waits_for_its_slowest_link_and_for_no_other() -> None:
 
     assert seconds({(1, 2): 9.0}) == 9.0 * seconds({})
     assert seconds({(0, 2): 9.0}) == seconds({})
+    slow = Links(bandwidth=1.0, slow={3: 10.0})  # the port of rank 3: it counts while that worker lives
+    assert all_reduce_s(slow, [0, 2, 3], 9.0) == pytest.approx(10 * all_reduce_s(slow, [0, 1, 2], 9.0))
 
 
 def test_on_a_bottleneck_a_ring_s_transfers_share() -> None:

@@ -504,7 +504,7 @@ def _until_it_thaws(folder: str, options: dict[str, Any]) -> dict[str, Any]:
             if trainer.world_size == 3 and trainer.strategy.report.lost == [2]:
                 trainer.should_stop = True
 
-    return _fit(folder, Frozen(), epochs=400, **options)
+    return _fit(folder, Frozen(), epochs=400, step_s=0.03, **options)
 
 
 def test_a_worker_that_was_frozen_for_long_is_taken_in_again(tmp_path: Path) -> None:

@@ -5,10 +5,11 @@ A script that trains for a tenth of a second would spend half as long again on i
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib.metadata
 import logging
+import os
+import pickle
 import sys
 import warnings
 from collections.abc import Iterable
@@ -16,12 +17,16 @@ from dataclasses import replace
 from io import BytesIO
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from hydra import compose, initialize_config_dir
+from hydra._internal import defaults_list
 from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.defaults_list import InputDefault, Overrides
 from hydra.plugins.config_source import ConfigResult
 from matplotlib.figure import Figure
+from omegaconf import DictConfig, OmegaConf
 from torchmetrics import Metric
 
 from recipes.train import CONF
@@ -35,8 +40,17 @@ def remember() -> None:
     _entry_points()
     _configurations()
     _first_picture()
-    if torch.version.cuda is None:  # else autograd has a thread for each device
-        _first_fit()
+    if not _has_devices():  # else autograd has a thread for each
+        with patch.object(torch._C, "_cuda_getDeviceCount", lambda: 0, create=True):  # once it is asked, torch forbids forks
+            _first_fit()
+
+
+def _has_devices() -> bool:
+    """Asked in a process of its own."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(torch.cuda.device_count() > 0)
+    return os.waitpid(pid, 0)[1] != 0
 
 
 def _entry_points() -> None:
@@ -63,20 +77,31 @@ def _entry_points() -> None:
 
 
 def _configurations() -> None:
-    """The files of Hydra's groups, of which each composition reads some thirty; those that a test has written are read anew."""
-    read = ConfigRepository.load_config
-    known: dict[tuple[Any, ...], ConfigResult] = {}
+    """The files of Hydra's groups, of which each composition reads some thirty; those that a test has written are read anew.
+
+    And the choices that a list of defaults may refer to, which Hydra makes a configuration of at each, are made where one does.
+    """
+    read, make_choices = ConfigRepository.load_config, defaults_list._create_interpolation_map
+    known: dict[tuple[Any, ...], tuple[ConfigResult, bytes]] = {}
     ours = (f"file://{ROOT}", "pkg://lightning_gossip.", "pkg://hydra.")
 
     @functools.wraps(read)
     def load_config(repository: ConfigRepository, config_path: str) -> ConfigResult | None:
         key = config_path, *((source.provider, source.path) for source in repository.sources)
-        found = known.get(key) or read(repository, config_path)
-        if found is None or not found.path.startswith(ours):
-            return found
-        known[key] = found
-        return replace(found, config=copy.deepcopy(found.config))  # which becomes part of the composition
+        if key in known:
+            found, config = known[key]
+            return replace(found, config=pickle.loads(config))  # of its own, since it becomes part of the composition
+        found = read(repository, config_path)
+        if found is not None and found.path.startswith(ours):
+            known[key] = found, pickle.dumps(found.config)
+        return found
 
+    @functools.wraps(make_choices)
+    def choices(overrides: Overrides, defaults: list[InputDefault], self_added: bool) -> DictConfig:
+        wanted = any(default.is_interpolation() for default in defaults)
+        return make_choices(overrides, defaults, self_added) if wanted else OmegaConf.create()
+
+    defaults_list._create_interpolation_map = choices
     ConfigRepository.load_config = load_config
     with initialize_config_dir(str(CONF), version_base="1.3"):
         for name in ("config", "simulate"):
@@ -97,7 +122,7 @@ def _first_fit() -> None:
     It is a fit of plain Lightning on the CPU, on this one thread. Neither random numbers nor warnings are used up by it.
     """
     logging.disable()
-    with torch.random.fork_rng(), warnings.catch_warnings():
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = Net()
         trainer(strategy="auto", devices=1).fit(model, loader(), loader(32))

@@ -36,6 +36,7 @@ class Grant(NamedTuple):
         joiners: the workers that are admitted, at the end of the ranks.
         excluded: the workers that were excluded so far.
         snapshot: state of the training, for the joiners.
+        hosts: addresses of the stores that all of them keep (:mod:`.failover`): the store may be lost in the first round.
     """
 
     round: int
@@ -44,6 +45,7 @@ class Grant(NamedTuple):
     joiners: tuple[WorkerId, ...]
     excluded: list[WorkerId]
     snapshot: Any
+    hosts: dict[WorkerId, str]
 
 
 class Joining:

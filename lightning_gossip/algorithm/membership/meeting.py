@@ -77,7 +77,8 @@ class Meeting:
     Attributes:
         best: the one that knows most.
         members: that it knows.
-        present: those of them that go on.
+        present: those of them that go on; those, too, that were admitted by a result which is not settled, since whoever has
+            acted by it counts on them.
         missing: those that have not come, and may be alive.
         is_complete: whether all have come that can be expected.
     """
@@ -95,15 +96,16 @@ class Meeting:
         self._said = said
         self._news = [News.decode(one.news) for one in said]
         self._ended = ended.union(*(news.ended for news in self._news))
-        self._failed = with_mates(self._ended.union(*(news.failed for news in self._news)), self.members, islands)
+        expected = tuple(dict.fromkeys((*self.members, *(worker for grown in self._grown for worker in grown))))
+        self._failed = with_mates(self._ended.union(*(news.failed for news in self._news)), expected, islands)
         registered = {one.worker for one in said}
         self._here = whole(registered - self._failed, islands)
-        self.present = tuple(worker for worker in self.members if worker in self._here)
+        self.present = tuple(worker for worker in expected if worker in self._here)
         self._in_time = in_time.union(*(one.ended for one in said))
         # what a store that others have left since says keeps nobody from being excluded in theirs
         here = [one for one in said if self.best is not None and one.view == self.best.view]
         self._in_time_here = self._in_time.union(*self._ended_before_any_exclusion(here))
-        self.missing = [worker for worker in self.members if worker not in registered and worker not in self._failed]
+        self.missing = [worker for worker in expected if worker not in registered and worker not in self._failed]
         self.is_complete = not self.missing
 
     def _ended_before_any_exclusion(self, said: list[Registration]) -> list[frozenset[WorkerId]]:
@@ -140,8 +142,7 @@ class Meeting:
     @property
     def _grown(self) -> list[tuple[WorkerId, ...]]:
         """The members by the last result, if some were admitted since the last settled one, and may go on by it: or none."""
-        assert self.best is not None
-        proposed = workers_of(self.best.proposed)
+        proposed = workers_of(self.best.proposed) if self.best is not None else ()
         return [proposed] if set(proposed) - {*self.members} else []
 
     def _may_have_gone_on(self, least: int | None) -> bool:

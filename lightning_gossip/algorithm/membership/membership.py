@@ -535,7 +535,9 @@ class Membership:
         self.members = (*self.members, *joiners)
         self.generation += 1
         self._monitor.observe(self.members)
-        grant = Grant(self.rounds.number, self.generation, admitters, tuple(joiners), self.excluded, snapshot)
+        yield from self.on_store(lambda: self._monitor.learn_hosts(self.members))
+        hosts = {worker: self._monitor.hosts[worker] for worker in self.members if worker in self._monitor.hosts}
+        grant = Grant(self.rounds.number, self.generation, admitters, tuple(joiners), self.excluded, snapshot, hosts)
         yield from self.on_store(lambda: self.joining.grant(grant))
         yield from self.make_groups()
 
@@ -560,6 +562,7 @@ class Membership:
             self._admitters = grant.admitters
             self.members = (*grant.admitters, *grant.joiners)
             self.generation, self.excluded = grant.generation, list(grant.excluded)
+            self._monitor.hosts |= grant.hosts
             self.rounds.begin_at(grant.round)
             self.rounds.agreed, self.rounds.proposed, self.rounds.known = grant.admitters, grant.admitters, Known()
             yield AdoptUse(grant.round >> USE_BITS)

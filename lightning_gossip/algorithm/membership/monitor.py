@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 from lightning_gossip.algorithm.islands.places import Islands
 from lightning_gossip.algorithm.membership.failure_detector import FailureDetector, Verdict
 from lightning_gossip.algorithm.membership.news import Aborted, News
+from lightning_gossip.algorithm.membership.quorum import with_mates
 from lightning_gossip.algorithm.membership.rounds import LOOK
 from lightning_gossip.algorithm.membership.store import (
     Ask,
@@ -135,6 +136,7 @@ class Monitor:
         self._present: frozenset[WorkerId] = frozenset()  # the same, to be asked who is one
         self._neighbours: frozenset[WorkerId] = frozenset()
         self._watched: tuple[WorkerId, ...] = ()
+        self._watches_all = False  # since one of them is silent
         self.holds_store: bool | None = None
         self.hosts: dict[WorkerId, str] = {}
         self._seen: set[WorkerId] = set()  # workers that have sent a heartbeat to this store; its key is never deleted
@@ -148,6 +150,7 @@ class Monitor:
         self._ended: set[WorkerId] = set()  # their processes are known to have ended
         # found out here, and to be added to the news
         self._found = {WorkerId(me.initial_rank, earlier) for earlier in range(1, me.incarnation)}
+        self._may_go_on: Callable[[Collection[WorkerId]], bool] = lambda present: True
         self._ended |= self._found
         self._resting: set[WorkerId] = set()  # between two uses, when they were heard last
         self._gone_ahead: set[WorkerId] = set()  # to a later view, though this store says that they rest
@@ -417,11 +420,16 @@ class Monitor:
         Raises:
             StoreLostError: if those that have not failed may not: they look for the others elsewhere (:mod:`.failover`).
         """
+        self._may_go_on = may_go_on
         yield from self.send()
         if self.is_outside:
             yield from self._look_for_members()
-        if self._leads:
+        if self._leads and not self._watches_all:
             self._choose()  # those that ask to join, too
+        unseen = tuple(worker for worker in self._watched if worker not in self._seen)
+        if self._watches_all and unseen and (yield ReadAll(tuple(map(self._heartbeat_key, unseen)))) is not None:
+            self._seen.update(unseen)  # at once, since they are many
+            self._counted.update(unseen)
         for worker in self._watched:
             if worker not in self._seen and (yield Read(self._heartbeat_key(worker))) is not None:
                 self._seen.add(worker)
@@ -440,7 +448,7 @@ class Monitor:
                 self._detector.heard_nothing(worker, at_s=at_s)
         yield from self._look_at_one_that_rests(view)
         if not self.is_outside:
-            yield from self._exclude(may_go_on)
+            yield from self._exclude()
             self._found |= self._of_dead_islands()
         else:
             yield from self._weigh(heard)
@@ -464,8 +472,15 @@ class Monitor:
             self._take((yield Decide(self._news_key, News().encode())))
 
     def publish(self) -> Steps[None]:
-        """Add to the news what was found out here; again, if somebody else was faster."""
-        while self._read is not None and (wanted := self._wanted()) != self.news:
+        """Add to the news what was found out here; again, if somebody else was faster.
+
+        Raises:
+            StoreLostError: as :meth:`tick`.
+        """
+        while self._read is not None:
+            self._withdraw_if_too_few_are_heard()
+            if (wanted := self._wanted()) == self.news:
+                return
             later = wanted._replace(number=self.news.number + 1)
             self._take((yield Swap(self._news_key, self._read, later.encode())))
 
@@ -511,24 +526,40 @@ class Monitor:
             news.ended | (self._ended & failed),
         )
 
-    def _exclude(self, may_go_on: Callable[[Collection[WorkerId]], bool]) -> Steps[None]:
-        """Find out who has failed; of workers that are silent that is told only where the others may go on without them.
+    def _exclude(self) -> Steps[None]:
+        """Find out who has failed, and whose process has ended."""
+        failed = self._present & self._all_failed
+        if failed:
+            yield from self._probe(failed)
+            self._found |= failed
+        elif self._watches_all:
+            self._choose()
+
+    def _withdraw_if_too_few_are_heard(self) -> None:
+        """Of workers that are silent tell only where the others, whom this worker hears, may go on without them.
 
         Else those that are told of would leave the job when the network carries their words again, and nobody would be left who
-        may go on. All that fall silent at once do so within a heartbeat: who is late does not count as present, or as silent.
+        may go on. Of workers that are many this one watches a few only, and knows nothing of the rest: so it listens to all
+        before it tells of one that is silent. All that fall silent at once do so within a heartbeat: who is late does not count
+        as heard, or as silent. And others may have told of more since: so each asks again before each swap.
         """
-        failed = self._present & self._all_failed
-        if not failed:
+        if self.is_outside:
             return
-        yield from self._probe(failed)
-        self._found |= failed & self._ended
-        if failed <= self._found | self.news.failed:
+        silent = (self._found & self._present) - with_mates(self._ended, self._members, self.islands) - self.news.failed
+        if not silent:
             return
-        others = [worker for worker in self._members if worker not in failed | self.news.failed]
-        if may_go_on([worker for worker in others if worker == self.me or self.verdict(worker) is Verdict.ALIVE]):
-            self._found |= failed
-        elif not may_go_on(others):
+        others = [worker for worker in self._members if worker not in self._found | self.news.failed]
+        if self._may_go_on([worker for worker in others if worker == self.me or self._detector.hears(worker)]):
+            return
+        self._found -= silent
+        if not self._may_go_on(others):
             raise StoreLostError
+        self._watch_all()
+
+    def _watch_all(self) -> None:
+        """Until somebody is told of as failed, or nobody is silent any more."""
+        others = [worker for worker in self._members if worker != self.me and worker not in self.news.failed]
+        self._watched, self._watches_all = tuple(dict.fromkeys((*others, *self._watched))), True
 
     def _look_at_one_that_rests(self, view: int) -> Steps[None]:
         """Find out whether one has ended, or left this store: no heartbeat tells that, and a round may wait for it.
@@ -598,6 +629,7 @@ class Monitor:
         """Whom to watch."""
         if self.is_outside:
             return  # see _look_for_members
+        self._watches_all = False
         watched = dict.fromkeys(_around(self._members, self.me, self.news.failed))
         watched |= dict.fromkeys(sorted((self._neighbours & self._present) - self.news.failed - {self.me}))
         if self._leads:

@@ -306,7 +306,6 @@ class Rounds:
         if len(members) == 1:
             return True
         slot, give_up_s, counted = 0, self._now_s() + self._timeout_s, -1
-        grows = self._voters(members) != tuple(members)
         while True:
             self._health.waits_for(self._slot_key(number, slot, "settled"))
             self._health.raise_failure()
@@ -318,9 +317,8 @@ class Rounds:
                 counted = level
                 key = f"{self._key(number)}/known/{level}"
                 self._shared.append(key)
-                enough = len(present) if grows else witnesses(len(present), len(members))
                 know: int = yield Count(key)
-                if know >= enough:
+                if know >= self._enough(present, members):
                     # each of them, before it goes on: the first may have ended before it said so, and the others wait for that
                     yield from self._decide(number, slot, _SETTLED, "settled")
                     return True
@@ -332,6 +330,11 @@ class Rounds:
                 return True
             slot += 1
             yield from self._health.read_news()
+
+    def _enough(self, present: Sequence[WorkerId], members: Sequence[WorkerId]) -> int:
+        """How many of those present have to know a result: of any later quorum one then knows it."""
+        grows = self._voters(members) != tuple(members)
+        return len(present) if grows else witnesses(len(present), len(members))
 
     def _counts_no_more(self, members: Sequence[WorkerId]) -> bool:
         """Whether all are told that this worker, or with islands one of its mates, has failed."""

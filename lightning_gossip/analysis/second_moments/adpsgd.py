@@ -22,7 +22,6 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
 
 from lightning_gossip.algorithm.checks import check_not_negative, check_positive
@@ -56,16 +55,17 @@ def gossip_rms_decay(
     events = n + exchanges
     turn = own_step(g, momentum, nesterov=nesterov)
     ends = np.array(topology.edges, dtype=np.int64).reshape(-1, 2)
-    laplacian = _laplacian(n, ends, np.ones(len(ends)))
+    incidence = np.zeros((len(ends), n))
+    incidence[np.arange(len(ends))[:, None], ends] = (1.0, -1.0)
     share = exchanges / events / max(1, len(ends))
 
     def event(packed: FloatArray) -> FloatArray:
-        square = packed.reshape(3 * n, 3 * n)
-        moments = (0.5 * (square + square.T)).reshape(3, n, 3, n)  # what, whose, what, whose
+        square = packed.reshape(*packed.shape[:-1], 3 * n, 3 * n)
+        moments = (0.5 * (square + square.swapaxes(-2, -1))).reshape(*packed.shape[:-1], 3, n, 3, n)  # what, whose, what, whose
         after = _steps(moments, turn, 1.0 / events, n)
         if exchanges:  # an event is one or the other
-            after += _exchanged(moments, laplacian, ends, share) - moments
-        return after.ravel()
+            after += _exchanged(moments, incidence, share) - moments
+        return after.reshape(packed.shape)
 
     return -0.5 * events * math.log(_radius(event, 3 * n))
 
@@ -73,8 +73,12 @@ def gossip_rms_decay(
 def _radius(event: Callable[[FloatArray], FloatArray], sides: int) -> float:
     """The largest eigenvalue, which is real: of a map that keeps covariances what they are, to one of which it belongs."""
     size, start = sides**2, np.eye(sides).ravel()
-    if size <= _DENSE:
-        return float(np.abs(np.linalg.eigvals(np.stack([event(row) for row in np.eye(size)]))).max())
+    if size <= _DENSE:  # covariances are known by what is on and above the diagonal
+        row, column = np.triu_indices(sides)
+        units = np.zeros((len(row), sides, sides))
+        units[np.arange(len(row)), row, column] = units[np.arange(len(row)), column, row] = 1.0
+        after = event(units.reshape(-1, size)).reshape(units.shape)
+        return float(np.abs(np.linalg.eigvals(after[:, row, column])).max())
     operator = LinearOperator((size, size), matvec=event, dtype=np.float64)
     try:
         found = eigs(operator, k=1, which="LM", v0=start, tol=1e-9, return_eigenvectors=False)
@@ -106,32 +110,20 @@ def gossip_limit(
 
 def _steps(moments: FloatArray, turn: FloatArray, share: float, n: int) -> FloatArray:
     """One worker of n, drawn with this probability each, ends a step."""
-    turned = np.einsum("ab,bicj->aicj", turn, moments)
-    after: FloatArray = (1.0 - 2.0 * share) * moments + share * (turned + turned.transpose(2, 3, 0, 1))
+    turned = np.einsum("ab,...bicj->...aicj", turn, moments)
+    after: FloatArray = (1.0 - 2.0 * share) * moments + share * (turned + np.moveaxis(turned, (-4, -3), (-2, -1)))
     own = np.arange(n)
-    mine = moments[:, own, :, own]  # (worker, what, what)
-    after[:, own, :, own] = (1.0 - share) * mine + share * (turn @ mine @ turn.T)
+    mine = moments[..., :, own, :, own]  # (worker, ..., what, what)
+    after[..., :, own, :, own] = (1.0 - share) * mine + share * (turn @ mine @ turn.T)
     return after
 
 
-def _exchanged(moments: FloatArray, laplacian: FloatArray, ends: npt.NDArray[np.int64], share: float) -> FloatArray:
+def _exchanged(moments: FloatArray, incidence: FloatArray, share: float) -> FloatArray:
     """One edge, drawn with this probability each: W P W of the models, W P of models with all else."""
     after = moments.copy()
-    moved = -0.5 * share * np.einsum("ij,jck->ick", laplacian, moments[0])
-    after[0] += moved
-    after[:, :, 0, :] += moved.transpose(1, 2, 0)
-    models = moments[0, :, 0, :]
-    i, j = ends.T
-    apart = models[i, i] + models[j, j] - 2.0 * models[i, j]
-    after[0, :, 0, :] += 0.25 * share * _laplacian(len(models), ends, apart)
+    moved = -0.5 * share * np.einsum("ij,...jck->...ick", incidence.T @ incidence, moments[..., 0, :, :, :])
+    after[..., 0, :, :, :] += moved
+    after[..., :, :, 0, :] += np.moveaxis(moved, -3, -1)
+    apart = ((incidence @ moments[..., 0, :, 0, :]) * incidence).sum(-1)  # mean square between the ends of each edge
+    after[..., 0, :, 0, :] += 0.25 * share * (incidence.T * apart[..., None, :]) @ incidence
     return after
-
-
-def _laplacian(n: int, ends: npt.NDArray[np.int64], weights: FloatArray) -> FloatArray:
-    matrix = np.zeros((n, n))
-    i, j = ends.T
-    np.add.at(matrix, (i, j), -weights)
-    np.add.at(matrix, (j, i), -weights)
-    np.add.at(matrix, (i, i), weights)
-    np.add.at(matrix, (j, j), weights)
-    return matrix

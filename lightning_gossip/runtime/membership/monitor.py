@@ -110,6 +110,7 @@ class HeartbeatMonitor:
             rounds: of this worker.
             least: how many workers are enough to go on, if the user has said so.
         """
+        assert self.stores is not None
         self._failover = Failover(
             self._prefix,
             self.protocol,
@@ -118,9 +119,8 @@ class HeartbeatMonitor:
             silent_s=self._fail_after_s,
             least=least,
             islands=self.protocol.islands,
+            view=self.stores.view,
         )
-        assert self.stores is not None
-        self._failover.view = self.stores.view
 
     # -- any thread --------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ def all_reduce_s(links: Links, ranks: Sequence[int], nbytes: float, *, at_s: flo
     if links.nodes is not None:
         return node_collectives.all_reduce_s(links, ranks, nbytes, at_s=at_s, seed=seed)
     if links.all_reduce != "tree" or len(ranks) == 1:
-        return ring_all_reduce_s(links, len(ranks), nbytes, at_s=at_s, seed=seed)
+        return ring_all_reduce_s(links, len(ranks), nbytes, at_s=at_s, seed=seed, ranks=ranks)
     alone = replace(links, nodes=Nodes(sizes=[1] * (max(ranks) + 1)))
     return node_collectives.all_reduce_s(alone, ranks, nbytes, at_s=at_s, seed=seed)
 
@@ -55,7 +55,9 @@ def islands_all_reduce_s(
     """
     if links.nodes is not None:
         return node_collectives.shards_all_reduce_s(links, islands, nbytes, at_s=at_s, seed=seed)
-    between_s = ring_all_reduce_s(links, len(islands), nbytes / len(islands[0]), at_s=at_s, seed=seed)
+    rings = zip(*islands, strict=True)  # of the ranks of one index
+    part = nbytes / len(islands[0])
+    between_s = max(ring_all_reduce_s(links, len(ring), part, at_s=at_s, seed=seed, ranks=ring) for ring in rings)
     return between_s + hand_round_s(links, islands[0], nbytes, at_s=at_s, seed=seed)
 
 
@@ -63,10 +65,12 @@ def hand_round_s(links: Links, ranks: Sequence[int], nbytes: float, *, at_s: flo
     """Seconds until each of an island's k ranks, which have 1/k of a vector each, has all of it."""
     if links.nodes is not None:
         return node_collectives.hand_round_s(links, ranks, nbytes, at_s=at_s, seed=seed)
-    return ring_all_gather_s(links, len(ranks), nbytes / len(ranks), at_s=at_s, seed=seed)
+    return ring_all_gather_s(links, len(ranks), nbytes / len(ranks), at_s=at_s, seed=seed, ranks=ranks)
 
 
-def ring_all_reduce_s(links: Links, workers: int, nbytes: float, *, at_s: float = 0.0, seed: int = 0) -> float:
+def ring_all_reduce_s(
+    links: Links, workers: int, nbytes: float, *, at_s: float = 0.0, seed: int = 0, ranks: Sequence[int] | None = None
+) -> float:
     """Seconds of an all-reduce of a vector over all workers, in a ring by rank.
 
     Args:
@@ -75,18 +79,21 @@ def ring_all_reduce_s(links: Links, workers: int, nbytes: float, *, at_s: float 
         nbytes: of the vector.
         at_s: when it begins, for links that are slow at random.
         seed: of these.
+        ranks: of the n, in the order of the ring; default: 0 … n − 1.
     """
     if workers == 1:
         return 0.0
-    latency_s, seconds_per_byte = _ring(links, workers, at_s, seed)
+    latency_s, seconds_per_byte = _ring(links, range(workers) if ranks is None else ranks, at_s, seed)
     return 2 * (workers - 1) * (latency_s + nbytes / workers * seconds_per_byte)
 
 
-def ring_all_gather_s(links: Links, workers: int, nbytes: float, *, at_s: float = 0.0, seed: int = 0) -> float:
+def ring_all_gather_s(
+    links: Links, workers: int, nbytes: float, *, at_s: float = 0.0, seed: int = 0, ranks: Sequence[int] | None = None
+) -> float:
     """Seconds until every worker has everybody's ``nbytes``; arguments as for :func:`ring_all_reduce_s`."""
     if workers == 1:
         return 0.0
-    latency_s, seconds_per_byte = _ring(links, workers, at_s, seed)
+    latency_s, seconds_per_byte = _ring(links, range(workers) if ranks is None else ranks, at_s, seed)
     return (workers - 1) * (latency_s + nbytes * seconds_per_byte)
 
 
@@ -129,12 +136,13 @@ def all_reduce_bytes(workers: int, nbytes: int) -> int:
     return math.ceil(2 * (workers - 1) / workers * nbytes)
 
 
-def _ring(links: Links, workers: int, at_s: float, seed: int) -> tuple[float, float]:
+def _ring(links: Links, ranks: Sequence[int], at_s: float, seed: int) -> tuple[float, float]:
     """The slowest link's latency and seconds a byte."""
     factor = 1.0
     if links.slow or links.slowdowns is not None:
-        factor = max(links.factor(rank, (rank + 1) % workers, at_s, seed) for rank in range(workers))
+        after = (*ranks[1:], ranks[0])
+        factor = max(links.factor(rank, following, at_s, seed) for rank, following in zip(ranks, after, strict=True))
     seconds_per_byte = factor / links.bandwidth
     if links.shared is not None:
-        seconds_per_byte = max(seconds_per_byte, workers / links.shared)
+        seconds_per_byte = max(seconds_per_byte, len(ranks) / links.shared)
     return links.latency_s * factor, seconds_per_byte

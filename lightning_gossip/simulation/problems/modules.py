@@ -109,10 +109,11 @@ class ModuleObjective(Objective):
     @torch.no_grad()
     @override
     def loss(self, model: Tensor) -> float:
-        """Mean over the held-out batches, in evaluation mode."""
+        """Mean over the held-out batches, in evaluation mode. What the loss draws at random is the same each time."""
         self._load(model)
         self._module.eval()
-        return float(np.mean([float(self._loss(self._module, batch)) for batch in self._held_out]))
+        with _randomness(0):
+            return float(np.mean([float(self._loss(self._module, batch)) for batch in self._held_out]))
 
     @torch.no_grad()
     @override

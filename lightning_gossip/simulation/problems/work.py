@@ -39,6 +39,7 @@ class Epochs:
         drop_last: leave out a last batch that is smaller than the rest.
         skew: α of a Dirichlet distribution: each worker has samples of its own, whose labels differ from the others'; see
             :mod:`~lightning_gossip.simulation.problems.label_skew`. None for batches of all samples.
+        skew_seed: of these shares; None for the run's seed.
     """
 
     number: int = 1
@@ -47,6 +48,7 @@ class Epochs:
     lookahead: int = 1
     drop_last: bool = False
     skew: float | None = None
+    skew_seed: int | None = None
 
     def __post_init__(self) -> None:
         check_integer("number", self.number, example=2)
@@ -72,6 +74,7 @@ class Steps:
     number: int
     batch_size: int = 1
     skew: float | None = None
+    skew_seed: int | None = None
 
     def __post_init__(self) -> None:
         check_integer("number", self.number, example=100)
@@ -126,7 +129,8 @@ class Plan:
         if work.skew is not None:
             if labels is None:
                 raise ConfigurationError(f"skew={work.skew!r}: the objective has no samples with labels. Leave skew away.")
-            self.shares = label_skew(labels, workers, alpha=work.skew, seed=seed)
+            skew_seed = seed if work.skew_seed is None else work.skew_seed
+            self.shares = label_skew(labels, workers, alpha=work.skew, seed=skew_seed)
         if isinstance(work, Steps):
             self.sessions, self.steps = 1, work.number * workers * island
             self.batches = self.steps

@@ -23,7 +23,7 @@ from lightning_gossip.algorithm.effects import perform_in_time
 from lightning_gossip.algorithm.options import EpochOptions
 from lightning_gossip.arguments import clear_arguments
 from lightning_gossip.errors import ConfigurationError
-from lightning_gossip.simulation.cluster.collective_costs import ring_all_reduce_s
+from lightning_gossip.simulation.cluster.collective_costs import all_reduce_s
 from lightning_gossip.simulation.problems.batch_assignment import Session
 from lightning_gossip.simulation.problems.sgd import StackedSGD
 from lightning_gossip.simulation.record import Distances
@@ -84,7 +84,7 @@ class Centre(Server):
         run = self.run
         if not self._adopts:
             return super()._average_s()
-        return ring_all_reduce_s(run.links, len(run.living), run.nbytes, at_s=run.environment.now, seed=run.seed)
+        return all_reduce_s(run.links, run.living, run.nbytes, at_s=run.environment.now, seed=run.seed)
 
     @override
     def _average(self) -> Distances | None:

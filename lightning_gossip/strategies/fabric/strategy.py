@@ -211,7 +211,7 @@ class FabricStrategy(WritesWholeFiles, DDPStrategy):
 
     @property
     def progress(self) -> float:
-        """Epochs that all workers together have trained, with :attr:`share_of_epoch`."""
+        """Epochs that all workers together have trained, with :attr:`share_of_epoch`; one that was left early counts."""
         return self.training.work.progress
 
     @property

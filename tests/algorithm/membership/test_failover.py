@@ -61,6 +61,20 @@ def test_members_that_were_admitted_by_a_result_which_is_not_settled_may_have_go
     assert _may_open([said, _registration(two, 1)._replace(number=2)], [])
 
 
+def test_who_was_admitted_by_a_result_that_is_not_settled_goes_on_with_those_that_settle_it() -> None:
+    first, one, joiner = _workers(3)
+    said = [
+        _registration(one, 2)._replace(settled=False, proposed=spans_of([first, one, joiner])),
+        _registration(joiner, 2)._replace(settled=False, number=-1),
+    ]
+    meeting = Meeting(said, frozenset([first]), frozenset([first]))
+    assert meeting.may_open(None, in_vain=False)
+    assert meeting.present == (one, joiner)
+    assert News.decode(meeting.opened(b"").news).failed == {first}
+    alone = Meeting(said[:1], frozenset([first]), frozenset([first]))
+    assert alone.missing == [joiner]  # it is waited for, since it may have acted by that result
+
+
 def _of_islands(said: list[Registration], ended: Collection[WorkerId], *, in_vain: bool = True) -> Meeting | None:
     meeting = Meeting(said, frozenset(ended), frozenset(ended), Islands(2))
     return meeting if meeting.may_open(None, in_vain=in_vain) else None
