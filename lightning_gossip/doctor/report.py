@@ -116,7 +116,7 @@ class Link:
     phase: str | None = None
 
     def turned(self) -> Link:
-        """The same, if j has measured it: what is there and what is back."""
+        """This link as i sees it, of what j has measured: rates there and back change places, and clocks their sign."""
         clock_s = None if self.clock_s is None else -self.clock_s
         return replace(self, there=self.back, back=self.there, clock_s=clock_s)
 
