@@ -8,6 +8,7 @@ sure that is.
 from __future__ import annotations
 
 import argparse
+import warnings
 from pathlib import Path
 
 import matplotlib
@@ -15,20 +16,24 @@ import numpy as np
 import pandas as pd
 import torch
 from hydra.utils import instantiate
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.utilities.seed import isolate_rng
 from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 from rich import box
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from lightning_gossip import ConfigurationError
 from recipes.commands import one_sentence
+from recipes.job import be_quiet
 from recipes.plots import STYLE
 from recipes.report import runs
 from recipes.report.runs import LOSS
+from recipes.tracking import environment_kept
 
-_MODEL, _CONFIG = "model.ckpt", ".hydra/config.yaml"
+_MODEL, _CONFIG, _LOSS = "model.ckpt", ".hydra/config.yaml", "val_loss"
 
 
 def split(jobs: pd.DataFrame, of: str) -> pd.DataFrame:
@@ -123,19 +128,44 @@ def draw(jobs: pd.DataFrame, epochs: pd.DataFrame, of: str, path: Path) -> None:
         figure.savefig(path, dpi=150)
 
 
-@torch.no_grad()
-def _train_loss(folder: Path) -> float:
+@environment_kept()
+def train_loss(folder: Path) -> float:
+    """The loss of a job's mean model on all its training samples: what validation would say of these.
+
+    Where training images are cropped and flipped at random, they are so in the same way in all jobs.
+
+    Args:
+        folder: of a finished training run.
+
+    Raises:
+        ConfigurationError: if it has no checkpoint, or its model logs no loss when it is validated.
+    """
+    if not (folder / _MODEL).is_file():
+        raise ConfigurationError(f"{folder} has no {_MODEL}. Give a sweep of recipes.train, which leaves one in each job.")
     cfg = OmegaConf.load(folder / _CONFIG)
-    model: LightningModule = instantiate(cfg.recipe.model)
-    state = torch.load(folder / _MODEL, map_location="cpu", weights_only=True)
-    model.load_state_dict(state["state_dict"])
-    model.eval()
-    data: LightningDataModule = instantiate(cfg.recipe.data)
-    total, count = 0.0, 0
-    for images, labels in data.train_dataloader():
-        total += float(model.loss(model(images), labels)) * len(labels)  # type: ignore[operator]
-        count += len(labels)
-    return total / count
+    with isolate_rng():
+        model: LightningModule = instantiate(cfg.recipe.model)
+        state = torch.load(folder / _MODEL, map_location="cpu", weights_only=True)
+        model.load_state_dict(state["state_dict"])
+        data: LightningDataModule = instantiate(cfg.recipe.data)
+        data.prepare_data()
+        data.setup("fit")
+        data.val_dataloader = data.train_dataloader  # type: ignore[method-assign]
+        trainer = Trainer(
+            accelerator="auto",
+            devices=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        torch.manual_seed(0)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*shuffl.*")  # the order has no part in a mean
+            (found,) = trainer.validate(model, datamodule=data, verbose=False)
+    if _LOSS not in found:
+        raise ConfigurationError(f"{type(model).__name__} logs no {_LOSS} in validation_step, and that is compared.")
+    return float(found[_LOSS])
 
 
 def main() -> None:
@@ -144,9 +174,11 @@ def main() -> None:
     parser.add_argument("sweep", type=Path, help="folder of a finished sweep")
     parser.add_argument("--of", required=True, help="the option whose two values are compared, for example schedule")
     arguments = parser.parse_args()
+    be_quiet()
     with one_sentence():
         found = runs.load([arguments.sweep])
-        jobs = found.table.assign(train_loss=found.table.folder.map(_train_loss))
+        folders = track(found.table.folder, "Losses of the mean models", console=Console(stderr=True), transient=True)
+        jobs = found.table.assign(train_loss=[train_loss(folder) for folder in folders])
         comparisons = compare(jobs, arguments.of)
     show(comparisons, *split(jobs, arguments.of).value.unique())
     alone = len(jobs) - 2 * comparisons.pairs.sum()

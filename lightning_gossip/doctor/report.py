@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 
@@ -115,6 +115,11 @@ class Link:
     failed: str | None = None
     phase: str | None = None
 
+    def turned(self) -> Link:
+        """This link as i sees it, of what j has measured: rates there and back change places, and clocks their sign."""
+        clock_s = None if self.clock_s is None else -self.clock_s
+        return replace(self, there=self.back, back=self.there, clock_s=clock_s)
+
     @property
     def slower(self) -> float | None:
         """Bytes a second of the slower direction."""
@@ -167,7 +172,8 @@ class Training:
         parameters_bytes: of a model on its way.
         batch_size: samples of a batch; None if it cannot be told.
         optimizer: class of the optimizer.
-        lr, momentum: of its first group; None where it has none.
+        lr: of its first group, where its schedule has it highest; None where it has none.
+        momentum: of its first group there; None where it has none.
         backward_share: of a step.
     """
 
@@ -211,6 +217,7 @@ class Report:
         pairs: that were to be measured.
         store, copies, training: by rank.
         all_reduce: by size, ascending; empty where there was none.
+        all_reduce_failed: why, if one was tried and failed.
         failed: why the user's model could not be trained, by rank.
         left_out: what was not measured, and why, in sentences.
         seconds: that it took.
@@ -222,6 +229,7 @@ class Report:
     pairs: int = 0
     store: dict[int, Store] = field(default_factory=dict)
     all_reduce: list[AllReduce] = field(default_factory=list)
+    all_reduce_failed: str | None = None
     copies: dict[int, Copies] = field(default_factory=dict)
     training: dict[int, Training] = field(default_factory=dict)
     landscape: Landscape | None = None

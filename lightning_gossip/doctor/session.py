@@ -163,11 +163,13 @@ class Session:
             if not self._meet(f"round {number}", deadline, within_s=connect_s + pair_s + 1.0):
                 return found, sum(map(len, planned))
             for i, j in pairs:
-                if rank == i:
-                    said = pair.hello(token, number, i)
-                    found.append(pair.measure(workers[j], Link(i=i, j=j), said, connect_s=connect_s, pair_s=pair_s))
-                elif rank == j:
-                    pair.answer(listener, pair.hello(token, number, i), connect_s=connect_s, pair_s=pair_s)
+                asks, answers = (i, j) if pair.connects(workers[i], workers[j]) else (j, i)
+                said = pair.hello(token, number, asks)
+                if rank == asks:
+                    link = pair.measure(workers[answers], Link(i=i, j=j), said, connect_s=connect_s, pair_s=pair_s)
+                    found.append(link if asks == i else link.turned())
+                elif rank == answers:
+                    pair.answer(listener, said, connect_s=connect_s, pair_s=pair_s)
             self._news("links", (number + 1) / len(planned))
         self._meet("after the rounds", deadline, within_s=connect_s + pair_s + 1.0)
         return found, sum(map(len, planned))
@@ -212,7 +214,7 @@ class Session:
         try:
             report.all_reduce = together.all_reduces(self._store, place.rank, place.world_size, seconds=self._times.together)
         except PeerError as error:
-            report.left_out.append(f"The all-reduces failed: {error}")
+            report.all_reduce_failed = str(error)
         self._news("all-reduce", 1.0)
 
     def _collect(self, report: Report) -> None:

@@ -58,6 +58,7 @@ def findings(report: Report) -> list[Finding]:
         *_missing(report),
         *_closed(report),
         *_broken(report),
+        *_all_reduce(report),
         *_interfaces(report),
         *_name_server(report),
         *_mtu(report),
@@ -268,7 +269,7 @@ def _mtu(report: Report) -> list[Finding]:
 
 def _stalled(report: Report) -> list[Link]:
     """Links that small messages pass, and large packets do not."""
-    return [link for link in report.between if link.failed and link.phase == "bandwidth" and link.there is None]
+    return [link for link in report.between if link.failed and link.phase == "bandwidth" and link.slower is None]
 
 
 def _listed(by_mtu: Mapping[int, Sequence[int]]) -> str:
@@ -315,6 +316,15 @@ def _broken(report: Report) -> list[Finding]:
     ranks = sorted({rank for link in broken for rank in (link.i, link.j)})
     sentence = f"A connection between {_pairs(broken)} was made and carried nothing: {_reasons(broken)}."
     return [Finding("closed", True, ranks, sentence, "Look at the other worker's log, and at firewalls that inspect traffic.")]
+
+
+def _all_reduce(report: Report) -> list[Finding]:
+    if report.all_reduce_failed is None:
+        return []
+    ranks = [worker.rank for worker in report.workers]
+    sentence = f"All pairs could connect, and an all-reduce of Gloo's failed: {report.all_reduce_failed}"
+    advice = f"Look at the workers' logs: one may have ended. Else a firewall lets the doctor through and not Gloo. {_OPEN}"
+    return [Finding("all-reduce", True, ranks, sentence, advice)]
 
 
 def _bandwidth(report: Report) -> list[Finding]:

@@ -153,8 +153,8 @@ def _measured(cfg: DictConfig, workers: int) -> tuple[Sequence[float], GradientN
     """The leading eigenvalues, the noise of one worker's batches unless there is only one, and where that was."""
     options = cfg.curvature
     seed_everything(cfg.seed, workers=True, verbose=False)
-    model: LightningModule = instantiate(cfg.recipe.model)
-    data: LightningDataModule = instantiate(cfg.recipe.data, batch_size=cfg.recipe.data.batch_size * workers)
+    model: LightningModule = _of_all(cfg.recipe.model, workers)
+    data: LightningDataModule = _of_all(cfg.recipe.data, workers)
     at = f"in {options.ckpt_path}"
     if options.ckpt_path is not None:
         try:
@@ -164,13 +164,19 @@ def _measured(cfg: DictConfig, workers: int) -> tuple[Sequence[float], GradientN
                 f"curvature.ckpt_path={options.ckpt_path} is no checkpoint of this recipe's model: {str(error).splitlines()[0]}"
             ) from error
     else:
-        epochs = _train(model, data, cfg.recipe.epochs, options.epochs)
+        epochs = _train(model, data, cfg.recipe.epochs, options.epochs, clip_norm=cfg.trainer.get("gradient_clip_val"))
         at = f"after {epochs} epoch(s)"
         if options.epochs is None and epochs > 1:
             at += ", when the learning rate is highest"
     found = measure_curvature(model, data, batches=options.batches, leading=options.leading, tolerance=1e-2)
     own: LightningDataModule = instantiate(cfg.recipe.data)
     return found.eigenvalues, measure_gradient_noise(model, own, batches=cfg.noise.batches), at
+
+
+def _of_all(node: DictConfig, workers: int) -> Any:
+    """What a node makes, for one process that takes the batches of all workers as one: a recipe that scales its learning rate
+    by the global batch has the run's, and its warm-up."""
+    return instantiate(node, **({"batch_size": node.batch_size * workers} if "batch_size" in node else {}))
 
 
 class _StopAfter(Callback):
@@ -212,7 +218,14 @@ def _next_learning_rate(trainer: pl.Trainer) -> float:
     return max(rates)
 
 
-def _train(model: LightningModule, data: LightningDataModule, epochs: int, stop_after: int | None) -> int:
+def _train(
+    model: LightningModule,
+    data: LightningDataModule,
+    epochs: int,
+    stop_after: int | None,
+    *,
+    clip_norm: float | None = None,
+) -> int:
     """Train in one process; returns for how many epochs."""
     if stop_after == 0:
         return 0
@@ -225,6 +238,7 @@ def _train(model: LightningModule, data: LightningDataModule, epochs: int, stop_
         max_epochs=max(epochs, stop_after or 1),
         callbacks=[_StopAfter(stop_after)],
         limit_val_batches=0,
+        gradient_clip_val=clip_norm,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -80,6 +80,22 @@ def test_a_host_that_nobody_can_connect_with_is_named_once() -> None:
     assert "No connection between ranks 0 and 2" in finding.sentence
 
 
+def test_an_all_reduce_that_fails_where_all_pairs_connect_is_a_problem() -> None:
+    """It was a line above "No problem found"."""
+    report = healthy()
+    report.all_reduce_failed = "Another worker has ended or does not answer (all-reduce, after 22.5 s)."
+    finding = only(report)
+    assert (finding.kind, finding.grave, list(finding.ranks)) == ("all-reduce", True, [0, 1, 2, 3])
+    assert finding.sentence.endswith("failed: Another worker has ended or does not answer (all-reduce, after 22.5 s).")
+
+
+def test_large_messages_that_pass_one_way_are_no_mtu() -> None:
+    """Whoever has measured the pair: the first transfer has passed."""
+    for passed in ({"there": 1e8, "back": None}, {"there": None, "back": 1e8}):
+        report = with_links(healthy(), [0, 3], **passed, phase="bandwidth", failed="nothing came back within 3 s")
+        assert not [finding for finding in findings(report) if finding.kind == "MTU"]
+
+
 def test_large_messages_that_do_not_pass_are_an_mtu() -> None:
     report = with_links(healthy(), [0, 3], there=None, back=None, phase="bandwidth", failed="nothing came back within 3 s")
     with_worker(report, 3, interfaces=(Interface(name="eth0", address="10.0.0.4", mtu=9000, mbit=1000, up=True),))

@@ -39,8 +39,11 @@ from recipes.planning.choices import Choices, choices_of, save
 from recipes.planning.events import trigger
 from recipes.planning.refinement import counts, graphs, refined
 from recipes.simulate import compose_strategies
+from recipes.simulated import modules
+from recipes.simulated.modules import PlannedRun
 from recipes.train import CONF
 from tests.recipes.test_train import command
+from tests.recipes.vision.recipes import SMALL, generate
 from tests.scripts import run as run_script
 
 GROUPS = {
@@ -181,6 +184,59 @@ def test_curvature_and_noise_are_measured_where_the_learning_rate_is_highest() -
     assert epochs("recipe=digits_mlp", "recipe.epochs=3") == 1
     assert epochs("recipe=digits_mlp", "recipe.epochs=5", "recipe.data.batch_size=256") == 4  # 20 steps of 5 an epoch
     assert epochs("recipe=digits", "recipe.epochs=10", "recipe.data.batch_size=64") == 4  # the rate rises for 3
+
+
+@pytest.mark.parametrize(
+    "recipe", ["mnist_mlp", "fashion_mnist", "cifar10_resnet20", "imagenet_resnet50", "digits", "digits_mlp", "char_gpt"]
+)
+def test_what_is_trained_to_be_measured_has_the_run_s_learning_rate(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a recipe that scales it by the batch of all workers was once n times too low, without a warm-up."""
+    workers, epochs = 16, 10
+    overrides = [f"recipe={recipe}", f"recipe.epochs={epochs}", f"trainer.devices={workers}"]
+    if recipe in SMALL:
+        overrides += [f"recipe.data.root={generate(recipe, tmp_path)}", "recipe.data.num_workers=0"]
+        overrides.append("recipe.model.classes=3" if recipe.startswith("imagenet") else "recipe.data.validation_images=8")
+    made: list[tuple[Any, Any]] = []
+
+    def only_made(model: Any, data: Any, *_: object, clip_norm: float | None) -> int:
+        made.append((model, data))
+        assert clip_norm == cfg.trainer.gradient_clip_val
+        raise InterruptedError
+
+    monkeypatch.setattr(curvature, "_train", only_made)
+    cfg = compose("planning", overrides)
+    with pytest.raises(InterruptedError):
+        curvature.curvature_of(cfg, workers=workers, run=None)
+    ((model, data),) = made
+    model.trainer = PlannedRun(100 * epochs, epochs, world_size=1)
+    lrs = modules._learning_rates(*modules._configured(model), model.trainer)
+    assert max(lrs) == pytest.approx(known.learning_rate(cfg).of(workers), rel=1e-3)
+    assert data.batch_size == workers * cfg.recipe.data.batch_size
+
+
+def test_images_are_measured_when_their_warm_up_is_over(tmp_path: Path) -> None:
+    overrides = ["recipe=mnist_mlp", f"recipe.data.root={generate('mnist_mlp', tmp_path)}", "recipe.data.validation_images=8"]
+    overrides += ["recipe.data.batch_size=8", "trainer.devices=64", "recipe.epochs=40", "recipe.model.warmup_epochs=25"]
+    cfg = compose("planning", [*overrides, "recipe.model.milestones=[]", "curvature.batches=1", "curvature.leading=1"])
+    source = curvature.curvature_of(cfg, workers=64, run=None).source
+    assert source == "measured after 26 epoch(s), when the learning rate is highest"
+
+
+def test_gradients_are_clipped_there_as_in_the_run() -> None:
+    def moved(*overrides: str) -> float:
+        cfg = compose("planning", ["recipe.model.weight_decay=0", "recipe.model.milestones=[1.0]", *overrides])
+        torch.manual_seed(0)
+        model = instantiate(cfg.recipe.model)
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        clip_norm = cfg.trainer.gradient_clip_val
+        curvature._train(model, instantiate(cfg.recipe.data, batch_size=1277), 1, 1, clip_norm=clip_norm)
+        after = [parameter.detach() for parameter in model.parameters()]
+        return math.sqrt(sum(float((one - other).square().sum()) for one, other in zip(before, after, strict=True)))
+
+    assert moved("trainer.gradient_clip_val=0.01") == pytest.approx(0.01 * 0.2, rel=1e-3)
+    assert moved() > 0.01
 
 
 class Warming(LightningModule):

@@ -1,7 +1,7 @@
 """What two workers measure with each other over a connection of their own: latency, rates, clocks, packets sent again.
 
 A plain TCP connection between the addresses that Gloo uses, so that each wait has a deadline and the kernel can be asked about
-it. The lower rank connects and asks; the other one answers:
+it. One connects and asks, in the direction in which Gloo connects, where a firewall would matter; the other one answers:
 
     (_PING, 0)      → its clock
     (_TAKE, n) + n bytes → its clock
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import hmac
+import ipaddress
 import os
 import socket
 import statistics
@@ -36,8 +37,21 @@ _LEAST_PACKETS = 20  # of which a share can be told
 _PIECES = memoryview(bytearray(os.urandom(1 << 16) * 16))  # nothing on the way can make it shorter
 
 
+def connects(one: Worker, other: Worker) -> bool:
+    """Whether the first is the one that opens Gloo's connection between them: who has the higher address, byte by byte.
+
+    At one address Gloo compares ports, which are others for each group; there it is the higher rank here.
+    """
+
+    def order(worker: Worker) -> tuple[int, bytes, int]:
+        address = ipaddress.ip_address(worker.listening.address)
+        return address.version, address.packed, worker.rank
+
+    return order(one) > order(other)
+
+
 def measure(peer: Worker, link: Link, hello: bytes, *, connect_s: float, pair_s: float) -> Link:
-    """The lower rank's part.
+    """The part of who connects.
 
     Args:
         peer: the other one.
@@ -47,7 +61,7 @@ def measure(peer: Worker, link: Link, hello: bytes, *, connect_s: float, pair_s:
         pair_s: how long the rest may take.
 
     Returns:
-        What was measured; with ``failed`` if something came in between.
+        What was measured, from this side; with ``failed`` if something came in between.
     """
     try:
         with socket.create_connection((peer.listening.address, peer.port), connect_s) as connection:
@@ -57,7 +71,7 @@ def measure(peer: Worker, link: Link, hello: bytes, *, connect_s: float, pair_s:
 
 
 def answer(listener: socket.socket, expected: bytes, *, connect_s: float, pair_s: float) -> None:
-    """Play the higher rank's part in a measurement, until the other one ends it, or the time is over.
+    """Play the other one's part in a measurement, until the other one ends it, or the time is over.
 
     Args:
         listener: this worker's.

@@ -18,6 +18,7 @@ from lightning_gossip.transport.peer_errors import peer_errors
 _CALLS = 200  # at most
 _SIZES = tuple(1 << exponent for exponent in (12, 16, 20, 22, 24, 26))  # bytes
 _TIMES = 3  # of each
+_ANSWER_S = 10.0  # at least, before a worker counts as one that does not answer: on a busy machine it may come late
 
 
 def store_calls(store: Store, rank: int, *, seconds: float) -> StoreCalls:
@@ -50,8 +51,9 @@ def all_reduces(store: Store, rank: int, world_size: int, *, seconds: float) -> 
         PeerError: if a worker does not answer.
     """
     deadline, found = Deadline.after(seconds), []
+    timeout = timedelta(seconds=max(_ANSWER_S, seconds))
     with peer_errors("all-reduce"):
-        group: Any = dist.ProcessGroupGloo(PrefixStore("all-reduce", store), rank, world_size, timedelta(seconds=seconds))
+        group: Any = dist.ProcessGroupGloo(PrefixStore("all-reduce", store), rank, world_size, timeout)
         for size, following in zip(_SIZES, (*_SIZES[1:], None), strict=True):
             vector = torch.zeros(size // 4, device="cpu")
             group.allreduce([vector]).wait()  # connects

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import itertools
+import math
 import os
 import statistics
 import sys
@@ -26,6 +28,8 @@ from lightning_gossip.runtime.clock import Deadline, now_s
 
 _WARM_UP, _MOST_STEPS = 3, 50
 _LEAST_STEPS = 5
+_MOST_MOVES = 20_000  # of a schedule that is followed: a second
+_EPOCHS, _WITHOUT_LENGTH = 50, 10_000  # of the run that schedules are made for; its steps, where the data have no length
 _GRADIENTS = 4.0  # that a Hessian-vector product costs, for each batch (callbacks/curvature.py)
 _LEAST_PRODUCTS, _MOST_PRODUCTS = 20, 300
 _LEADING, _BATCHES, _NOISE_BATCHES = 4, 4, 16
@@ -91,8 +95,7 @@ class Trained:
             trainer = pl.Trainer(
                 strategy=SingleDeviceStrategy(device),
                 plugins=[LightningEnvironment()],  # whatever has launched this process: it trains alone
-                max_epochs=_MOST_STEPS,
-                max_steps=_WARM_UP + _MOST_STEPS,
+                max_epochs=_EPOCHS,  # the timer ends it before; by max_steps a schedule would be as short as that
                 limit_val_batches=0,
                 logger=False,
                 enable_checkpointing=False,
@@ -101,10 +104,9 @@ class Trained:
                 callbacks=[timer],
             )
             trainer.fit(self._module, self._data)
+            _go_on(trainer, timer.peak)
         if not timer.step_s:
             raise ConfigurationError("The model was not trained for a step: its data has no batch.")
-        group = trainer.optimizers[0].param_groups[0] if trainer.optimizers else {}
-        momentum = group.get("momentum")
         tensors = [*self._module.parameters(), *(one for one in self._module.buffers() if one.is_floating_point())]
         return Training(
             step_s=timer.step_s,
@@ -112,8 +114,8 @@ class Trained:
             batch_size=timer.batch_size,
             samples=_samples(trainer.train_dataloader),
             optimizer=type(trainer.optimizers[0]).__name__ if trainer.optimizers else "none",
-            lr=float(group["lr"]) if "lr" in group else None,
-            momentum=None if momentum is None else float(momentum),
+            lr=timer.peak.lr,
+            momentum=timer.peak.momentum,
             backward_share=min(1.0, sum(timer.backward_s) / sum(timer.step_s)),
         )
 
@@ -143,10 +145,56 @@ class Trained:
         return landscape, []
 
 
+class _Peak:
+    """The first maximum of the learning rate of an optimizer's first group, and the momentum there; None where it has none.
+
+    Not the highest of all: what a schedule says after the end that its author had in mind counts for nothing.
+    """
+
+    def __init__(self) -> None:
+        self.lr: float | None = None
+        self.momentum: float | None = None
+        self.is_over = False
+
+    def see(self, trainer: pl.Trainer) -> None:
+        """What the next step has."""
+        group = trainer.optimizers[0].param_groups[0] if trainer.optimizers else {}
+        if self.is_over or group.get("lr") is None:
+            return
+        lr, momentum = float(group["lr"]), group.get("momentum")
+        if self.lr is None or lr > self.lr:
+            self.lr, self.momentum = lr, None if momentum is None else float(momentum)
+        self.is_over = lr < self.lr
+
+
+def _go_on(trainer: pl.Trainer, peak: _Peak) -> None:
+    """Follow the schedules of a fit that has ended, without training, until the learning rate falls or the run would end."""
+    steps = int(trainer.estimated_stepping_batches)
+    an_epoch = max(1, steps // _EPOCHS)
+    followed = [
+        (config.scheduler, config.frequency * (1 if config.interval == "step" else an_epoch))
+        for config in trainer.lr_scheduler_configs
+        if not config.reduce_on_plateau
+    ]
+    if not followed:
+        return
+    each = math.gcd(*(period for _, period in followed))
+    first = (trainer.global_step // each + 1) * each
+    for step in itertools.islice(range(first, steps, each), _MOST_MOVES):
+        if peak.is_over:
+            return
+        for scheduler, period in followed:
+            if step % period == 0:
+                trainer.lightning_module.lr_scheduler_step(scheduler, None)
+        peak.see(trainer)
+
+
 class _StepTimer(Callback):
-    """Seconds of each step and its backward pass, once it is warm, until the time is over."""
+    """Seconds of each step and its backward pass, once it is warm, until there are enough or the time is over; and the peak of
+    the learning rate so far."""
 
     def __init__(self, seconds: float) -> None:
+        self.peak = _Peak()
         self.step_s: list[float] = []
         self.backward_s: list[float] = []
         self.batch_size: int | None = None
@@ -154,7 +202,13 @@ class _StepTimer(Callback):
         self._began_s = self._backward_began_s = 0.0
 
     @override
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if trainer.estimated_stepping_batches < 0:  # data without a length: a schedule has max_steps from its user then
+            trainer.fit_loop.epoch_loop.max_steps = _WITHOUT_LENGTH
+
+    @override
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+        self.peak.see(trainer)
         self._began_s = _now_s(pl_module)
 
     @override
@@ -174,7 +228,8 @@ class _StepTimer(Callback):
             self.step_s.append(_now_s(pl_module) - self._began_s)
         if self.batch_size is None:
             self.batch_size = extract_batch_size(batch)
-        if not self._deadline.left_s and len(self.step_s) >= _LEAST_STEPS:
+        least = _LEAST_STEPS if not self._deadline.left_s else _MOST_STEPS
+        if len(self.step_s) >= least:
             trainer.should_stop = True
 
 
