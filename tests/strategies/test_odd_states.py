@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, StepLR
+from torch.optim.swa_utils import SWALR
 
 from lightning_gossip.runtime.workers import FixedWorkers
 from lightning_gossip.strategies.elastic.optimizer_transfer import _described, _made, copy_optimizers
+from lightning_gossip.strategies.elastic.state_transfer import load_scheduler_states, scheduler_states
 from lightning_gossip.strategies.state.checkpoint_contents import mean_optimizer_state
 from lightning_gossip.strategies.state.optimizer_state import OptimizerStates
 from tests.strategies.launch import launch
@@ -167,3 +171,21 @@ def test_counters_do_not_keep_a_state_from_having_a_mean() -> None:
     assert saved[0]["step"] == (torch.int64, [2])
     assert saved[0]["seen"] == 2
     assert saved[1] == others[1]  # of which rank 0 has none, and an optimizer that finds half of a state fails
+
+
+def test_schedules_that_a_callback_has_put_in_on_the_members_are_left_to_the_callback_of_a_joiner() -> None:
+    def schedules(*kinds: type[LRScheduler], steps: int) -> list[LRSchedulerConfig]:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=1.0)
+        make: dict[type[LRScheduler], Any] = {StepLR: lambda: StepLR(optimizer, 2), SWALR: lambda: SWALR(optimizer, 0.1)}
+        made = [LRSchedulerConfig(make[kind]()) for kind in kinds]
+        for _ in range(steps):
+            optimizer.step()
+            for config in made:
+                config.scheduler.step()
+        return made
+
+    joiner = schedules(StepLR, steps=0)
+    load_scheduler_states(joiner, scheduler_states(schedules(SWALR, steps=4)))  # replaced
+    assert joiner[0].scheduler.last_epoch == 0
+    load_scheduler_states(joiner, scheduler_states(schedules(StepLR, SWALR, steps=4)))  # added
+    assert joiner[0].scheduler.last_epoch == 4

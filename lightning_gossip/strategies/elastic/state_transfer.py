@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 from lightning.pytorch.trainer import call
+from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -23,7 +24,8 @@ class StateSnapshot(NamedTuple):
         batches_that_stepped: Lightning's step of the loggers.
         steps: optimizer steps of all workers, by their accounts.
         work: of :meth:`FitWork.snapshot`.
-        schedulers, callbacks, precision: their states.
+        schedulers: the type of each, and its state.
+        callbacks, precision: their states.
     """
 
     epoch: int
@@ -31,7 +33,7 @@ class StateSnapshot(NamedTuple):
     batches_that_stepped: int
     steps: int
     work: dict[str, Any]
-    schedulers: list[dict[str, Any]]
+    schedulers: list[tuple[str, dict[str, Any]]]
     callbacks: dict[str, Any]
     precision: dict[str, Any]
 
@@ -44,7 +46,7 @@ def take_snapshot(trainer: pl.Trainer, work: FitWork, *, steps: int) -> StateSna
         batches_that_stepped=trainer.fit_loop.epoch_loop._batches_that_stepped,
         steps=steps,
         work=work.snapshot(),
-        schedulers=[config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
+        schedulers=scheduler_states(trainer.lr_scheduler_configs),
         callbacks=call._call_callbacks_state_dict(trainer),
         precision=trainer.precision_plugin.state_dict(),
     )
@@ -69,12 +71,31 @@ def apply_snapshot(snapshot: StateSnapshot, trainer: pl.Trainer, work: FitWork, 
     set_global_step(trainer, snapshot.global_step)
     loop.epoch_loop._batches_that_stepped = snapshot.batches_that_stepped
     trainer.should_stop = False
-    for config, state in zip(trainer.lr_scheduler_configs, snapshot.schedulers, strict=True):
-        config.scheduler.load_state_dict(state)
+    load_scheduler_states(trainer.lr_scheduler_configs, snapshot.schedulers)
     call._call_callbacks_load_state_dict(trainer, {"callbacks": snapshot.callbacks})
     if snapshot.precision:
         trainer.precision_plugin.load_state_dict(snapshot.precision)
     work.apply_snapshot(snapshot.work)
+
+
+def scheduler_states(configs: Sequence[LRSchedulerConfig]) -> list[tuple[str, dict[str, Any]]]:
+    """The type of each schedule, and its state."""
+    return [(_type_of(config.scheduler), config.scheduler.state_dict()) for config in configs]
+
+
+def load_scheduler_states(configs: Sequence[LRSchedulerConfig], states: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    """Take over :func:`scheduler_states` of a member.
+
+    A callback may have put others in the place of the user's there (StochasticWeightAveraging), and does so here when its
+    time comes: these are left as they are.
+    """
+    for config, (kind, state) in zip(configs, states, strict=False):
+        if _type_of(config.scheduler) == kind:
+            config.scheduler.load_state_dict(state)
+
+
+def _type_of(scheduler: object) -> str:
+    return f"{type(scheduler).__module__}.{type(scheduler).__qualname__}"
 
 
 def hyperparameters(optimizers: Sequence[Optimizer]) -> list[list[dict[str, Any]]]:
