@@ -100,8 +100,10 @@ def _limit(trainer: pl.Trainer, staleness: StalenessHistogram, momentum: float, 
         return min(limit, rounds.limit(own, momentum=momentum, nesterov=nesterov))
     if workers > 1 and isinstance(strategy, DPSGDStrategy) and strategy.neighbour_options.overlap:
         sequence = strategy.neighbour_options.sequence(workers)
+        if len(sequence) > 1:
+            return None
         smallest = float(np.linalg.eigvalsh(sequence.matrix(0))[0])
-        return 0.5 * (1.0 + smallest) * own if len(sequence) == 1 else None
+        return own_limit(momentum, nesterov=nesterov, smallest_weight=smallest)
     if workers > 1 and isinstance(strategy, PeriodicAveragingStrategy) and strategy.outer is not None:
         if not isinstance(strategy.period, ConstantPeriod):
             return None

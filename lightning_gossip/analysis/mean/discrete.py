@@ -55,7 +55,7 @@ def check_momentum(momentum: float, name: str = "momentum") -> None:
         raise ConfigurationError(f"{name}={momentum!r} is not in [0, 1). Write for example 0.9.")
 
 
-def own_limit(momentum: float, *, nesterov: bool = False) -> float:
+def own_limit(momentum: float, *, nesterov: bool = False, smallest_weight: float = 1.0) -> float:
     """Without staleness gradient descent with momentum converges iff γh is below it.
 
     Heavy ball: z² − (1 + β − γh) z + β = 0, so 2 (1 + β). Nesterov's, as torch has it: z² − (1 + β)(1 − γh) z + β (1 − γh) = 0,
@@ -64,9 +64,11 @@ def own_limit(momentum: float, *, nesterov: bool = False) -> float:
     Args:
         momentum: β in [0, 1).
         nesterov: whether it is Nesterov's.
+        smallest_weight: w_min, of the matrix that averages the models of before the step (overlapped D-PSGD); 1 for one model.
+            The limit is (1 + w_min)/2 of the other.
     """
     check_momentum(momentum)
-    return 2.0 * (1.0 + momentum) / (1.0 + 2.0 * momentum if nesterov else 1.0)
+    return (1.0 + smallest_weight) * (1.0 + momentum) / (1.0 + 2.0 * momentum if nesterov else 1.0)
 
 
 def spectral_radius(step: float, staleness: int | Atoms) -> float:

@@ -222,7 +222,7 @@ def synchronous(
     def falling(g: float) -> Falling:
         return min((_round(g, momentum, nesterov, w) for w in {1.0, smallest_weight}), key=lambda one: one.decay)
 
-    limit = 0.5 * (1.0 + smallest_weight) * own_limit(momentum, nesterov=nesterov) / max(problem.eigenvalues)
+    limit = own_limit(momentum, nesterov=nesterov, smallest_weight=smallest_weight) / max(problem.eigenvalues)
     return Dynamics(problem, rounds_per_s, limit, falling)
 
 

@@ -122,8 +122,8 @@ class LoopWork:
                 training=lambda: True,
             )
             batches.assignments = self._assignments.get(number, 0)
-        batches.read(plan, lookahead=lookahead_of(loader))  # a data set may have grown
         batches.rank, batches.workers = self._strategy.share_of_work
+        batches.read(plan, lookahead=lookahead_of(loader))  # a data set may have grown
         restored, self.restored = self.restored, None
         left = None if restored is None else restored.position_in(number, plan)
         if left is not None:

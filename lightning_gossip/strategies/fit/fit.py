@@ -438,7 +438,7 @@ class Fit:
         checkpoint[checkpoint_contents.KEY]["trained"] = sorted(self._model.trained)
         if self._algorithm is not None and "optimizer_states" in checkpoint:  # and not weights only
             adopts = self._options.at_rendezvous == "adopt" and not replicas
-            strategy: Any = self.trainer.strategy
+            strategy = self._strategy
             tensors = self._algorithm.common_tensors(self._parts, adopts=adopts, keeps=lambda: strategy.writes)
             checkpoint[checkpoint_contents.KEY]["tensors"] = tensors if strategy.keeps_states(strategy.writers) else {}
         if self.trainer.is_global_zero:
