@@ -29,8 +29,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from lightning_gossip import ConfigurationError
 from lightning_gossip.simulation import ADPSGD, Recording, Result, Strategy, simulate
-from lightning_gossip.simulation.problems.label_skew import label_counts, label_skew
+from lightning_gossip.simulation.problems.label_skew import label_counts
 from lightning_gossip.simulation.problems.modules import ModuleObjective
+from lightning_gossip.simulation.problems.work import shares_of
 from lightning_gossip.strategies import STRATEGIES
 from recipes import overrides, skew
 from recipes.commands import one_sentence
@@ -132,11 +133,10 @@ def _leave(result: Result, folder: Path, *, timeline: bool) -> None:
 
 def _leave_labels(scenario: Scenario, seed: int, folder: Path) -> None:
     """Where each worker has samples of its own."""
-    objective, alpha, skew_seed = scenario.problem.objective, scenario.work.skew, scenario.work.skew_seed
+    objective, alpha = scenario.problem.objective, scenario.work.skew
     if objective is not None and objective.labels is not None and alpha is not None:
-        shares = label_skew(
-            objective.labels, scenario.cluster.workers, alpha=alpha, seed=seed if skew_seed is None else skew_seed
-        )
+        shares = shares_of(scenario.work, objective.labels, scenario.cluster.workers, seed=seed)
+        assert shares is not None
         skew.leave(label_counts(objective.labels, shares), alpha, folder)
 
 

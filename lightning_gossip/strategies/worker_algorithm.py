@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lightning_gossip.runtime.sync_point import SyncPoint
 from lightning_gossip.strategies.report import WorkerReport
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
+from lightning_gossip.strategies.state.step_watch import largest_lr
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,16 @@ class Step:
     lr: float
     epoch: int
     progress: float | None
+
+
+def lr_read_by(algorithm: Algorithm | None, optimizers: Iterable[Optimizer], *, default: float) -> float:
+    """The learning rate of a step, where an algorithm reads it; else 0, and no optimizer is asked.
+
+    Args:
+        algorithm: None with a single worker.
+        optimizers, default: as for :func:`~lightning_gossip.strategies.state.step_watch.largest_lr`.
+    """
+    return largest_lr(optimizers, default=default) if algorithm is not None and algorithm.reads_lr else 0.0
 
 
 class Algorithm(ABC):

@@ -83,6 +83,20 @@ class Steps:
             check_positive("skew", self.skew)
 
 
+def shares_of(work: Epochs | Steps, labels: Sequence[int], workers: int, *, seed: int) -> list[IntArray] | None:
+    """The samples of each worker, by rank, where it has its own; None where all draw from all.
+
+    Args:
+        work: whose ``skew`` and ``skew_seed``.
+        labels: of the samples, shape (samples,).
+        workers: n.
+        seed: of the run.
+    """
+    if work.skew is None:
+        return None
+    return label_skew(labels, workers, alpha=work.skew, seed=seed if work.skew_seed is None else work.skew_seed)
+
+
 class Plan:
     """All sessions of a run.
 
@@ -129,8 +143,7 @@ class Plan:
         if work.skew is not None:
             if labels is None:
                 raise ConfigurationError(f"skew={work.skew!r}: the objective has no samples with labels. Leave skew away.")
-            skew_seed = seed if work.skew_seed is None else work.skew_seed
-            self.shares = label_skew(labels, workers, alpha=work.skew, seed=skew_seed)
+            self.shares = shares_of(work, labels, workers, seed=seed)
         if isinstance(work, Steps):
             self.sessions, self.steps = 1, work.number * workers * island
             self.batches = self.steps

@@ -16,8 +16,8 @@ from lightning_gossip.strategies.data.step_accounting import Account
 from lightning_gossip.strategies.fabric.work import LoopWork
 from lightning_gossip.strategies.fit.meeting import meet
 from lightning_gossip.strategies.state.shared_tensors import SharedModel
-from lightning_gossip.strategies.state.step_watch import StepWatch, largest_lr
-from lightning_gossip.strategies.worker_algorithm import Algorithm
+from lightning_gossip.strategies.state.step_watch import StepWatch
+from lightning_gossip.strategies.worker_algorithm import Algorithm, lr_read_by
 
 
 class Phase(Enum):
@@ -148,8 +148,7 @@ class Session:
         self._account.end_batch(self._algorithm)
 
     def _count_step(self, optimizers: Sequence[Optimizer]) -> None:
-        reads_lr = self._algorithm is not None and self._algorithm.reads_lr
-        lr = largest_lr(optimizers, default=0.0) if reads_lr else 0.0
+        lr = lr_read_by(self._algorithm, optimizers, default=0.0)
         # a second optimizer's step on the same batch is a step too
         self._account.forward_passes = max(1, self._account.forward_passes)
         step = self._account.count_step(lr=lr, epoch=self._work.passes)

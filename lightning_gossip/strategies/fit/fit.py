@@ -50,9 +50,9 @@ from lightning_gossip.strategies.state.averaged_weights import AveragedWeights
 from lightning_gossip.strategies.state.local_model import OwnModel
 from lightning_gossip.strategies.state.one_model import Rest
 from lightning_gossip.strategies.state.shared_tensors import check_averaged_buffers
-from lightning_gossip.strategies.state.step_watch import StepWatch, largest_lr
+from lightning_gossip.strategies.state.step_watch import StepWatch
 from lightning_gossip.strategies.warning_cache import warning_cache
-from lightning_gossip.strategies.worker_algorithm import Algorithm
+from lightning_gossip.strategies.worker_algorithm import Algorithm, lr_read_by
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +202,7 @@ class Fit:
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
         """Note that Lightning has called an optimizer on the current batch."""
         self._optimizer_stepped = True
-        self._lr = self._lr_of([optimizer], default=0.0)  # before the schedule moves on
+        self._lr = lr_read_by(self._algorithm, [optimizer], default=0.0)  # before the schedule moves on
 
     def after_batch(self) -> None:
         """End a batch, before its hooks: push and pull, and synchronise if somebody has requested it.
@@ -506,12 +506,8 @@ class Fit:
     def _has_stepped_unheard(self) -> bool:
         if not self._watches_steps or not self._steps.has_stepped():
             return False
-        self._lr = self._lr_of(self.trainer.optimizers, default=self._lr)
+        self._lr = lr_read_by(self._algorithm, self.trainer.optimizers, default=self._lr)
         return True
-
-    def _lr_of(self, optimizers: Sequence[Optimizer], *, default: float) -> float:
-        reads_lr = self._algorithm is not None and self._algorithm.reads_lr
-        return largest_lr(optimizers, default=default) if reads_lr else 0.0
 
     def _ask(self, asks: Sequence[Ask]) -> None:
         """Synchronise, and do this with all workers, if this is rank 0; in lockstep the others come, and do what it asks."""
